@@ -1,0 +1,52 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: help install demo test check format bench clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Make the virtual environment and install fedgist in it
+
+# torch first and pinned: unpinned it would bring gigabytes of GPU libraries
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedgist needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e ".[plot,table,images]"
+	touch $(STAMP)
+
+demo: $(STAMP) ## Two minutes: FedLog, local training and FedAvg on ten clients with two kinds of model
+	$(BIN)/fedgist run demo --out runs/demo/fedlog --overwrite
+	$(BIN)/fedgist run demo --out runs/demo/local --overwrite --set method.name=local
+	$(BIN)/fedgist run demo --out runs/demo/fedavg --overwrite --set method.name=fedavg
+	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --png runs/demo/accuracy.png
+
+test: $(STAMP) ## All that CI runs: format, lint, types, imports, and the whole test suite
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(STAMP) ## The quick gate, under two minutes: lint, types, imports, tests that are not slow
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
+
+.PHONY: lint
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## Format the code and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
+	$(BIN)/python bench/bench.py --out bench.json
+
+clean: ## Remove the environment and what was made
+	rm -rf $(VENV) runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

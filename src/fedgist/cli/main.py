@@ -1,0 +1,244 @@
+"""The command line: thin. Everything it does can be done from Python."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedgist.cli.progress import observing
+from fedgist.cli.shipped import find_recipe, shipped
+from fedgist.data import SOURCES
+from fedgist.data.partition import PARTITIONS
+from fedgist.engines.crew import WorkerError
+from fedgist.methods import METHODS
+from fedgist.models import MODELS
+from fedgist.report import figures, runs, text
+from fedgist.run import api, files
+from fedgist.run import world as worlds
+from fedgist.run.models import ClientModel, client_model
+from fedgist.run.models import export as export_model
+from fedgist.run.recipe import RecipeError, one_of, read
+from fedgist.run.record import RECIPE
+
+app = typer.Typer(
+    name="fedgist", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Federated learning that shares the gist, not the weights.",
+)  # fmt: skip
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the recipe; may be given several times."),
+]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder of the data sets (else $FEDGIST_DATA, else the user cache).")
+]
+ClientId = Annotated[int, typer.Option("--client", help="Number of the client whose model is meant.")]
+
+
+def main() -> None:
+    """Run the command line: bad input is one line and exit code 2; Ctrl-C is 130."""
+    try:
+        app()
+    except api.Stopped as stopped:
+        _fail(str(stopped), 130)
+    except KeyboardInterrupt:
+        _fail("stopped at once; what the last checkpoint holds can be resumed", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except ValueError as error:
+        _fail(f"error: {error}", 2)
+    except (OSError, WorkerError) as error:
+        _fail(f"error: {error}", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, soft_wrap=True).print(Text(message))
+    sys.exit(code)
+
+
+@app.command()
+def run(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")] = None,
+    settings: Settings = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from the recipe's on, each in its own folder.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Run directory. [default: runs/RECIPE-METHOD]")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")] = False,  # noqa: FBT002
+    data_root: DataRoot = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,  # noqa: FBT002
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a round, and one for the result.")] = False,  # noqa: FBT002
+) -> None:
+    """Run a recipe: without one, FedLog on ten clients of scikit-learn's digits.
+
+    \b
+    fedgist run recipes/fedlog/mnist.toml --seeds 3
+    fedgist run --set method.name=fedavg --set train.num_rounds=50
+    fedgist run --resume runs/mnist-fedlog
+    """
+    console = Console()
+    with observing(console, quiet=quiet, as_json=as_json) as observer:
+        if resume is not None:
+            folders = _resume(resume, settings or [], data_root, observer)
+        else:
+            folders = _start(recipe, settings or [], seeds, out, overwrite, data_root, observer)
+    if not quiet and not as_json:
+        console.print(text.overview(runs.find(folders)))
+        console.print(Text(f"fedgist show {' '.join(str(f) for f in folders)}", style="dim"))
+
+
+def _start(
+    recipe: str | None, settings: list[str], seeds: int, out: Path | None, overwrite: bool, data_root: Path | None, observer: Any  # noqa: FBT001
+) -> list[Path]:  # fmt: skip
+    path = find_recipe(recipe)
+    parsed = read(path, settings)
+    out = out or Path("runs") / f"{path.stem}-{parsed.method.name}"
+    if seeds > 1 and (out / RECIPE).exists() and not overwrite:
+        msg = f"{out} holds a run of one seed; choose another --out"
+        raise RecipeError(msg)
+    for index in range(seeds):
+        folder = out if seeds == 1 else out / f"seed-{parsed.seed + index}"
+        one = parsed.model_copy(update={"seed": parsed.seed + index})
+        api.run(one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer)
+    return [out]
+
+
+def _resume(folder: Path, settings: list[str], data_root: Path | None, observer: Any) -> list[Path]:
+    if strange := [s for s in settings if s.partition("=")[0].strip() not in {"engine.workers", "engine.device"}]:
+        msg = f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and engine.device may change"
+        raise RecipeError(msg)
+    for found in runs.find([folder]):
+        last = read(found.folder / RECIPE).train.num_rounds
+        if found.result.get("status") == "finished" and found.rounds and found.rounds[-1]["round"] == last:
+            observer.note(f"{found.folder} is finished ({last} rounds)")
+            continue
+        api.run(read(found.folder / RECIPE, settings), out=found.folder, resume=True, data_root=data_root, observer=observer)
+    return [folder]
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")]) -> None:
+    """List what there is: methods, datasets, models, partitions or recipes."""
+    tables: dict[str, Callable[[], dict[str, str]]] = {
+        "methods": lambda: {name: _summary(cls) for name, cls in METHODS.items()},
+        "datasets": lambda: {name: source.summary for name, source in SOURCES.items()},
+        "models": lambda: {name: _summary(builder) for name, builder in MODELS.items()},
+        "partitions": lambda: {name: _summary(function) for name, function in PARTITIONS.items()},
+        "recipes": shipped,
+    }
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    for name, summary in tables[one_of(what, tables, "list")]().items():
+        table.add_row(name, summary)
+    Console().print(table)
+
+
+def _summary(thing: Any) -> str:
+    doc: str = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    return " ".join((doc or "").strip().split("\n\n")[0].split())
+
+
+@app.command()
+def partition(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")] = None,
+    settings: Settings = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Print and draw who has what, before anything is trained."""
+    parsed = read(find_recipe(recipe), settings or [])
+    world = worlds.make_world(parsed, worlds.Given(root=data_root))
+    classes = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
+    rows = [world.partition.train[i] for i in range(len(world.partition.train))]
+    counts = [world.data.y[r].bincount(minlength=world.data.num_classes).tolist() for r in rows]
+    console = Console()
+    console.print(_partition_table(world, counts))
+    sizes = sorted(len(r) for r in rows)
+    console.print(f"{len(rows)} clients; training rows: {sizes[0]} at least, {sizes[len(sizes) // 2]} median, {sizes[-1]} at most")
+    if png:
+        figures.partition_png(counts, classes, png)
+        console.print(f"drawn in {png}")
+
+
+def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 40) -> Table:
+    table = Table(title=f"{world.data.name}, {world.recipe.partition.name}", title_justify="left")
+    for name in ("client", "model", "train", "valid", "test"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    table.add_column(f"training rows of classes 0..{world.data.num_classes - 1}: darker is more", no_wrap=True)
+    peak = max((n for line in counts for n in line), default=1) or 1
+    p = world.partition
+    models = {c.id: c.architectures[0] for c in world.population.clients}
+    for i, line in enumerate(counts[:most]):
+        cells = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
+        table.add_row(str(i), models.get(i, models[0]), *(str(len(r[i])) for r in (p.train, p.validation, p.test)), cells)
+    if len(counts) > most:
+        table.add_row("...", f"{len(counts) - most} more")
+    return table
+
+
+@app.command()
+def show(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.")],
+    png: Annotated[Path | None, typer.Option(help="Draw the curves into this file.")] = None,
+) -> None:
+    """Show runs: a table, the rounds, and a curve in the terminal or a PNG."""
+    found = runs.find(folders)
+    console = Console()
+    if len(found) == 1:
+        console.print(text.by_round(found[0]))
+    console.print(text.overview(found))
+    if png:
+        figures.curves_png(found, png)
+        console.print(f"drawn in {png}")
+    elif any(run.rounds for run in found):
+        curve = figures.curve_text(found, min(console.width, 100), color=console.is_terminal)
+        console.print(Text.from_ansi(curve))
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+    data: Annotated[Path, typer.Argument(help="Examples: .npz with x, .csv/.parquet, or a folder of images.")],
+    client: ClientId,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file. [default: standard output]")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Predict labels and probabilities by a client's own final model, as CSV."""
+    model = _model(folder, client, data_root)
+    x = read_like(data, model.data, model.source)
+    probabilities = model.probabilities(x)
+    names = model.data.classes or tuple(str(c) for c in range(model.data.num_classes))
+    lines = [["row", "label", *(f"p_{name}" for name in names)]]
+    for i, row in enumerate(probabilities.tolist()):
+        lines.append([str(i), names[max(range(len(row)), key=row.__getitem__)], *(f"{p:.6g}" for p in row)])
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    if out is None:
+        sys.stdout.write(buffer.getvalue())
+    else:
+        files.write(out, buffer.getvalue())
+
+
+@app.command("export")
+def export_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+    client: ClientId,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .pt2 or .safetensors.")],
+    data_root: DataRoot = None,
+) -> None:
+    """Write a client's own final model to a file that loads without fedgist."""
+    export_model(_model(folder, client, data_root), out)
+    Console().print(f"client {client} of {folder} written to {out}")
+
+
+def _model(folder: Path, client: int, data_root: Path | None) -> ClientModel:
+    return client_model(api.load_run(folder, worlds.Given(root=data_root)), client)

@@ -1,0 +1,134 @@
+"""How a run looks while it goes: a live bar in a terminal, plain lines in a pipe, JSON for programs, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fedgist.report.runs import ACCURACY
+from fedgist.report.text import duration, percent, size
+from fedgist.run.federation import Observer
+from fedgist.run.record import Line, to_json
+from fedgist.run.world import World
+
+
+class Quiet:
+    """Says nothing."""
+
+    def began(self, world: World, folder: str, done: int) -> None:
+        """Ignore the start."""
+
+    def finished_round(self, line: Line) -> None:
+        """Ignore the round."""
+
+    def note(self, text: str) -> None:
+        """Ignore the note."""
+
+
+class Json:
+    """One line of JSON a round: the line of the record."""
+
+    def began(self, world: World, folder: str, done: int) -> None:
+        """Ignore the start."""
+
+    def finished_round(self, line: Line) -> None:
+        """Print the line."""
+        sys.stdout.write(to_json(line) + "\n")
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Print a note where it does not disturb."""
+        sys.stderr.write(text + "\n")
+
+
+class Plain:
+    """One line a round, for pipes and logs."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def began(self, world: World, folder: str, done: int) -> None:
+        """Say what runs where."""
+        self.last = world.task.training.num_rounds
+        self._say(_title(world, folder) + (f", going on after round {done}" if done else ""))
+
+    def finished_round(self, line: Line) -> None:
+        """Print the round."""
+        accuracy = f"  accuracy {percent(line[ACCURACY])}" if ACCURACY in line else ""
+        loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
+        sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
+        self._say(f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  {duration(line['time/round_s'])}")
+        for text in _troubles(line):
+            self._say(f"  {text}")
+
+    def note(self, text: str) -> None:
+        """Print the note."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+class Live:
+    """A bar with rounds, accuracy, bytes and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
+        self.sent = 0
+
+    def began(self, world: World, folder: str, done: int) -> None:
+        """Start a bar."""
+        self.progress.console.print(Text(_title(world, folder)))
+        self.sent = 0
+        self.progress.reset(
+            self.bar, total=world.task.training.num_rounds, completed=done, visible=True,
+            description=world.recipe.method.name, accuracy="-", sent="0 B",
+        )  # fmt: skip
+
+    def finished_round(self, line: Line) -> None:
+        """Move the bar."""
+        self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
+        shown = {"accuracy": percent(line[ACCURACY])} if ACCURACY in line else {}
+        self.progress.update(self.bar, completed=line["round"], sent=size(self.sent), refresh=True, **shown)
+        for text in _troubles(line):
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print above the bar."""
+        self.progress.console.print(Text(text, style="yellow"))
+        self.progress.refresh()
+
+
+@contextlib.contextmanager
+def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Observer]:
+    """Yield the observer that fits where the output goes."""
+    simple: Callable[[], Observer] | None = Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
+    if simple is not None:
+        yield simple()
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("rounds"),
+        TextColumn("[bold]{task.fields[accuracy]}"), TextColumn("{task.fields[sent]}"), TimeRemainingColumn(elapsed_when_finished=True),
+    )  # fmt: skip
+    # no thread of its own: workers are forked while it is shown
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        yield Live(progress)
+
+
+def _title(world: World, folder: str) -> str:
+    r = world.recipe
+    where = f" -> {folder}" if folder else ""
+    models = ", ".join(world.task.architectures)
+    return f"{r.method.name} on {world.data.name}: {len(world.partition.train)} clients, {models}, seed {r.seed}{where}"
+
+
+def _troubles(line: Line) -> list[str]:
+    refused = [f"client {r['client']}: upload refused, {r['reason']}" for r in line.get("refused", [])]
+    return [*refused, *line.get("events", [])]

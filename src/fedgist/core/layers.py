@@ -1,0 +1,151 @@
+"""Stand-ins for torch's layers that misbehave when clients are stacked.
+
+Batch norm must not see absent rows and must hand its statistics back instead of storing them; dropout must draw from a
+key instead of torch's generator; a convolution of many small nets is sometimes faster net by net. :func:`replace_layers`
+puts these in the place of torch's, in a builder's module or a user's own. They read how they are being run from the
+*pass* that :mod:`fedgist.core.net` opens around a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from fedgist.core import random
+
+
+@dataclass(eq=False)
+class Pass:
+    """One training pass through a net: which rows are present, the key of its draws, and what batch norm learned.
+
+    It is the one mutable value in the core: the trainer opens it, runs a loss, and reads ``updates`` afterwards.
+    """
+
+    mask: Tensor  # (batch,) bool
+    key: Tensor
+    updates: dict[str, Tensor] = field(default_factory=dict)
+    draws: int = 0
+
+    def next_key(self) -> Tensor:
+        """Return another key at every call: two dropout layers, or two views of a batch, do not share their draws."""
+        self.draws += 1
+        return random.fold(self.key, "dropout", self.draws)
+
+
+current: ContextVar[Pass | None] = ContextVar("pass", default=None)  # None: evaluation
+
+
+class Dropout(nn.Module):
+    """Dropout from a key; ``channels`` drops whole channels (torch's Dropout2d)."""
+
+    def __init__(self, p: float, *, channels: bool) -> None:
+        super().__init__()
+        self.p, self.channels = p, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero a share ``p`` of ``x`` (batch, ...) and scale the rest, in training only."""
+        run = current.get()
+        if run is None or self.p == 0.0:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.channels else tuple(x.shape)
+        keep = random.uniform(run.next_key(), shape) >= self.p
+        return x * (keep.to(x.dtype) / (1.0 - self.p)) if self.p < 1.0 else torch.zeros_like(x)
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over the rows that are present, its running statistics handed to the pass."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, old: nn.modules.batchnorm._BatchNorm, name: str) -> None:
+        super().__init__()
+        self.name, self.eps = name, old.eps
+        self.momentum = 0.1 if old.momentum is None else old.momentum
+        self.weight, self.bias = old.weight, old.bias
+        if old.running_mean is None or old.running_var is None:
+            msg = f"{name}: batch norm without running statistics has nothing to evaluate with; use track_running_stats=True"
+            raise ValueError(msg)
+        self.register_buffer("running_mean", old.running_mean)
+        self.register_buffer("running_var", old.running_var)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize ``x`` (batch, channels, ...)."""
+        run = current.get()
+        shape = (1, -1, *(1 for _ in x.shape[2:]))
+        if run is None:
+            mean, var = self.running_mean, self.running_var
+        else:
+            axes = [d for d in range(x.dim()) if d != 1]
+            present = run.mask.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
+            count = (present.sum() * (x[0, 0].numel())).clamp(min=1.0)
+            mean = (x * present).sum(axes) / count
+            var = ((x - mean.view(shape)).square() * present).sum(axes) / count
+            self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
+        out = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
+        return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
+
+    def _remember(self, run: Pass, mean: Tensor, var: Tensor) -> None:
+        for name, new in (("running_mean", mean), ("running_var", var)):
+            full = f"{self.name}.{name}"
+            old = run.updates.get(full, getattr(self, name))
+            run.updates[full] = old + self.momentum * (new - old)
+
+
+class Conv2d(nn.Module):
+    """A convolution that, when clients are stacked, can run client by client (``each``) or as one grouped convolution."""
+
+    def __init__(self, old: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias, self.each = old.weight, old.bias, False
+        self.settings = (old.stride, old.padding, old.dilation, old.groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve ``x`` (batch, channels, height, width)."""
+        convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d  # type: ignore[no-untyped-call]
+        return convolve(x, self.weight, self.bias, *self.settings)
+
+
+class _EachConv(torch.autograd.Function):
+    """F.conv2d with a batching rule that calls it once per client: on a CPU grouped convolutions are slower."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+        return F.conv2d(x, weight, bias, *settings)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing to keep: gradients flow through the calls that the batching rule makes."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        rows = [
+            a.unbind(d) if d is not None else (a,) * info.batch_size for a, d in zip(args[:3], in_dims[:3], strict=True)
+        ]
+        return torch.stack([F.conv2d(*one, *args[3:]) for one in zip(*rows, strict=True)]), 0
+
+
+def replace_layers(module: nn.Module, *, prefix: str = "") -> nn.Module:
+    """Put our layers in the place of torch's batch norm, dropout and convolution, in place; names are kept."""
+    for name, child in list(module.named_children()):
+        full = f"{prefix}.{name}" if prefix else name
+        stand_in: nn.Module | None = None
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  # torch has no public base of its three
+            stand_in = BatchNorm(child, full)
+        elif isinstance(child, nn.Dropout2d | nn.Dropout1d | nn.Dropout3d):
+            stand_in = Dropout(child.p, channels=True)
+        elif isinstance(child, nn.Dropout):
+            stand_in = Dropout(child.p, channels=False)
+        elif type(child) is nn.Conv2d and child.padding_mode == "zeros":
+            stand_in = Conv2d(child)
+        if stand_in is None:
+            replace_layers(child, prefix=full)
+        else:
+            setattr(module, name, stand_in)
+    return module

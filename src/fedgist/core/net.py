@@ -1,0 +1,198 @@
+"""One client's model as a value: a body that makes features and a linear head that makes logits.
+
+An :class:`Architecture` is the shape of a model, made once from any ``nn.Module`` whose last layer is linear. A
+:class:`Net` is an architecture with numbers: parameters and buffers by their names in the module. Nets are trees, so
+they stack: the same code runs one client or, under vmap, many.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedgist.core.layers import Conv2d, Pass, current, replace_layers
+from fedgist.core.tree import map_leaves, tree
+
+Part = Literal["all", "body", "head", "none"]
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """The shape of a model: its body as a module (the head replaced by an identity) and its head's name and sizes."""
+
+    name: str
+    module: nn.Module = field(repr=False)
+    head: str
+    feature_width: int
+    num_classes: int
+    head_bias: bool
+    input_shape: tuple[int, ...]
+    start: Callable[[int], Net] = field(repr=False)
+
+    def holds(self, part: Part, name: str) -> bool:
+        """Return whether the array ``name`` belongs to ``part``."""
+        return part == "all" or (part != "none" and (part == "head") == name.startswith(self.head + "."))
+
+    def laid_out(self, *, each: bool) -> Architecture:
+        """Return a copy whose convolutions run client by client (``each``) or stacked."""
+        module = copy.deepcopy(self.module)
+        for layer in module.modules():
+            if isinstance(layer, Conv2d):
+                layer.each = each
+        return replace(self, module=module)
+
+
+@tree
+class Net:
+    """A model with its numbers. ``x`` (batch, *input) -> features ``z`` (batch, m) -> logits (batch, classes)."""
+
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    arch: Architecture = field(metadata={"static": True})
+    run: Pass | None = field(default=None, metadata={"static": True})
+
+    def features(self, x: Tensor) -> Tensor:
+        """Run the body: (batch, *input) -> (batch, m)."""
+        token = current.set(self.run)
+        try:
+            out: Tensor = functional_call(self.arch.module, {**self.body, **self.buffers}, (x,))
+        finally:
+            current.reset(token)
+        return out
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Run the head: (batch, m) -> (batch, classes)."""
+        return F.linear(z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias"))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits of ``x``."""
+        return self.logits(self.features(x))
+
+    @property
+    def body(self) -> dict[str, Tensor]:
+        """The body's parameters by name."""
+        return self.part("body")
+
+    def part(self, part: Part) -> dict[str, Tensor]:
+        """Return the parameters of ``part`` by name."""
+        return {k: v for k, v in self.params.items() if self.arch.holds(part, k)}
+
+    def state(self, part: Part = "all") -> dict[str, Tensor]:
+        """Return parameters and buffers of ``part`` by name: what an averaging method sends."""
+        return self.part(part) | {k: v for k, v in self.buffers.items() if self.arch.holds(part, k)}
+
+    def having(self, arrays: Mapping[str, Tensor]) -> Net:
+        """Return the same net with some parameters or buffers replaced."""
+        if unknown := [k for k in arrays if k not in self.params and k not in self.buffers]:
+            msg = f"{self.arch.name} has no array {unknown[0]!r}"
+            raise ValueError(msg)
+        return replace(
+            self,
+            params={k: arrays.get(k, v) for k, v in self.params.items()},
+            buffers={k: arrays.get(k, v) for k, v in self.buffers.items()},
+        )
+
+    def with_head(self, weight: Tensor, bias: Tensor) -> Net:
+        """Return the same body under another head: ``weight`` (classes, m), ``bias`` (classes,)."""
+        return self.having({f"{self.arch.head}.weight": weight, f"{self.arch.head}.bias": bias})
+
+
+def split(
+    build: Callable[[], nn.Module],
+    input_shape: Iterable[int],
+    num_classes: int,
+    *,
+    name: str = "model",
+    head: str | None = None,
+) -> Architecture:
+    """Split a module into body and head.
+
+    Parameters
+    ----------
+    build
+        Makes the module; called with torch's generator seeded, so that a start is a function of its seed.
+    input_shape
+        Shape of one example.
+    num_classes
+        Width of the head.
+    head
+        Name of the linear layer that is the head; the last linear layer if not given.
+
+    Raises
+    ------
+    ValueError
+        If the module has no such layer, or body and head do not fit each other, the input or the classes.
+    """
+    input_shape = tuple(input_shape)
+    module = _seeded(build, 0)
+    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if head is None and not linear:
+        msg = f"{name} has no linear layer to be the head"
+        raise ValueError(msg)
+    if head is None:
+        head = linear[-1]
+    if head not in linear:
+        msg = f"{name} has no linear layer {head!r}; its linear layers: {', '.join(linear) or 'none'}"
+        raise ValueError(msg)
+    layer = module.get_submodule(head)
+    assert isinstance(layer, nn.Linear)  # noqa: S101  # for the type checker
+    if layer.out_features != num_classes:
+        msg = f"the head {head!r} of {name} has {layer.out_features} outputs, the data {num_classes} classes"
+        raise ValueError(msg)
+
+    def cut(seed: int) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+        body = _seeded(build, seed)
+        outer, _, leaf = head.rpartition(".")
+        top = body.get_submodule(head)
+        setattr(body.get_submodule(outer), leaf, nn.Identity())
+        replace_layers(body)
+        params = dict(body.named_parameters()) | {f"{head}.{k}": v for k, v in top.named_parameters()}
+        return body, {k: v.detach().clone() for k, v in params.items()}, dict(body.named_buffers())
+
+    def start(seed: int) -> Net:
+        return Net(*cut(seed)[1:], arch)
+
+    arch = Architecture(
+        name=name, module=cut(0)[0].requires_grad_(requires_grad=False), head=head, feature_width=layer.in_features,
+        num_classes=num_classes, head_bias=layer.bias is not None, input_shape=input_shape, start=start,
+    )  # fmt: skip
+    _check(start(0), module)
+    return arch
+
+
+def _check(net: Net, whole: nn.Module) -> None:
+    arch = net.arch
+    x = torch.linspace(-1.0, 1.0, 2 * math.prod(arch.input_shape)).view(2, *arch.input_shape)
+    try:
+        z = net.features(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {str(error).splitlines()[0]}"
+        raise ValueError(msg) from error
+    if tuple(z.shape) != (2, arch.feature_width):
+        found = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
+        msg = f"the body of {arch.name} gives {found}, its head {arch.head!r} takes {arch.feature_width} features"
+        raise ValueError(msg)
+    with torch.no_grad():
+        if not torch.allclose(net.logits(z), whole.eval()(x), rtol=1e-3, atol=1e-4):
+            msg = f"{arch.head!r} is not the last layer of {arch.name}: name the linear layer that makes its logits (head = ...)"
+            raise ValueError(msg)
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build()
+    return nn.Sequential(nn.Flatten(), module) if isinstance(module, nn.Linear) else module
+
+
+def stacked(net: Net, count: int) -> Net:
+    """Return ``count`` copies of a net as one stack (views: nothing is copied)."""
+    return map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), net)

@@ -1,0 +1,74 @@
+"""Optimizers over stacked parameters: row k of every tensor belongs to client k.
+
+Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step counter, so clients that have
+done different numbers of steps can stand in one stack. ``step`` works in place, on the rows it is given: leaving rows out
+leaves their clients untouched.
+
+The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgist.core.tree import tree
+
+OptimizerName = Literal["sgd", "momentum", "adam"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What steps a client's parameters: ``sgd``, ``momentum`` or ``adam``, with the names of ``torch.optim``."""
+
+    name: OptimizerName = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@tree
+class OptimizerState:
+    """Moments by parameter (those that the rule uses), and the number of steps of each client, (clients,)."""
+
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    count: Tensor
+
+
+def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
+    """Fresh state for ``params``, each (clients, ...)."""
+    one = next(iter(params.values()))
+    return OptimizerState(
+        first={} if optimizer.name == "sgd" else {n: torch.zeros_like(p) for n, p in params.items()},
+        second={n: torch.zeros_like(p) for n, p in params.items()} if optimizer.name == "adam" else {},
+        count=torch.zeros(len(one), dtype=torch.int64, device=one.device),
+    )
+
+
+def step(optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState) -> None:
+    """Take one step for every row, in place."""
+    state.count.add_(1)
+    if optimizer.name == "adam":
+        beta1, beta2 = optimizer.betas
+        count = state.count.to(torch.float64)
+        scale, spread = optimizer.lr / (1.0 - beta1**count), (1.0 - beta2**count).rsqrt()
+    for name, p in params.items():
+        g = grads[name].add(p, alpha=optimizer.weight_decay) if optimizer.weight_decay else grads[name]
+        if optimizer.name == "sgd":
+            p.sub_(g, alpha=optimizer.lr)
+        elif optimizer.name == "momentum":
+            m = state.first[name].mul_(optimizer.momentum).add_(g)  # from zero, so the first step is the gradient itself
+            p.sub_(m, alpha=optimizer.lr)
+        else:
+            shape = (-1, *(1 for _ in p.shape[1:]))
+            m = state.first[name].lerp_(g, 1.0 - beta1)
+            v = state.second[name].mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+            denominator = v.sqrt().mul_(spread.to(p.dtype).view(shape)).add_(optimizer.eps)
+            p.sub_(torch.div(m, denominator, out=denominator).mul_(scale.to(p.dtype).view(shape)))

@@ -1,0 +1,90 @@
+"""Counter-based randomness in tensor operations.
+
+A *key* is a 64-bit integer tensor; :func:`fold` derives a new key from it and some words, and a draw mixes the key with
+the position of each number. Nothing is remembered, so the same key gives the same numbers stacked under vmap or alone,
+in any order and on any device: integers and uniforms bit for bit, normals up to the device's logarithm.
+
+The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+Word = int | str | Tensor
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Shift right, filling with zeros: torch's own shift of signed integers fills with the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _number(word: Word) -> int | Tensor:
+    return zlib.crc32(word.encode()) + (1 << 32) if isinstance(word, str) else word
+
+
+def key(seed: int, *words: Word) -> Tensor:
+    """Make a key from a seed and words (numbers, names of purposes, or integer tensors for one key per element)."""
+    return fold(_mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN), *words)
+
+
+def fold(key: Tensor, *words: Word) -> Tensor:
+    """Derive a key: another for every other sequence of words."""
+    for word in words:
+        key = _mix((key ^ _number(word)) * 3 + _GOLDEN)
+    return key
+
+
+def _bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    counter = torch.arange(1, math.prod(shape) + 1, device=key.device).view(shape)
+    return _mix(key + counter * _GOLDEN)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Draw uniform float32 numbers in [0, 1): multiples of 2^-24.
+
+    ``key`` is a scalar, or has leading dimensions that broadcast against ``shape``.
+    """
+    return _shift(_bits(key, shape), 40).to(torch.float32) * 2.0**-24
+
+
+def integers(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
+    """Draw integers 0..high-1, ``high`` below 2^31."""
+    return (_shift(_bits(key, shape), 32) * high) >> 32
+
+
+def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Draw standard normal float32 numbers (Box-Muller, computed in double precision and then rounded)."""
+    radius = (_shift(_bits(fold(key, 1), shape), 11).to(torch.float64) + 1.0) * 2.0**-53
+    angle = _shift(_bits(fold(key, 2), shape), 11).to(torch.float64) * 2.0**-53
+    return (torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)).to(torch.float32)
+
+
+def permutation(key: Tensor, length: int) -> Tensor:
+    """Draw a random order of 0..length-1."""
+    return torch.argsort(_shift(_bits(key, (length,)), 1), stable=True)
+
+
+def choice(key: Tensor, length: int, size: int) -> list[int]:
+    """Draw ``size`` different numbers of 0..length-1, in increasing order."""
+    return sorted(permutation(key, length)[:size].tolist())
+
+
+def order(key: Tensor, present: Tensor) -> Tensor:
+    """Draw a random order of the true places of each line of ``present`` (lines, places); the false ones come last."""
+    draws = _shift(_bits(key, (present.shape[1],)), 1)
+    return torch.argsort(torch.where(present, draws, torch.iinfo(torch.int64).max), dim=1, stable=True)

@@ -1,0 +1,139 @@
+"""Values made of tensors: frozen dataclasses, dictionaries and nothing else.
+
+Messages, states and nets are *trees*: dataclasses whose fields are tensors, dictionaries of tensors, or other trees.
+Declared with :func:`tree`, they pass through ``torch.func.vmap`` like a tensor does, and they flatten to named arrays
+(``"weights/conv1.weight"``) for files and wires.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+# The registry that torch.func.vmap itself consults; torch has no public door to it that allows fields which are not tensors.
+from torch.utils import _pytree
+
+T = TypeVar("T")
+SEPARATOR = "/"
+
+
+@dataclass_transform(frozen_default=True)
+def tree(cls: type[T]) -> type[T]:
+    """Make ``cls`` a frozen dataclass that vmap looks into.
+
+    A field declared ``field(metadata={"static": True})`` is carried along unseen; every other field holds tensors.
+    """
+    made = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(made)  # type: ignore[arg-type]  # just made one
+    leaves = [f.name for f in fields if not f.metadata.get("static")]
+    static = [f.name for f in fields if f.metadata.get("static")]
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(value, n) for n in leaves], tuple(getattr(value, n) for n in static)
+
+    def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> T:
+        return made(**dict(zip(leaves, children, strict=True)), **dict(zip(static, context, strict=True)))
+
+    _pytree.register_pytree_node(made, flatten, unflatten)
+    return made
+
+
+def leaves(value: object) -> list[Tensor]:
+    """Return the tensors of a tree, in a fixed order."""
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def map_leaves(function: Callable[..., Tensor], value: T, *others: T) -> T:
+    """Apply ``function`` to each tensor of ``value`` (and the tensors at the same place in ``others``)."""
+    return typing.cast("T", _pytree.tree_map(function, value, *others))
+
+
+def take(value: T, rows: Tensor | slice | int) -> T:
+    """Rows of a stacked tree: every tensor indexed along its first dimension."""
+    return map_leaves(lambda leaf: leaf[rows], value)
+
+
+def stack(values: list[T]) -> T:
+    """Stack trees of one shape along a new first dimension."""
+    return map_leaves(lambda *leaf: torch.stack(leaf), *values)
+
+
+def same(first: object, second: object) -> bool:
+    """Return whether two trees hold the very same tensors (by identity: a broadcast)."""
+    a, b = leaves(first), leaves(second)
+    return type(first) is type(second) and len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def named(value: object, prefix: str = "") -> dict[str, Tensor]:
+    """Flatten a tree to named arrays; names join fields and keys with ``/``."""
+    if isinstance(value, Tensor):
+        return {prefix: value}
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[str, object]] = value.items()
+    elif dataclasses.is_dataclass(value):
+        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if not f.metadata.get("static"))
+    else:
+        msg = f"{prefix or 'a tree'} holds a {type(value).__name__}; only tensors, dictionaries and trees travel"
+        raise TypeError(msg)
+    out: dict[str, Tensor] = {}
+    for name, child in items:
+        if SEPARATOR in name:
+            msg = f"the key {name!r} contains {SEPARATOR!r}"
+            raise ValueError(msg)
+        out |= named(child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
+    return out
+
+
+def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """Rebuild a tree of type ``kind`` from named arrays: the inverse of :func:`named`, led by the annotations.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing, or one is left over.
+    """
+    used: set[str] = set()
+    value = _build(kind, arrays, prefix, used)
+    if extra := sorted(set(arrays) - used):
+        msg = f"{_title(kind)} has no field for {extra[0]!r}"
+        raise ValueError(msg)
+    return value
+
+
+def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str]) -> Any:
+    def below(name: str) -> str:
+        return f"{prefix}{SEPARATOR}{name}" if prefix else name
+
+    origin = typing.get_origin(kind)
+    if origin in {typing.Union, types.UnionType}:  # X | None
+        present = prefix in arrays or any(k.startswith(prefix + SEPARATOR) for k in arrays)
+        inner = next(a for a in typing.get_args(kind) if a is not type(None))
+        return _build(inner, arrays, prefix, used) if present else None
+    if kind is Tensor:
+        if prefix not in arrays:
+            msg = f"the array {prefix!r} is missing"
+            raise ValueError(msg)
+        used.add(prefix)
+        return arrays[prefix]
+    if origin in {dict, Mapping}:
+        start = prefix + SEPARATOR if prefix else ""
+        keys = dict.fromkeys(k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start))
+        return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        fields = [f for f in dataclasses.fields(kind) if not f.metadata.get("static")]
+        return kind(**{f.name: _build(hints[f.name], arrays, below(f.name), used) for f in fields})
+    msg = f"{_title(kind)} is no tree: use Tensor, dict[str, ...] or a class declared with @tree"
+    raise TypeError(msg)
+
+
+def _title(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind))

@@ -1,0 +1,78 @@
+"""What every data source returns: arrays, held once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+class DataError(ValueError):
+    """The data cannot be used; the message says why, in one line, with the place and the value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples and labels of a task.
+
+    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` are int64 labels
+    0..num_classes-1. A batch becomes ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column.
+    ``clients`` names each training row's natural client (and ``clients_test`` each test row's), where the source knows.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    num_classes: int
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    classes: tuple[str, ...] = ()
+    clients: Tensor | None = field(default=None, repr=False)
+    clients_test: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return tuple(self.x.shape[1:])
+
+    def first(self, rows: int | None) -> Dataset:
+        """Return the same data with only the first ``rows`` training rows."""
+        if rows is None:
+            return self
+        clients = None if self.clients is None else self.clients[:rows]
+        return replace(self, x=self.x[:rows], y=self.y[:rows], clients=clients)
+
+
+def check(data: Dataset) -> Dataset:
+    """Return ``data`` if it can be trained on.
+
+    Raises
+    ------
+    DataError
+        If rows and labels disagree, a label is out of range, or a number is not finite.
+    """
+    for split, x, y in (("training", data.x, data.y), ("test", data.x_test, data.y_test)):
+        if len(x) != len(y):
+            msg = f"{data.name}: {len(x)} {split} rows but {len(y)} labels"
+            raise DataError(msg)
+        if y.dtype != torch.int64 or y.dim() != 1:
+            msg = f"{data.name}: {split} labels must be one whole number a row"
+            raise DataError(msg)
+        if len(y) and not (0 <= int(y.min()) and int(y.max()) < data.num_classes):
+            msg = f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside 0..{data.num_classes - 1}"
+            raise DataError(msg)
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
+            msg = f"{data.name}: {split} row {row} holds a number that is not finite"
+            raise DataError(msg)
+    if len(data.x) == 0:
+        msg = f"{data.name} has no training rows"
+        raise DataError(msg)
+    if data.x.shape[1:] != data.x_test.shape[1:]:
+        msg = f"{data.name}: training rows have shape {list(data.x.shape[1:])}, test rows {list(data.x_test.shape[1:])}"
+        raise DataError(msg)
+    return data

@@ -1,0 +1,71 @@
+"""A data set of the user's own, as a folder of images."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgist.data.assemble import Examples, Values, dataset, split
+from fedgist.data.base import DataError, Dataset
+from fedgist.data.files import existing, first_line, need
+from fedgist.data.images import pixels, size_of, stack
+
+_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_BROKEN = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, ArithmeticError, struct.error,
+           zlib.error)  # fmt: skip
+
+
+def folder(
+    *, path: str | Path, image_size: int | list[int] | None = None, test_fraction: float = 0.2
+) -> Dataset:  # fmt: skip
+    """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or PATH/val/), or all from PATH/CLASS/."""
+    top = existing(path, folder=True)
+    train = top / "train" if (top / "train").is_dir() else top
+    test = next((top / name for name in ("test", "val") if train != top and (top / name).is_dir()), None)
+    listed, listed_test = _listed(train), [] if test is None else _listed(test)
+    x = stack(_pictures([file for file, _ in listed + listed_test], size_of(image_size)))
+    labels = np.array([label for _, label in listed + listed_test], dtype=object)
+    here = len(listed)
+    parts = Examples(x[:here], labels[:here]), Examples(x[here:], labels[here:])
+    return dataset(top.name, *(split(parts[0], test_fraction) if test is None else parts))
+
+
+def _listed(place: Path) -> list[tuple[Path, str]]:
+    """Return the images of each class folder in sorted order, so that the data set does not depend on the disk."""
+    classes = sorted(entry for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        msg = f"{place} has no class folders"
+        raise DataError(msg)
+    found = []
+    for entry in classes:
+        images = sorted(file for file in entry.iterdir() if file.suffix.lower() in _ENDINGS and file.name[0] != ".")
+        if not images:
+            msg = f"{entry} holds no images ({', '.join(_ENDINGS)})"
+            raise DataError(msg)
+        found += [(file, entry.name) for file in images]
+    return found
+
+
+def _pictures(files: list[Path], size: tuple[int, int] | None) -> Iterator[Values]:
+    """Yield each image in the given size, or in the first one's."""
+    pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
+    for file in files:
+        picture = _picture(pillow, file, size)
+        size = size or picture.shape[1:]
+        yield picture
+
+
+def _picture(pillow: Any, file: Path, size: tuple[int, int] | None) -> Values:
+    try:
+        with pillow.open(file) as image:
+            return pixels(image, size, str(file))
+    except DataError:
+        raise
+    except (*_BROKEN, pillow.DecompressionBombError) as error:
+        msg = f"{file} is no image that can be read, it may be corrupt: {first_line(error)}"
+        raise DataError(msg) from error

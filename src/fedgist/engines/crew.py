@@ -1,0 +1,165 @@
+"""Worker processes: forked, one torch thread each, fed one task at a time.
+
+Small nets lose by torch's own threads; a process per core wins. Forking gives every worker the data and the clients'
+memory without a copy, and needs nothing to be importable or picklable but messages. Results come back in the order of
+the tasks, so they do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.tree import map_leaves
+
+Work = Callable[[Any], Any]
+
+
+class WorkerError(RuntimeError):
+    """A worker failed or died; the message holds what it said."""
+
+
+def default_workers(device: str) -> int:
+    """One worker a core; on a GPU, and where processes cannot be forked safely, one."""
+    if device != "cpu" or not sys.platform.startswith("linux"):
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread, as workers do: the same bits, and faster for small nets."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Crew:
+    """Runs tasks by a function: here, if there is one worker, else in forked processes."""
+
+    def __init__(self, work: Work, size: int) -> None:
+        self.work, self.size = work, size
+        self.workers: list[tuple[BaseProcess, Connection]] = []
+
+    def run(self, tasks: Sequence[Any]) -> list[Any]:
+        """Return the results of the tasks, in their order."""
+        if self.size == 1:
+            with one_thread():
+                return [self.work(task) for task in tasks]
+        if not self.workers:
+            self.start()
+        results: list[Any] = [None] * len(tasks)
+        todo = iter(enumerate(tasks))
+        busy: dict[Any, int] = {}
+        for _, connection in self.workers:
+            self._next(connection, todo, busy)
+        while busy:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)  # noqa: S101  # of all that can be waited for, these were
+                results[busy.pop(ready)] = self._result(ready)
+                self._next(ready, todo, busy)
+        return results
+
+    def start(self) -> None:
+        """Fork the workers, if there are to be any."""
+        if self.size == 1 or self.workers:
+            return
+        fork = multiprocessing.get_context("fork")
+        with warnings.catch_warnings():
+            # Python warns that a forked child could hang on a lock of another thread; ours only computes, on one thread.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for _ in range(self.size):
+                here, there = fork.Pipe()
+                process = fork.Process(target=_serve, args=(self.work, there, here), daemon=True)
+                process.start()
+                there.close()
+                self.workers.append((process, here))
+
+    def close(self) -> None:
+        """End the workers."""
+        for process, connection in self.workers:
+            connection.close()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.workers = []
+
+    def _next(self, connection: Connection, todo: Iterator[tuple[int, Any]], busy: dict[Any, int]) -> None:
+        for index, task in todo:
+            with contextlib.suppress(OSError):  # a dead worker is found when its result is waited for
+                connection.send_bytes(_dump(task))
+            busy[connection] = index
+            return
+
+    def _result(self, connection: Connection) -> Any:
+        try:
+            good, value = _load(connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            process = next(p for p, c in self.workers if c is connection)
+            process.join(timeout=5)
+            self.close()
+            msg = f"a worker process died (exit code {process.exitcode}); if memory ran out, lower engine.workers or engine.cohort_size"
+            raise WorkerError(msg) from error
+        if not good:
+            self.close()
+            raise WorkerError(value)
+        return value
+
+
+def _serve(work: Work, connection: Connection, parents_end: Connection) -> None:
+    """Do tasks until the other end is closed."""
+    parents_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = _load(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            answer = (True, work(task))
+        except Exception:  # noqa: BLE001  # whatever it is, the parent reports it
+            answer = (False, traceback.format_exc())
+        try:
+            connection.send_bytes(_dump(answer))
+        except OSError:
+            os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """End this process with its parent, even one killed in the middle of a task."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+    os._exit(1)
+
+
+def _dump(value: Any) -> bytes:
+    """Pickle between our own processes; tensors travel as arrays (torch's own way passes file handles)."""
+    return pickle.dumps(map_leaves(lambda v: v.detach().cpu().numpy() if isinstance(v, Tensor) else v, value), protocol=5)
+
+
+def _load(blob: bytes) -> Any:
+    value = pickle.loads(blob)  # noqa: S301  # written by our own forked process
+    return map_leaves(lambda v: torch.from_numpy(v) if isinstance(v, np.ndarray) else v, value)

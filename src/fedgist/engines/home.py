@@ -1,0 +1,59 @@
+"""What clients keep between rounds, stacked once for all clients of an architecture.
+
+The arrays lie in anonymous shared memory: worker processes forked later see and write the same pages, and pages of
+clients that never took part are never touched, so they cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+PRESENT = "present"
+
+
+def shared(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros that forked processes share (on a CPU)."""
+    size = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or size == 0:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(*shape)
+
+
+class Home:
+    """Arrays of the clients of one architecture: each (clients, ...), by name."""
+
+    def __init__(self, clients: Sequence[int], like: Mapping[str, Tensor], device: str) -> None:
+        """``like`` holds one client's arrays: their names, types and shapes."""
+        self.place = {client: i for i, client in enumerate(clients)}
+        self.arrays = {n: shared((len(clients), *a.shape), a.dtype, device) for n, a in like.items()}
+        self.present = shared((len(clients),), torch.bool, "cpu")
+
+    def absent(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have nothing here yet."""
+        return [c for c in clients if self.arrays and not self.present[self.place[c]]]
+
+    def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """Copy the arrays of some clients, stacked."""
+        at = torch.tensor([self.place[c] for c in clients])
+        return {name: a[at.to(a.device)] for name, a in self.arrays.items()}
+
+    def put(self, clients: Sequence[int], values: Mapping[str, Tensor]) -> None:
+        """Store the arrays of some clients, stacked."""
+        at = torch.tensor([self.place[c] for c in clients])
+        for name, array in self.arrays.items():
+            array[at.to(array.device)] = values[name]
+        self.present[at] = True
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything, by name."""
+        return {**self.arrays, PRESENT: self.present}
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Put everything back."""
+        for name, array in self.state().items():
+            array.copy_(arrays[name])

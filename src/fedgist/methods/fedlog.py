@@ -1,0 +1,181 @@
+"""FedLog: clients share class sums of features, the server solves for one linear head exactly.
+
+Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more flexibility".
+See docs/methods/fedlog.md.
+
+=========  =======================================================================================
+paper      here
+=========  =======================================================================================
+phi        features with the constant 1 put first, m + 1 numbers
+eta        the head: row y of (classes, m + 1); its first column is the bias
+S, n       sum_i phi_i (x) e_{y_i} over all clients (eq. 2), and how many terms: S's first column
+chi, nu    the prior's pseudo-sum (0, as in the paper) and pseudo-count
+A(eta)     ln sum_y exp(|eta_y|^2 / 4), the log-partition (eq. 11)
+=========  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.message import message
+from fedgist.core.method import Batch, Context, Life, Method, Net, Nothing, Order, Part, Phase, Replies, Task
+from fedgist.core.optim import Optimizer, init, step
+
+
+@message(reduce="sum")
+class Head:
+    """eta, (classes, m + 1)."""
+
+    eta: Tensor
+
+
+@message(reduce="sum")
+class Sums:
+    """S, (classes, m + 1): class sums of features, class counts in the first column."""
+
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class FedLog(Method):
+    """FedLog with the exact head; the defaults are the paper's."""
+
+    nu: float = 1.0  # the prior's pseudo-count; 0 is a flat prior
+    head_start: Literal["random", "exchange"] = "random"  # normal numbers, or one exchange with the untrained bodies
+    optimizer_memory: Life = "round"  # how long a body's optimizer remembers
+    solver: Literal["exact", "gradient"] = "exact"
+    head_lr: float = 1e-2  # of the gradient solver: Adam
+    head_steps: int = 1000  # of the gradient solver
+
+    keeps: ClassVar[Part] = "body"
+
+    def __post_init__(self) -> None:
+        if self.nu < 0:
+            msg = f"method.nu must be at least 0, not {self.nu}"
+            raise ValueError(msg)
+
+    def check(self, task: Task) -> None:
+        """One head serves all: bodies of one width, heads with a bias."""
+        widths = {name: a.feature_width for name, a in task.architectures.items()}
+        if len(set(widths.values())) > 1:
+            listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+            msg = f"method fedlog shares one head, so all bodies need one feature width; found {listed}"
+            raise ValueError(msg)
+        if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
+            msg = f"method fedlog needs a head with a bias; that of {bare[0]} has none"
+            raise ValueError(msg)
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Round 0 is the exchange, where one is asked for."""
+        if ctx.round == 0:
+            return ("exchange",) if self.head_start == "exchange" else ()
+        return ("train",)
+
+    def init_server(self, ctx: Context) -> Head:
+        """A random head (Alg. 1)."""
+        width = next(iter(ctx.task.architectures.values())).feature_width
+        return Head(random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1)))
+
+    def download(self, server: Head, order: Order, ctx: Context) -> Head | Nothing:
+        """The head; before training there is nothing to say."""
+        return Nothing() if ctx.stage == "exchange" else server
+
+    def receive(self, net: Net, own: Nothing, down: Head | Nothing, ctx: Context) -> tuple[Net, Nothing]:
+        """Install the head."""
+        return (net.with_head(down.eta[:, 1:], down.eta[:, 0]) if isinstance(down, Head) else net), own
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Only the body learns (eq. 12)."""
+        if ctx.stage == "exchange":
+            return ()
+        return (Phase(("body",), epochs=ctx.task.training.local_epochs, remembers=self.optimizer_memory),)
+
+    def summarize(self, net: Net, batch: Batch, own: Nothing, down: Head, ctx: Context) -> Sums:
+        """S over a batch (eq. 2)."""
+        z = net.features(batch.x)
+        phi = torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
+        e = F.one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
+        return Sums(e.to(phi.dtype).T @ phi)
+
+    def upload(self, net: Net, own: Nothing, sums: Sums, down: Head, ctx: Context) -> tuple[Sums, Nothing]:
+        """S of all local rows."""
+        return sums, own
+
+    def server_update(self, server: Head, replies: Replies, ctx: Context) -> Head:
+        """The MAP head (eq. 14)."""
+        s = replies.total().total.to(torch.float64)
+        if self.solver == "exact":
+            eta = map_head(s, self.nu)
+        else:
+            eta = gradient_head(server.eta.to(torch.float64), s, self.nu, self.head_lr, self.head_steps)
+        return Head(eta.to(server.eta.dtype))
+
+
+def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:
+    """Return <eta, chi + S> - (nu + n) A(eta), the objective of eq. 14, with chi = 0."""
+    a = torch.logsumexp(eta.square().sum(1) / 4, dim=0)  # eq. 11
+    return (eta * s).sum() - (nu + s[:, 0].sum()) * a
+
+
+def map_head(s: Tensor, nu: float) -> Tensor:
+    """Solve eq. 14 exactly: ``s`` (classes, m + 1) in double precision -> eta of the same shape.
+
+    With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2 S_y / (T p_y), so
+    ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is ln p_y = w_y / 2 - L, where
+    w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L}, which overflows); and L is the root of
+    sum_y p_y = 1, whose left side falls as L grows. Classes that nobody has get eta_y = 0.
+    """
+    t = nu + s[:, 0].sum()
+    if t <= 0:
+        return torch.zeros_like(s)
+    ln_2c = torch.log(2 * s.square().sum(1) / t**2)  # -inf for an empty class
+
+    def log_p(level: Tensor) -> tuple[Tensor, Tensor]:
+        w = _omega(ln_2c + 2 * level)
+        return w / 2 - level, w
+
+    low = torch.tensor(math.log(len(s)), dtype=s.dtype)  # A(0): the least value of A
+    high = low + 1
+    while torch.logsumexp(log_p(high)[0], dim=0) > 0:
+        low, high = high, 2 * high
+    level = high
+    for _ in range(200):  # Newton's method, kept inside the bracket by bisection
+        ln_p, w = log_p(level)
+        excess = torch.logsumexp(ln_p, dim=0)
+        low, high = (level, high) if excess > 0 else (low, level)
+        new = level + excess / (torch.softmax(ln_p, dim=0) / (1 + w)).sum()
+        new = new if low <= new <= high else (low + high) / 2
+        if new == level:
+            break
+        level = new
+    return 2 * s / (t * torch.exp(log_p(level)[0])).unsqueeze(1)
+
+
+def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
+    """Ascend eq. 14 by Adam from ``eta``, as the paper does; the objective is divided by nu + n."""
+    adam = Optimizer("adam", lr=lr)
+    flat = eta.reshape(1, -1).clone()
+    state = init(adam, flat)
+    t = (nu + s[:, 0].sum()).clamp(min=1.0)
+    for _ in range(steps):
+        now = flat.view_as(eta)
+        p = torch.softmax(now.square().sum(1) / 4, dim=0).unsqueeze(1)
+        step(adam, flat, (p * now / 2 * (nu + s[:, 0].sum()) - s).div(t).view(1, -1), state)
+    return flat.view_as(eta)
+
+
+def _omega(z: Tensor) -> Tensor:
+    """Solve w + ln w = z for w > 0 (Wright's omega function), z in double precision; 0 where z is -inf."""
+    w = torch.where(z > 1, z - torch.log(z.clamp(min=1.0)), torch.exp(z.clamp(max=1.0)))
+    for _ in range(8):  # Newton's method on f(ln w) = w + ln w - z: quadratic from this start
+        ln_w = torch.log(w)
+        w = torch.where(w > 0, torch.exp(ln_w - (w + ln_w - z) / (1 + w)), w)
+    return w

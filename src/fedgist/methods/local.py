@@ -1,0 +1,15 @@
+"""Local training alone: every client trains its own model and tells nobody. The floor of every comparison.
+
+See docs/methods/local.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgist.core.method import Method
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """No exchange at all: the defaults of a method, as they are."""

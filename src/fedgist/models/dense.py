@@ -1,0 +1,23 @@
+"""Fully connected nets, for inputs of any shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """Logistic regression: the body only flattens."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+def mlp(input_shape: Sequence[int], num_classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> nn.Module:
+    """Linear and ReLU layers of widths ``hidden``, then the head; dropout before the head."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(input_shape)
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(width, num_classes))

@@ -1,0 +1,94 @@
+"""Curves and partitions as pictures: PNG by matplotlib, or in the terminal by plotext."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedgist.report.runs import ACCURACY, ReportError, RunFiles
+
+
+def need(name: str) -> Any:
+    """Import a plotting library, or say how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        msg = f"pictures need {name.partition('.')[0]}: pip install 'fedgist[plot]'"
+        raise ReportError(msg) from error
+
+
+def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
+    """Accuracy by round, and by bytes sent, of several runs; the band is the spread over clients."""
+    figure_class = need("matplotlib.figure").Figure
+    figure = figure_class(figsize=(10, 4), layout="constrained")
+    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    for run in runs:
+        rounds, values = run.column(ACCURACY)
+        if not rounds:
+            continue
+        accuracy = [100 * v for v in values]
+        line = by_round.plot(rounds, accuracy, label=run.name, linewidth=1.8)[0]
+        _, spread = run.column("eval/client/accuracy_std")
+        low = [a - 100 * s for a, s in zip(accuracy, spread, strict=True)]
+        high = [min(100.0, a + 100 * s) for a, s in zip(accuracy, spread, strict=True)]
+        by_round.fill_between(rounds, low, high, color=line.get_color(), alpha=0.1, linewidth=0)
+        sent, total = {}, 0
+        for row in run.rounds:
+            total += row["comm/up_bytes"] + row["comm/down_bytes"]
+            sent[row["round"]] = total
+        if total:
+            by_bytes.plot([sent[r] for r in rounds], accuracy, label=run.name, linewidth=1.8, color=line.get_color())
+    by_round.set(xlabel="round", ylabel="accuracy, mean of clients (%)", title="By round; band: spread over clients")
+    by_bytes.set(xlabel="bytes sent, up and down", title="By communication")
+    if any(run.total("comm/up_bytes") for run in runs):
+        by_bytes.set_xscale("log")
+    for axes in (by_round, by_bytes):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    by_round.legend(frameon=False)
+    _save(figure, path)
+
+
+def curve_text(runs: Sequence[RunFiles], width: int = 78, height: int = 16, *, color: bool = True) -> str:
+    """Accuracy by round, in characters."""
+    plot = need("plotext")
+    plot.clear_figure()
+    plot.plotsize(width, height)
+    plot.theme("clear")
+    for run, marker in zip(runs, "●▲■◆+x○△", strict=False):
+        rounds, values = run.column(ACCURACY)
+        if rounds:
+            plot.plot(rounds, [100 * v for v in values], label=run.name, marker=marker if not color else "braille")
+    plot.xlabel("round")
+    plot.ylabel("accuracy %")
+    text: str = plot.build()
+    plot.clear_figure()
+    return text if color else str(plot.uncolorize(text))
+
+
+def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
+    """Who has what: a bubble for each client and class, its area the rows."""
+    figure_class = need("matplotlib.figure").Figure
+    figure = figure_class(figsize=(max(5.0, 0.22 * len(counts) + 2), 0.3 * len(classes) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    most = max((n for line in counts for n in line), default=1) or 1
+    points = [(i, c, 220 * n / most) for i, line in enumerate(counts) for c, n in enumerate(line) if n]
+    axes.scatter([p[0] for p in points], [p[1] for p in points], s=[p[2] for p in points], alpha=0.7)
+    axes.set(xlabel="client", ylabel="class", title=f"Training rows; the largest bubble is {most}")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.grid(alpha=0.2)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.stem}.part{path.suffix or '.png'}")
+    try:
+        figure.savefig(part, dpi=150)
+        part.replace(path)
+    except ValueError as error:  # a format that matplotlib does not know
+        raise ReportError(str(error)) from error
+    finally:
+        part.unlink(missing_ok=True)

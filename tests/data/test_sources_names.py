@@ -1,0 +1,126 @@
+"""The table of sources, their options, the data root, and the bundled digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedgist.data import SOURCES, DataError, data_root, load
+
+
+def test_names() -> None:
+    assert list(SOURCES) == [
+        "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "npz", "folder", "table", "huggingface",
+    ]  # fmt: skip
+    assert all(source.summary and "\n" not in source.summary for source in SOURCES.values())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_option_is_typed_and_keyword_only(name: str) -> None:
+    source = SOURCES[name]
+    assert not source.load.__defaults__
+    assert source.load.__code__.co_argcount == 0
+    assert set(source.required) <= set(source.options)
+    assert "root" not in source.options
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(DataError, match=r"unknown data set 'minst', did you mean 'mnist'\? choices: cifar10, .*table$"):
+        load("minst")
+    with pytest.raises(DataError, match=r"unknown data set 'qqqq'; choices: cifar10"):
+        load("qqqq")
+    with pytest.raises(DataError, match=r"unknown option of cifar100 'corse', did you mean 'coarse'\? choices: coarse"):
+        load("cifar100", corse=True)
+    with pytest.raises(DataError, match=r"unknown option of digits 'path'; choices: none"):
+        load("digits", path="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("npz", {}, "npz needs the option path"),
+        ("table", {"path": "x.csv"}, "table needs the option label"),
+        ("npz", {"path": 3}, r"npz: the option path is 3; it must be str \| Path"),
+        ("npz", {"path": "x", "test_fraction": "0.2"}, "test_fraction is '0.2'; it must be float"),
+        ("npz", {"path": "x", "test_fraction": True}, "test_fraction is True; it must be float"),
+        ("cifar100", {"coarse": 1}, "coarse is 1; it must be bool"),
+        ("table", {"path": "x", "label": "y", "ignore": "z"}, r"ignore is 'z'; it must be list\[str\] \| None"),
+        ("table", {"path": "x", "label": "y", "ignore": [1]}, r"ignore is \[1\]"),
+        ("npz", {"path": "/no/such.npz", "test_fraction": 0}, "/no/such.npz does not exist"),
+        ("npz", {"path": "/"}, "/ is not a file"),
+        ("folder", {"path": "/no/such"}, "/no/such does not exist"),
+        ("folder", {"path": __file__}, "is not a folder"),
+    ],
+)
+def test_wrong_options(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load(name, **options)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def test_missing_data_says_what_to_do_in_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load(name, root=tmp_path)
+    text = str(error.value)
+    assert "\n" not in text
+    assert "ROOT" not in text
+    for part in (name, f"in {tmp_path};", "https://", "--data-root", "FEDGIST_DATA", str(tmp_path / "")):
+        assert part in text
+
+
+def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDGIST_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+    assert data_root(Path("~/here")) == Path.home() / "here"
+    monkeypatch.setenv("FEDGIST_DATA", "~/there")
+    assert data_root() == Path.home() / "there"
+    monkeypatch.setenv("FEDGIST_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_root().name == "data"
+    assert "fedgist" in data_root().parts
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match="digits needs scikit-learn: pip install"):
+        load("digits")
+
+
+def test_digits() -> None:
+    data = load("digits")
+    assert data.x.shape == (1442, 1, 8, 8)
+    assert data.x_test.shape == (355, 1, 8, 8)
+    assert (data.x.dtype, data.scale, int(data.x.max())) == (torch.uint8, 16.0, 16)
+    counts = torch.bincount(torch.cat([data.y, data.y_test]))
+    assert torch.equal(torch.bincount(data.y_test), counts // 5)
+    x = data.x.double() / 16
+    assert data.mean == pytest.approx((float(x.mean()),), abs=1e-6)
+    assert data.std == pytest.approx((float(x.std(correction=0)),), abs=1e-6)
+    assert dataclasses.is_dataclass(data)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+def test_real_data(name: str) -> None:
+    root = os.environ.get("FEDGIST_DATA")
+    if not root:
+        pytest.skip("FEDGIST_DATA is not set")
+    folders = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "cifar-10-batches-py"}
+    if not (Path(root) / folders.get(name, "cifar-100-python")).is_dir():
+        pytest.skip(f"{name} is not in FEDGIST_DATA={root}")
+    data = load(name)
+    train, shape = (50_000, (3, 32, 32)) if "cifar" in name else (60_000, (1, 28, 28))
+    assert data.x.shape == (train, *shape)
+    assert data.x_test.shape == (10_000, *shape)
+    assert data.num_classes == len(data.classes) == (100 if name == "cifar100" else 10)
+    counts = torch.bincount(data.y).tolist()
+    assert counts[:3] == [5923, 6742, 5958] if name == "mnist" else set(counts) == {train // data.num_classes}
+    mean = [float(channel.double().mean()) / 255 for channel in data.x.unbind(1)]
+    assert mean == pytest.approx(data.mean, abs=2e-3)
+    if name == "cifar100":
+        coarse = load(name, coarse=True)
+        assert torch.bincount(coarse.y).tolist() == [2500] * 20
+        assert coarse.classes[0] == "aquatic_mammals"

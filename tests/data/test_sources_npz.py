@@ -1,0 +1,189 @@
+"""Arrays of the user's own, and what all such sources share: the held-out rows, numbering, and the statistics."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedgist.data import DataError, Dataset, load
+from fedgist.data.assemble import held_out, moments, names
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(3, 2, (20, 4))
+Y = np.arange(20) % 2
+
+
+def read(path: Path, arrays: dict[str, object], **options: object) -> Dataset:
+    np.savez(path / "x.npz", **arrays)  # type: ignore[arg-type]
+    return load("npz", path=str(path / "x.npz"), **options)
+
+
+def test_columns(tmp_path: Path) -> None:
+    x = np.concatenate([X, np.full((20, 1), 0.1)], axis=1)
+    data = read(tmp_path, {"x": x, "y": Y, "x_test": x[:3], "y_test": Y[:3], "other": X})
+    assert (data.name, data.x.dtype, data.scale, data.classes) == ("x.npz", torch.float32, 1.0, ("0", "1"))
+    assert np.array_equal(data.x.numpy(), x.astype(np.float32))
+    assert data.mean == pytest.approx(x.mean(0))
+    assert data.std == pytest.approx([*X.std(0), 1.0])  # a constant column is only centred
+    assert (data.y_test.tolist(), data.clients) == ([0, 1, 0], None)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (4, 5, 1), (3, 4, 5), (1, 4, 5), (1, 4, 3), (4, 5)])
+def test_images(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    x = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
+    data = read(tmp_path, {"x": x, "y": Y, "x_test": x[:2], "y_test": Y[:2]})
+    first = x[:, None] if len(shape) == 2 else x.transpose(0, 3, 1, 2) if shape[0] == 4 else x
+    assert data.x.dtype == torch.uint8
+    assert np.array_equal(data.x.numpy(), first)
+    assert data.scale == 255
+    assert data.mean == pytest.approx((first / 255).mean((0, 2, 3)))
+    assert data.std == pytest.approx((first / 255).std((0, 2, 3)))
+
+
+def test_other_numbers_become_float32(tmp_path: Path) -> None:
+    for kind in (np.uint8, np.int64, np.bool_, np.float16, ">f8"):
+        x = RNG.integers(0, 2, (20, 3)).astype(kind)
+        data = read(tmp_path, {"x": x, "y": Y})
+        assert (data.x.dtype, data.scale) == (torch.float32, 1.0)
+    images = read(tmp_path, {"x": RNG.random((20, 4, 4, 3)), "y": Y})
+    assert (images.input_shape, len(images.mean), images.scale) == ((3, 4, 4), 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "codes"),
+    [
+        ([10, 1, 2, 10], ("1", "2", "10"), [2, 0, 1, 2]),
+        ([1, -1, -1, 1], ("-1", "1"), [1, 0, 0, 1]),
+        ([2.0, 1.0, 1.0, 2.0], ("1", "2"), [1, 0, 0, 1]),
+        ([True, False, False, True], ("False", "True"), [1, 0, 0, 1]),
+        (["dog", "cat", "ant", "dog"], ("ant", "cat", "dog"), [2, 1, 0, 2]),
+        (["10", "9", "9", "10"], ("9", "10"), [1, 0, 0, 1]),
+    ],
+)
+def test_labels(tmp_path: Path, labels: list[object], classes: tuple[str, ...], codes: list[int]) -> None:
+    data = read(tmp_path, {"x": X[:4], "y": np.array(labels)}, test_fraction=0)
+    assert (data.classes, data.num_classes, data.y.tolist()) == (classes, len(classes), codes)
+
+
+def test_clients(tmp_path: Path) -> None:
+    clients = np.array(["bo", "al"] * 10)
+    data = read(tmp_path, {"x": X, "y": Y, "clients": clients, "x_test": X[:3], "y_test": Y[:3],
+                           "clients_test": np.array(["aa", "bo", "al"])})  # fmt: skip
+    assert data.clients is not None
+    assert data.clients_test is not None
+    assert data.clients.tolist() == [1, 0] * 10
+    assert data.clients_test.tolist() == [2, 1, 0]  # "aa" has no training rows, so it comes last
+    data = read(tmp_path, {"x": X, "y": Y, "clients": np.arange(20) // 4 * 7})
+    assert data.clients is not None
+    assert data.clients_test is not None
+    assert torch.bincount(torch.cat([data.clients, data.clients_test])).tolist() == [4] * 5
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"y": Y}, {}, "x.npz has no array 'x'; it holds y"),
+        ({"other": Y}, {}, "x.npz has no array 'x'; it holds nothing"),
+        ({"x": X, "y": Y, "x_test": X}, {}, "no array 'y_test'; it holds x, y, x_test"),
+        ({"x": X, "y": Y[:9]}, {}, "x.npz: x has 20 rows but y 9"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:9]}, {}, "x_test has 20 rows but y_test 9"),
+        ({"x": X, "y": Y, "clients": Y[:3]}, {}, "x has 20 rows but clients 3"),
+        ({"x": X, "y": np.eye(20)}, {}, r"the labels y have shape \[20, 20\]; one a row is needed"),
+        ({"x": X, "y": Y + 0.5}, {}, r"whole numbers or text; row 0 \(counted from 0\) holds 0\.5"),
+        ({"x": X, "y": np.where(Y == 1, np.nan, 0)}, {}, r"row 1 \(counted from 0\) holds nan"),
+        ({"x": X, "y": np.full(20, 1e300)}, {}, "holds 1e[+]300"),
+        ({"x": X, "y": Y.astype("M8[s]")}, {}, "whole numbers or text, not datetime64"),
+        ({"x": X[:, 0], "y": Y}, {}, r"x.npz: x must be numbers of at least two dim.*, not float64 of shape \[20\]"),
+        ({"x": X.astype(str), "y": Y}, {}, "x must be numbers"),
+        ({"x": X * 1j, "y": Y}, {}, "x must be numbers"),
+        ({"x": X.astype(object), "y": Y}, {}, "the array 'x' cannot be read: Object arrays cannot be loaded"),
+        ({"x": X, "y": Y.astype(object)}, {}, "the array 'y' cannot be read: Object arrays"),
+        ({"x": np.where(np.arange(20)[:, None] == 7, np.nan, X), "y": Y}, {"test_fraction": 0}, "training row 7 holds"),
+        ({"x": X * 1e300, "y": Y}, {}, "holds a number that is not finite"),
+        ({"x": X[:0], "y": Y[:0]}, {}, "x.npz has no training rows"),
+        ({"x": X[:, :0], "y": Y}, {}, "x.npz has no training columns"),
+        ({"x": X, "y": Y, "x_test": X[:, :3], "y_test": Y}, {}, r"training rows have shape \[4\], test rows \[3\]"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, {}, "the test label '2' is not among the training labels: 0"),
+        ({"x": X, "y": Y}, {"test_fraction": 1.0}, "test_fraction is 1.0, outside"),
+        ({"x": X, "y": Y}, {"test_fraction": -0.1}, "test_fraction is -0.1, outside"),
+    ],
+)
+def test_errors(tmp_path: Path, arrays: dict[str, object], options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, arrays, **options)
+
+
+def test_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.save(tmp_path / "x.npy", X)
+    for content in (b"", b"text", (tmp_path / "x.npy").read_bytes(), b"PK\3\4" + bytes(50)):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"x\.npz"):
+            load("npz", path=path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", "no array")
+        archive.writestr("y.npy", "no array")
+    with pytest.raises(DataError, match=r"x\.npz"):
+        load("npz", path=path)
+
+
+any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@any_file
+@given(st.data())
+def test_any_truncation_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=X, y=Y)
+    size = data.draw(st.integers(0, len(file.getvalue()) - 1))
+    (tmp_path / "x.npz").write_bytes(file.getvalue()[:size])
+    with pytest.raises(DataError, match=r"x\.npz"):
+        load("npz", path=tmp_path / "x.npz")
+
+
+@any_file
+@given(st.data())
+def test_a_changed_byte_is_an_error_or_data(tmp_path: Path, data: st.DataObject) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=X, y=Y)
+    content = bytearray(file.getvalue())
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "x.npz").write_bytes(content)
+    try:
+        load("npz", path=tmp_path / "x.npz")
+    except DataError as error:
+        assert "x.npz" in str(error)  # noqa: PT017
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=60), st.floats(0, 0.95))
+def test_held_out_rows_are_a_share_of_each_class(labels: list[str], fraction: float) -> None:
+    values = names(np.array(labels), "labels")
+    mask = held_out(values, fraction)
+    assert np.array_equal(mask, held_out(values, fraction))
+    for label in set(labels):
+        of_class = values == label
+        count, held = int(of_class.sum()), int(mask[of_class].sum())
+        assert held < count
+        assert abs(held - fraction * count) <= 1
+
+
+def test_held_out_rows_are_not_the_first_ones() -> None:
+    mask = held_out(np.zeros(1000), 0.2)
+    assert mask.sum() == 200
+    assert 20 < mask[:200].sum() < 60
+
+
+@given(st.integers(1, 3), st.integers(1, 50), st.integers(0, 2**32 - 1))
+def test_moments_of_bytes_agree_with_numpy(channels: int, rows: int, seed: int) -> None:
+    x = np.random.default_rng(seed).integers(0, 256, (rows, channels, 2, 3), dtype=np.uint8)
+    mean, std = moments(torch.from_numpy(x), 255.0)
+    assert mean == pytest.approx((x / 255).mean((0, 2, 3)))
+    assert std == pytest.approx((x / 255).std((0, 2, 3)), abs=1e-7)
+    assert moments(torch.full((rows, channels, 2, 2), 7, dtype=torch.uint8), 255.0)[1] == (1.0,) * channels

@@ -1,0 +1,197 @@
+"""Tables: what is a number, what a category, and where a file is wrong."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedgist.data import DataError, Dataset, load
+
+HEAD = "age,smokes,town,site,diagnosis\n"
+ROWS = [
+    "30,True,Ulm,10,ill", "40,False,Köln,9,well", "50,True,,9,ill", '60.5,False,"Bonn, am Rhein",10,well',
+    "-1e1,True,Ulm,2,ill", " 7,True,Ulm,2,well",
+]  # fmt: skip
+
+
+def write(path: Path, text: str, name: str = "table.csv") -> Path:
+    (path / name).write_text(text, encoding="utf-8", newline="")
+    return path / name
+
+
+def read(path: Path, text: str, **options: object) -> Dataset:
+    return load("table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options})
+
+
+def test_columns(tmp_path: Path) -> None:
+    data = read(tmp_path, HEAD + "\n".join(ROWS), client="site")
+    age = [30, 40, 50, 60.5, -10, 7]
+    assert data.classes == ("ill", "well")
+    assert data.y.tolist() == [0, 1] * 3
+    assert data.clients is not None
+    assert data.clients.tolist() == [2, 1, 1, 2, 0, 0]  # sites 2, 9, 10
+    assert data.x.tolist() == [  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
+        [30, 0, 1, 0, 0, 0, 1], [40, 1, 0, 0, 0, 1, 0], [50, 0, 1, 1, 0, 0, 0], [60.5, 1, 0, 0, 1, 0, 0],
+        [-10, 0, 1, 0, 0, 0, 1], [7, 0, 1, 0, 0, 0, 1],
+    ]  # fmt: skip
+    assert data.mean == pytest.approx([np.mean(age)] + [0] * 6)
+    assert data.std == pytest.approx([np.std(age)] + [1] * 6)
+
+
+def test_ignore_and_tabs(tmp_path: Path) -> None:
+    path = write(tmp_path, "a\tb\ty\n1\tx\t1\n2\tz\t2\n", "table.tsv")
+    data = load("table", path=path, label="y", ignore=["b"], test_fraction=0)
+    assert (data.x.tolist(), data.classes) == ([[1], [2]], ("1", "2"))
+
+
+def test_a_test_file(tmp_path: Path) -> None:
+    test = write(tmp_path, "town,diagnosis,age,smokes\nRom,ill,1,True\nUlm,well,2,perhaps\n", "test.csv")
+    data = read(tmp_path, HEAD + "\n".join(ROWS), test=str(test), client="site")
+    assert data.x_test.shape == (2, 7)
+    assert data.x_test[0].tolist() == [1, 0, 1, 0, 0, 0, 0]  # Rome is new
+    assert data.x_test[1].tolist() == [2, 0, 0, 0, 0, 0, 1]
+    assert (data.clients_test, data.y_test.tolist()) == (None, [0, 1])
+
+
+def test_held_out(tmp_path: Path) -> None:
+    data = read(tmp_path, "a,who,diagnosis\n" + "".join(f"{i},{i % 4},{i % 2}\n" for i in range(40)), client="who",
+                test_fraction=0.25)  # fmt: skip
+    assert (len(data.x), len(data.x_test)) == (30, 10)
+    assert torch.bincount(data.y_test).tolist() == [5, 5]
+    assert data.clients_test is not None
+    assert torch.equal(data.clients_test, (data.x_test[:, 0] % 4).long())
+    assert data.mean == pytest.approx([float(data.x.mean())])
+
+
+def test_parquet_keeps_types(tmp_path: Path) -> None:
+    frame = pd.DataFrame({
+        "zip": ["01", "02", None, "01"], "age": [1, 2, 3, 4], "flag": [True, False, True, True],
+        "kind": pd.Categorical(["b", "a", "b", None]), "maybe": pd.array([1, 2, 3, 4], dtype="Int64"),
+        "y": [1.0, 2.0, 1.0, 2.0],
+    }, index=[5, 7, 9, 11])  # fmt: skip
+    frame.to_parquet(tmp_path / "table.parquet")
+    data = load("table", path=tmp_path / "table.parquet", label="y", test_fraction=0)
+    assert data.x[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 1, 1]
+    assert data.x[:, 3].tolist() == [1, 2, 3, 4]
+    assert data.classes == ("1", "2")
+
+
+def test_holes_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"age": [1.0, None, 3.0], "y": ["a", "b", None]}).to_parquet(path)
+    with pytest.raises(DataError, match="the label column 'y' is empty in row 3 below the header"):
+        load("table", path=path, label="y")
+    pd.DataFrame({"age": [1.0, None, 3.0], "y": ["a", "b", "a"]}).to_parquet(path)
+    with pytest.raises(DataError, match="the column 'age' holds no number in row 2 below the header: 'nan'"):
+        load("table", path=path, label="y", test_fraction=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (HEAD + ROWS[0], {"label": "illness"}, "table.csv has no column 'illness'; it has age, smokes, town, site, d"),
+        (HEAD + ROWS[0], {"client": "who"}, "table.csv has no column 'who'"),
+        (HEAD + ROWS[0], {"ignore": ["who"]}, "table.csv has no column 'who'"),
+        (HEAD + "\n".join([*ROWS, "1,True,Ulm,2,"]), {},
+         "table.csv: the label column 'diagnosis' is empty in row 7 below the header"),
+        (HEAD + "\n".join([*ROWS, "1,True,Ulm,,ill"]), {"client": "site"}, "client column 'site' is empty in row 7"),
+        ("a,diagnosis\n1,1\n2,nan\n", {}, "the label column 'diagnosis' is empty in row 2"),
+        ("a,diagnosis\n1,1\n2,2.5\n", {}, "the labels 'diagnosis' must be whole numbers or text; row 1 .* holds 2.5"),
+        ("a,diagnosis\n1,x\n,y\n", {}, "the column 'a' holds no number in row 2 below the header: ''"),
+        ("a,diagnosis\n1,x\n?,y\n", {}, r"the column 'a' holds no number in row 2 below the header: '\?'"),
+        ("a,diagnosis\n1,x\nNA,y\n", {}, "the column 'a' holds no number in row 2 below the header: 'NA'"),
+        ("a,diagnosis\n1,x\ninf,y\n", {}, "the column 'a' holds no number in row 2 below the header: 'inf'"),
+        ("a,diagnosis\n1,x\n1e39,y\n", {}, "training row 1 holds a number that is not finite"),
+        ("a,diagnosis\n1,x\n2\n", {}, "table.csv cannot be read: .*Expected 2 columns, got 1: 2"),
+        ("a,diagnosis\n1,x\n2,y,z\n", {}, "table.csv cannot be read: .*Expected 2 columns, got 3"),
+        ("a,a,diagnosis\n1,x,y\n", {}, "table.csv has two columns named 'a'"),
+        ("a,diagnosis,diagnosis\n1,x,y\n", {}, "table.csv has two columns named 'diagnosis'"),
+        ("", {}, "table.csv cannot be read: Empty CSV file"),
+        (HEAD, {}, "table.csv has no training rows"),
+        ("diagnosis\nill\n", {}, "table.csv has no column beside the label"),
+        ("a,diagnosis\n" + "".join(f"p{i},x\n" for i in range(1001)), {}, "'a' holds 1001 different texts, more than"),
+    ],
+)  # fmt: skip
+def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, text, **options)
+
+
+def test_errors_of_a_test_file(tmp_path: Path) -> None:
+    text = "a,b,diagnosis\n1,x,ill\n2,y,well\n"
+    for content, message in (
+        ("a,diagnosis\n1,ill\n", "test.csv has no column 'b'; it has a, diagnosis"),
+        ("a,b,diagnosis\n1,x,ill\nz,x,ill\n", "test.csv: the column 'a' holds no number in row 2 .*: 'z'"),
+        ("a,b,diagnosis\n1,x,dead\n", "the test label 'dead' is not among the training labels: ill, well"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, text, test=write(tmp_path, content, "test.csv"))
+
+
+def test_a_bad_cell_keeps_its_row_number_after_the_split(tmp_path: Path) -> None:
+    rows = [f"{i},{i % 2}" for i in range(30)]
+    rows[16] = ",0"
+    with pytest.raises(DataError, match="the column 'a' holds no number in row 17 below the header"):
+        read(tmp_path, "a,diagnosis\n" + "\n".join(rows), test_fraction=0.3)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"table\.xlsx is no table that can be read; \.csv, \.tsv and \.parquet can"):
+        load("table", path=write(tmp_path, "", "table.xlsx"), label="y")
+    with pytest.raises(DataError, match=r"table\.parquet cannot be read"):
+        load("table", path=write(tmp_path, "no parquet", "table.parquet"), label="y")
+    (tmp_path / "table.csv").write_bytes(b"a,y\n\xe4,1\n")
+    with pytest.raises(DataError, match=r"table\.csv cannot be read: .*invalid UTF8"):
+        load("table", path=tmp_path / "table.csv", label="y")
+
+
+@pytest.mark.parametrize(("module", "name"), [("pandas", "pandas"), ("pyarrow.csv", "pyarrow")])
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DataError, match=rf"reading tables needs {name}: pip install 'fedgist\[table\]'"):
+        read(tmp_path, HEAD + ROWS[0])
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_truncation_of_parquet_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
+    file = io.BytesIO()
+    pd.DataFrame({"a": range(50), "y": ["a", "b"] * 25}).to_parquet(file)
+    size = data.draw(st.integers(0, len(file.getvalue()) - 1))
+    (tmp_path / "table.parquet").write_bytes(file.getvalue()[:size])
+    with pytest.raises(DataError, match=r"table\.parquet cannot be read"):
+        load("table", path=tmp_path / "table.parquet", label="y")
+
+
+cell = st.one_of(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8), st.integers().map(str))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(cell, cell, st.sampled_from(["x", "y"])), min_size=1, max_size=8))
+def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
+    quoted = "\n".join(",".join('"' + c.replace('"', '""') + '"' for c in row) for row in rows)
+    try:
+        data = read(tmp_path, "a,b,diagnosis\n" + quoted)
+    except DataError as error:
+        assert "table.csv" in str(error)  # noqa: PT017
+    else:
+        assert len(data.x) == len(rows)
+        assert [data.classes[label] for label in data.y.tolist()] == [row[2] for row in rows]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "table.csv").write_bytes(b"a,y\n" + content)
+    try:
+        load("table", path=tmp_path / "table.csv", label="y")
+    except DataError as error:
+        assert "table.csv" in str(error)  # noqa: PT017
