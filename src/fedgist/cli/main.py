@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedgist.cli.progress import observing
 from fedgist.cli.shipped import find_recipe, shipped
-from fedgist.data import SOURCES
+from fedgist.data import SOURCES, read_examples
 from fedgist.data.partition import PARTITIONS
 from fedgist.engines.crew import WorkerError
 from fedgist.methods import METHODS
@@ -24,7 +24,7 @@ from fedgist.models import MODELS
 from fedgist.report import figures, runs, text
 from fedgist.run import api, files
 from fedgist.run import world as worlds
-from fedgist.run.models import ClientModel, client_model
+from fedgist.run.models import client_model
 from fedgist.run.models import export as export_model
 from fedgist.run.recipe import RecipeError, one_of, read
 from fedgist.run.record import RECIPE
@@ -68,9 +68,13 @@ def _fail(message: str, code: int) -> None:
 
 @app.command()
 def run(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")
+    ] = None,
     settings: Settings = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, from the recipe's on, each in its own folder.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run so many seeds, from the recipe's on, each in its own folder.")
+    ] = 1,
     out: Annotated[Path | None, typer.Option(help="Run directory. [default: runs/RECIPE-METHOD]")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")] = False,  # noqa: FBT002
@@ -80,7 +84,8 @@ def run(
 ) -> None:
     """Run a recipe: without one, FedLog on ten clients of scikit-learn's digits.
 
-    \b
+    Examples
+    --------
     fedgist run recipes/fedlog/mnist.toml --seeds 3
     fedgist run --set method.name=fedavg --set train.num_rounds=50
     fedgist run --resume runs/mnist-fedlog
@@ -90,14 +95,15 @@ def run(
         if resume is not None:
             folders = _resume(resume, settings or [], data_root, observer)
         else:
-            folders = _start(recipe, settings or [], seeds, out, overwrite, data_root, observer)
+            folders = _start(recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite)
     if not quiet and not as_json:
         console.print(text.overview(runs.find(folders)))
         console.print(Text(f"fedgist show {' '.join(str(f) for f in folders)}", style="dim"))
 
 
 def _start(
-    recipe: str | None, settings: list[str], seeds: int, out: Path | None, overwrite: bool, data_root: Path | None, observer: Any  # noqa: FBT001
+    recipe: str | None, settings: list[str], seeds: int, out: Path | None, data_root: Path | None, observer: Any,
+    *, overwrite: bool,
 ) -> list[Path]:  # fmt: skip
     path = find_recipe(recipe)
     parsed = read(path, settings)
@@ -121,7 +127,9 @@ def _resume(folder: Path, settings: list[str], data_root: Path | None, observer:
         if found.result.get("status") == "finished" and found.rounds and found.rounds[-1]["round"] == last:
             observer.note(f"{found.folder} is finished ({last} rounds)")
             continue
-        api.run(read(found.folder / RECIPE, settings), out=found.folder, resume=True, data_root=data_root, observer=observer)
+        api.run(
+            read(found.folder / RECIPE, settings), out=found.folder, resume=True, data_root=data_root, observer=observer
+        )
     return [folder]
 
 
@@ -143,13 +151,15 @@ def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, p
 
 
 def _summary(thing: Any) -> str:
-    doc: str = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    doc: str | None = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
     return " ".join((doc or "").strip().split("\n\n")[0].split())
 
 
 @app.command()
 def partition(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe file, or the name of one that comes with fedgist.")
+    ] = None,
     settings: Settings = None,
     png: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
     data_root: DataRoot = None,
@@ -163,7 +173,9 @@ def partition(
     console = Console()
     console.print(_partition_table(world, counts))
     sizes = sorted(len(r) for r in rows)
-    console.print(f"{len(rows)} clients; training rows: {sizes[0]} at least, {sizes[len(sizes) // 2]} median, {sizes[-1]} at most")
+    console.print(
+        f"{len(rows)} clients; training rows: {sizes[0]} at least, {sizes[len(sizes) // 2]} median, {sizes[-1]} at most"
+    )
     if png:
         figures.partition_png(counts, classes, png)
         console.print(f"drawn in {png}")
@@ -179,7 +191,9 @@ def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 4
     models = {c.id: c.architectures[0] for c in world.population.clients}
     for i, line in enumerate(counts[:most]):
         cells = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
-        table.add_row(str(i), models.get(i, models[0]), *(str(len(r[i])) for r in (p.train, p.validation, p.test)), cells)
+        table.add_row(
+            str(i), models.get(i, models[0]), *(str(len(r[i])) for r in (p.train, p.validation, p.test)), cells
+        )
     if len(counts) > most:
         table.add_row("...", f"{len(counts) - most} more")
     return table
@@ -213,13 +227,14 @@ def predict(
     data_root: DataRoot = None,
 ) -> None:
     """Predict labels and probabilities by a client's own final model, as CSV."""
-    model = _model(folder, client, data_root)
-    x = read_like(data, model.data, model.source)
-    probabilities = model.probabilities(x)
-    names = model.data.classes or tuple(str(c) for c in range(model.data.num_classes))
+    federation = api.load_run(folder, worlds.Given(root=data_root))
+    world = federation.world
+    x = read_examples(data, world.data, world.recipe.data.name, world.recipe.data.options)
+    probabilities = client_model(federation, client).probabilities(x)
+    names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
     lines = [["row", "label", *(f"p_{name}" for name in names)]]
     for i, row in enumerate(probabilities.tolist()):
-        lines.append([str(i), names[max(range(len(row)), key=row.__getitem__)], *(f"{p:.6g}" for p in row)])
+        lines.append([str(i), names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
     buffer = io.StringIO(newline="")
     csv.writer(buffer, lineterminator="\n").writerows(lines)
     if out is None:
@@ -236,9 +251,6 @@ def export_(
     data_root: DataRoot = None,
 ) -> None:
     """Write a client's own final model to a file that loads without fedgist."""
-    export_model(_model(folder, client, data_root), out)
+    federation = api.load_run(folder, worlds.Given(root=data_root))
+    export_model(client_model(federation, client), out)
     Console().print(f"client {client} of {folder} written to {out}")
-
-
-def _model(folder: Path, client: int, data_root: Path | None) -> ClientModel:
-    return client_model(api.load_run(folder, worlds.Given(root=data_root)), client)

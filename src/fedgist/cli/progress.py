@@ -81,12 +81,12 @@ class Live:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
-        self.sent = 0
+        self.sent, self.accuracy = 0, "-"
 
     def began(self, world: World, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(Text(_title(world, folder)))
-        self.sent = 0
+        self.sent, self.accuracy = 0, "-"
         self.progress.reset(
             self.bar, total=world.task.training.num_rounds, completed=done, visible=True,
             description=world.recipe.method.name, accuracy="-", sent="0 B",
@@ -95,8 +95,10 @@ class Live:
     def finished_round(self, line: Line) -> None:
         """Move the bar."""
         self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
-        shown = {"accuracy": percent(line[ACCURACY])} if ACCURACY in line else {}
-        self.progress.update(self.bar, completed=line["round"], sent=size(self.sent), refresh=True, **shown)
+        self.accuracy = percent(line[ACCURACY]) if ACCURACY in line else self.accuracy
+        self.progress.update(
+            self.bar, completed=line["round"], sent=size(self.sent), accuracy=self.accuracy, refresh=True
+        )
         for text in _troubles(line):
             self.note(text)
 
@@ -109,13 +111,16 @@ class Live:
 @contextlib.contextmanager
 def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Observer]:
     """Yield the observer that fits where the output goes."""
-    simple: Callable[[], Observer] | None = Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
+    simple: Callable[[], Observer] | None = (
+        Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
+    )
     if simple is not None:
         yield simple()
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("rounds"),
-        TextColumn("[bold]{task.fields[accuracy]}"), TextColumn("{task.fields[sent]}"), TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("[bold]{task.fields[accuracy]}"), TextColumn("{task.fields[sent]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )  # fmt: skip
     # no thread of its own: workers are forked while it is shown
     with Progress(*columns, console=console, auto_refresh=False) as progress:

@@ -1,9 +1,9 @@
 """Stand-ins for torch's layers that misbehave when clients are stacked.
 
 Batch norm must not see absent rows and must hand its statistics back instead of storing them; dropout must draw from a
-key instead of torch's generator; a convolution of many small nets is sometimes faster net by net. :func:`replace_layers`
-puts these in the place of torch's, in a builder's module or a user's own. They read how they are being run from the
-*pass* that :mod:`fedgist.core.net` opens around a call.
+key instead of torch's generator; a convolution of many small nets is sometimes faster net by net.
+:func:`replace_layers` puts these in the place of torch's, in a builder's module or a user's own. They read how they
+are being run from the *pass* that :mod:`fedgist.core.net` opens around a call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class BatchNorm(nn.Module):
         self.momentum = 0.1 if old.momentum is None else old.momentum
         self.weight, self.bias = old.weight, old.bias
         if old.running_mean is None or old.running_var is None:
-            msg = f"{name}: batch norm without running statistics has nothing to evaluate with; use track_running_stats=True"
+            msg = f"{name}: batch norm without running statistics cannot be evaluated; use track_running_stats=True"
             raise ValueError(msg)
         self.register_buffer("running_mean", old.running_mean)
         self.register_buffer("running_var", old.running_var)
@@ -99,7 +99,7 @@ class BatchNorm(nn.Module):
 
 
 class Conv2d(nn.Module):
-    """A convolution that, when clients are stacked, can run client by client (``each``) or as one grouped convolution."""
+    """A convolution that runs client by client (``each``) or as one grouped convolution when clients are stacked."""
 
     def __init__(self, old: nn.Conv2d) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Conv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve ``x`` (batch, channels, height, width)."""
-        convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d  # type: ignore[no-untyped-call]
+        convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d
         return convolve(x, self.weight, self.bias, *self.settings)
 
 
@@ -131,8 +131,55 @@ class _EachConv(torch.autograd.Function):
         return torch.stack([F.conv2d(*one, *args[3:]) for one in zip(*rows, strict=True)]), 0
 
 
+class MaxPool2d(nn.Module):
+    """Max-pooling of 2x2 windows, for images of even size: on a CPU several times as fast as torch's own."""
+
+    def __init__(self, old: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.old = old
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool ``x`` (batch, channels, height, width)."""
+        if x.device.type != "cpu" or x.shape[-1] % 2 or x.shape[-2] % 2:
+            out: Tensor = self.old(x)
+            return out
+        pooled: Tensor = _MaxPool.apply(x)  # type: ignore[no-untyped-call]
+        return pooled
+
+
+class _MaxPool(torch.autograd.Function):
+    """The larger of two rows, then the larger of two columns; the gradient goes back to where it came from."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        rows = torch.maximum(x[..., ::2, :], x[..., 1::2, :])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,), (grad,) = ctx.saved_tensors, grads
+        top, bottom = x[..., ::2, :], x[..., 1::2, :]
+        rows = torch.maximum(top, bottom)
+        by_row, out = torch.empty_like(rows), torch.empty_like(x)
+        left = torch.mul(grad, rows[..., ::2] >= rows[..., 1::2], out=by_row[..., ::2])
+        torch.sub(grad, left, out=by_row[..., 1::2])
+        above = torch.mul(by_row, top >= bottom, out=out[..., ::2, :])
+        torch.sub(by_row, above, out=out[..., 1::2, :])
+        return out
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        del info
+        out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]  # any leading dimensions do
+        return out, 0
+
+
 def replace_layers(module: nn.Module, *, prefix: str = "") -> nn.Module:
-    """Put our layers in the place of torch's batch norm, dropout and convolution, in place; names are kept."""
+    """Put our layers in the place of torch's batch norm, dropout, convolution and pooling; names are kept."""
     for name, child in list(module.named_children()):
         full = f"{prefix}.{name}" if prefix else name
         stand_in: nn.Module | None = None
@@ -144,8 +191,18 @@ def replace_layers(module: nn.Module, *, prefix: str = "") -> nn.Module:
             stand_in = Dropout(child.p, channels=False)
         elif type(child) is nn.Conv2d and child.padding_mode == "zeros":
             stand_in = Conv2d(child)
+        elif type(child) is nn.MaxPool2d and _is_two_by_two(child):
+            stand_in = MaxPool2d(child)
         if stand_in is None:
             replace_layers(child, prefix=full)
         else:
             setattr(module, name, stand_in)
     return module
+
+
+def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
+    def both(value: Any) -> tuple[int, int]:
+        return value if isinstance(value, tuple) else (value, value)
+
+    plain = not pool.return_indices and both(pool.padding) == (0, 0) and both(pool.dilation) == (1, 1)
+    return plain and both(pool.kernel_size) == both(pool.stride) == (2, 2)

@@ -13,6 +13,7 @@ half precision or packed signs puts such tensors into its message.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeVar, dataclass_transform
@@ -27,7 +28,7 @@ T = TypeVar("T")
 Reduce = Literal["sum", "each"]
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def message(*, reduce: Reduce) -> Callable[[type[T]], type[T]]:
     """Declare a message.
 

@@ -1,8 +1,9 @@
 """The whole vocabulary of a method: what it says, and when.
 
 A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE client; engines stack
-clients. A round is a sequence of *stages* (one, for most methods). In a stage the server selects clients and makes their
-downloads; each client receives, learns in phases, summarizes its rows and uploads; the server takes the replies:
+clients. A round is a sequence of *stages* (one, for most methods). In a stage the server selects clients and makes
+their downloads; each client receives, learns in phases, summarizes its rows and uploads; the server takes the
+replies:
 
 >>> class CountPoints(Method):
 ...     def upload(self, net, own, sums, down, ctx):
@@ -24,10 +25,10 @@ import torch
 from torch import Tensor
 
 from fedgist.core import losses, random
-from fedgist.core.message import Nothing, message, reduction, total
+from fedgist.core.message import Nothing, message, total
 from fedgist.core.net import Architecture, Net, Part
 from fedgist.core.optim import Optimizer
-from fedgist.core.tree import tree
+from fedgist.core.tree import STATIC, tree
 
 Life = Literal["epoch", "round", "run"]
 
@@ -60,9 +61,9 @@ class Context:
     """Where and when a function runs. ``key`` is the source of all randomness: a client's, in its functions."""
 
     key: Tensor
-    task: Task = field(metadata={"static": True})
-    round: int = field(metadata={"static": True})
-    stage: str = field(metadata={"static": True})
+    task: Task = field(metadata=STATIC)
+    round: int = field(metadata=STATIC)
+    stage: str = field(metadata=STATIC)
 
     def draw(self, *purpose: random.Word) -> Tensor:
         """Return a key for one purpose, to be used with :mod:`fedgist.core.random`."""
@@ -241,9 +242,3 @@ class Method:
     def predict(self, net: Net, own: Any, down: Any, x: Tensor, ctx: Context) -> Tensor:
         """Return logits (batch, classes)."""
         return net(x)
-
-
-__all__ = [
-    "Batch", "ClientInfo", "Context", "Count", "Life", "Method", "Net", "Nothing", "Optimizer", "Order", "Part", "Phase",
-    "Replies", "Reply", "Task", "TooFewRepliesError", "Training", "message", "reduction", "tree",
-]  # fmt: skip

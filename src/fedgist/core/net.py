@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgist.core.layers import Conv2d, Pass, current, replace_layers
-from fedgist.core.tree import map_leaves, tree
+from fedgist.core.tree import STATIC, map_leaves, tree
 
 Part = Literal["all", "body", "head", "none"]
 
@@ -56,8 +56,8 @@ class Net:
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    arch: Architecture = field(metadata={"static": True})
-    run: Pass | None = field(default=None, metadata={"static": True})
+    arch: Architecture = field(metadata=STATIC)
+    run: Pass | None = field(default=None, metadata=STATIC)
 
     def features(self, x: Tensor) -> Tensor:
         """Run the body: (batch, *input) -> (batch, m)."""
@@ -143,7 +143,7 @@ def split(
         msg = f"{name} has no linear layer {head!r}; its linear layers: {', '.join(linear) or 'none'}"
         raise ValueError(msg)
     layer = module.get_submodule(head)
-    assert isinstance(layer, nn.Linear)  # noqa: S101  # for the type checker
+    assert isinstance(layer, nn.Linear)  # for the type checker
     if layer.out_features != num_classes:
         msg = f"the head {head!r} of {name} has {layer.out_features} outputs, the data {num_classes} classes"
         raise ValueError(msg)
@@ -182,7 +182,9 @@ def _check(net: Net, whole: nn.Module) -> None:
         raise ValueError(msg)
     with torch.no_grad():
         if not torch.allclose(net.logits(z), whole.eval()(x), rtol=1e-3, atol=1e-4):
-            msg = f"{arch.head!r} is not the last layer of {arch.name}: name the linear layer that makes its logits (head = ...)"
+            msg = (
+                f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes its logits (head = ...)"
+            )
             raise ValueError(msg)
 
 

@@ -1,8 +1,8 @@
 """Optimizers over stacked parameters: row k of every tensor belongs to client k.
 
-Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step counter, so clients that have
-done different numbers of steps can stand in one stack. ``step`` works in place, on the rows it is given: leaving rows out
-leaves their clients untouched.
+Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step counter, so clients that
+have done different numbers of steps can stand in one stack. ``step`` works in place, on the rows it is given: leaving
+rows out leaves their clients untouched.
 
 The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1).
 """
@@ -52,7 +52,9 @@ def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
     )
 
 
-def step(optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState) -> None:
+def step(
+    optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState
+) -> None:
     """Take one step for every row, in place."""
     state.count.add_(1)
     if optimizer.name == "adam":
@@ -64,7 +66,9 @@ def step(optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str,
         if optimizer.name == "sgd":
             p.sub_(g, alpha=optimizer.lr)
         elif optimizer.name == "momentum":
-            m = state.first[name].mul_(optimizer.momentum).add_(g)  # from zero, so the first step is the gradient itself
+            m = (
+                state.first[name].mul_(optimizer.momentum).add_(g)
+            )  # from zero, so the first step is the gradient itself
             p.sub_(m, alpha=optimizer.lr)
         else:
             shape = (-1, *(1 for _ in p.shape[1:]))

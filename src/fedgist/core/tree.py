@@ -16,18 +16,20 @@ from typing import Any, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
-# The registry that torch.func.vmap itself consults; torch has no public door to it that allows fields which are not tensors.
+# The registry that torch.func.vmap itself consults; torch has no public door to it that allows fields which are not
+# tensors.
 from torch.utils import _pytree
 
 T = TypeVar("T")
 SEPARATOR = "/"
+STATIC = {"static": True}  # metadata of a field that vmap does not look into
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def tree(cls: type[T]) -> type[T]:
     """Make ``cls`` a frozen dataclass that vmap looks into.
 
-    A field declared ``field(metadata={"static": True})`` is carried along unseen; every other field holds tensors.
+    A field declared ``field(metadata=STATIC)`` is carried along unseen; every other field holds tensors.
     """
     made = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]  # just made one
@@ -49,7 +51,7 @@ def leaves(value: object) -> list[Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def map_leaves(function: Callable[..., Tensor], value: T, *others: T) -> T:
+def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
     """Apply ``function`` to each tensor of ``value`` (and the tensors at the same place in ``others``)."""
     return typing.cast("T", _pytree.tree_map(function, value, *others))
 
@@ -127,7 +129,7 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
         start = prefix + SEPARATOR if prefix else ""
         keys = dict.fromkeys(k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start))
         return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         fields = [f for f in dataclasses.fields(kind) if not f.metadata.get("static")]
         return kind(**{f.name: _build(hints[f.name], arrays, below(f.name), used) for f in fields})

@@ -1,4 +1,4 @@
-"""Augmentation of image batches, drawn from keys: the same image of the same step is changed alike, wherever it runs."""
+"""Augmentation of image batches, drawn from keys: the same image of the same step is changed alike anywhere."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def check(data: Dataset) -> Dataset:
         if y.dtype != torch.int64 or y.dim() != 1:
             msg = f"{data.name}: {split} labels must be one whole number a row"
             raise DataError(msg)
-        if len(y) and not (0 <= int(y.min()) and int(y.max()) < data.num_classes):
+        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
             msg = f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside 0..{data.num_classes - 1}"
             raise DataError(msg)
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):

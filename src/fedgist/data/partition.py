@@ -34,7 +34,9 @@ class Partition:
     test: Rows
 
 
-def partition(data: Dataset, name: str, num_clients: int, key: Tensor, *, validation: float = 0.0, **options: Any) -> Partition:
+def partition(
+    data: Dataset, name: str, num_clients: int, key: Tensor, *, validation: float = 0.0, **options: Any
+) -> Partition:
     """Divide ``data`` among clients.
 
     Raises
@@ -56,7 +58,7 @@ def partition(data: Dataset, name: str, num_clients: int, key: Tensor, *, valida
     train, test = PARTITIONS[name](data, num_clients, key, **options)
     for client, rows in enumerate(train):
         if len(rows) == 0:
-            msg = f"partition.name = {name!r} leaves client {client} of {num_clients} without training rows; use fewer clients"
+            msg = f"partition.name = {name!r} leaves client {client} of {num_clients} without training rows"
             raise DataError(msg)
     cut = [_hold_out(rows, validation, random.fold(key, "validation", i)) for i, rows in enumerate(train)]
     return Partition(Rows.of([a for a, _ in cut]), Rows.of([b for _, b in cut]), Rows.of([_tensor(r) for r in test]))
@@ -83,7 +85,9 @@ def _labels(data: Dataset) -> tuple[Ints, Ints]:
 
 def iid(data: Dataset, num_clients: int, key: Tensor) -> tuple[list[Ints], list[Ints]]:
     """Shuffle the rows and cut them into equal parts."""
-    train, test = (_generator(key, s).permutation(len(y)) for s, y in zip(("train", "test"), _labels(data), strict=True))
+    train, test = (
+        _generator(key, s).permutation(len(y)) for s, y in zip(("train", "test"), _labels(data), strict=True)
+    )
     return np.array_split(train, num_clients), np.array_split(test, num_clients)
 
 
@@ -121,18 +125,21 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) ->
     return out[0], out[1]
 
 
-def shards(data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2) -> tuple[list[Ints], list[Ints]]:
+def shards(
+    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2
+) -> tuple[list[Ints], list[Ints]]:
     """Give each client ``classes_per_client`` contiguous shards of classes drawn at random: at most so many classes.
 
-    Liang et al. 2020, "Think locally, act globally" (LG-FedAvg), the split that the FedLog paper uses: each label's rows,
-    in data-set order, are cut into ``int(classes_per_client * clients / classes)`` equal shards, leftovers one each to the
-    first shards; a client may draw the same class twice. The test rows are cut with the same draw of classes.
+    Liang et al. 2020, "Think locally, act globally" (LG-FedAvg), the split that the FedLog paper uses: each label's
+    rows, in data-set order, are cut into ``int(classes_per_client * clients / classes)`` equal shards, leftovers one
+    each to the first shards; a client may draw the same class twice. The test rows are cut with the same draw of
+    classes.
     """
     per_class = int(classes_per_client * num_clients / data.num_classes)
     if per_class < 1 or (per_class * data.num_classes) % num_clients:
         msg = (
-            f"partition.classes_per_client = {classes_per_client} with {num_clients} clients makes {per_class} shards of each "
-            f"of {data.num_classes} classes, which cannot be dealt out evenly"
+            f"partition.classes_per_client = {classes_per_client} with {num_clients} clients makes {per_class} shards "
+            f"of each of {data.num_classes} classes, which cannot be dealt out evenly"
         )
         raise DataError(msg)
     deck = np.tile(np.arange(data.num_classes), per_class)
@@ -168,7 +175,9 @@ def pathological(
     holders = np.zeros(data.num_classes, dtype=np.int64)
     shares = np.zeros((data.num_classes, num_clients))
     for client in range(num_clients):
-        chosen = np.lexsort((draw.random(data.num_classes), holders))[:classes_per_client]  # the least held, ties at random
+        chosen = np.lexsort((draw.random(data.num_classes), holders))[
+            :classes_per_client
+        ]  # the least held, ties at random
         holders[chosen] += 1
         shares[chosen, client] = 1.0
     empty = shares.sum(1) == 0  # a class that nobody drew stays unused
@@ -213,5 +222,12 @@ def _share_out(y: Ints, shares: npt.NDArray[np.float64], draw: np.random.Generat
 
 Divide = Callable[..., tuple[list[Ints], list[Ints]]]
 PARTITIONS: MappingProxyType[str, Divide] = MappingProxyType(
-    {"iid": iid, "dirichlet": dirichlet, "size": size, "shards": shards, "pathological": pathological, "natural": natural}
+    {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "size": size,
+        "shards": shards,
+        "pathological": pathological,
+        "natural": natural,
+    }
 )

@@ -1,0 +1,1 @@
+"""Engines: where clients live. Each has one verb, ``ask``, and none knows any method."""

@@ -25,7 +25,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of all clients, by name of the model (``""``, ``"finetuned"``); of the whole test set where one model serves all."""
+    """Scores of all clients by name of the model (``""``, ``"finetuned"``); of the whole test set for one model."""
 
     models: Mapping[str, Score]
     whole: Score | None = None

@@ -40,7 +40,13 @@ class _Probe:
     """Runs a few steps of round 1 on copies of clients, by a candidate plan."""
 
     def __init__(
-        self, method: Method, task: Task, population: Population, settings: Settings, server: Any, memory_limit: int | None
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: Settings,
+        server: Any,
+        memory_limit: int | None,
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
         self.settings = replace(settings, workers=1)
@@ -61,17 +67,20 @@ class _Probe:
         at_once = math.ceil(training.fraction_train * len(clients))
         most = max(1, min(math.ceil(at_once / cores), self.memory_limit // cores // max(1, self._bytes(name))))
         description = {
-            "model": repr(arch.module), "input": arch.input_shape, "method": repr(self.method), "training": repr(training),
-            "most": most, "fixed": fixed, "device": self.settings.device, "rows": int(self.population.train.counts.max()),
+            "model": repr(arch.module), "input": arch.input_shape, "method": repr(self.method),
+            "training": repr(training), "most": most, "fixed": fixed, "device": self.settings.device,
+            "rows": int(self.population.train.counts.max()),
         }  # fmt: skip
         has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
         return remembered(
             description,
-            lambda: choose(lambda plan: self._seconds(name, plan), most, has_convolutions=has_convolutions, fixed=fixed),
+            lambda: choose(
+                lambda plan: self._seconds(name, plan), most, has_convolutions=has_convolutions, fixed=fixed
+            ),
         )
 
     def _prepare(self, name: str, plan: Plan) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
-        assert self.stage is not None  # noqa: S101  # asked for only where something learns
+        assert self.stage is not None  # asked for only where something learns
         arch = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
         ctx = Context(engine.key, self.task, 1, self.stage)

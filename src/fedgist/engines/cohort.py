@@ -2,9 +2,9 @@
 
 Every tensor of the clients has a first dimension K. A method's functions, written for one client, run under
 ``torch.func.vmap``; one backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
-optimizer step moves all. Clients are sorted by their number of steps, so those that still have rows are always the first
-k: the others are simply left out of the step. K = 1 without stacking is the same code, for models that cannot be stacked
-and for a real site.
+optimizer step moves all. Clients are sorted by their number of steps, so those that still have rows are always the
+first k: the others are simply left out of the step. K = 1 without stacking is the same code, for models that cannot
+be stacked and for a real site.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from fedgist.core import optim, random
 from fedgist.core.layers import Pass
 from fedgist.core.message import Shapes, reduction, refuse, shapes
-from fedgist.core.method import Batch, Context, Count, Method, Net, Phase
-from fedgist.core.net import stacked
+from fedgist.core.method import Batch, Context, Count, Method, Phase
+from fedgist.core.net import Net, stacked
 from fedgist.core.optim import Optimizer, OptimizerState
 from fedgist.core.tree import build, leaves, map_leaves, named, take, tree
 from fedgist.data.batches import Examples
@@ -167,7 +167,13 @@ class _Step:
         self, cohort: Cohort, phase: Phase, optimizer: Optimizer, clients: Clients,
         learned: dict[str, Tensor], memory: OptimizerState,
     ) -> None:  # fmt: skip
-        self.cohort, self.optimizer, self.clients, self.learned, self.memory = cohort, optimizer, clients, learned, memory
+        self.cohort, self.optimizer, self.clients, self.learned, self.memory = (
+            cohort,
+            optimizer,
+            clients,
+            learned,
+            memory,
+        )
         loss = phase.loss or cohort.method.loss
 
         def one(values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> Any:
@@ -200,7 +206,8 @@ class _Step:
             optim.step(self.optimizer, self.params, dict(zip(self.params, grads, strict=True)), self.rows)
             for name, new in updates.items():
                 self.clients.net.buffers[name][:count] = new
-        return losses.detach()
+        mine: Tensor = losses.detach()
+        return mine
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
         """Reset the optimizer of the clients that begin an epoch at this step."""
@@ -247,7 +254,7 @@ def _summaries(cohort: Cohort, clients: Clients) -> Any:
     for count, rows in _pieces(cohort.table):
         first, down = _first(cohort, clients, count)
         part = summarize(first.net, cohort.examples.batch(rows), first.own, down, cohort.keys[:count])
-        sums = part if sums is None else map_leaves(lambda all_, new: _add_first(all_, new), sums, part)
+        sums = part if sums is None else map_leaves(_add_first, sums, part)
     return sums
 
 
@@ -264,7 +271,7 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Any]:
 def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Cut a table of rows into pieces of bounded size; each names how many clients, from the first, it has rows for."""
     width = max(1, ROWS_AT_ONCE // max(1, len(table)))
-    pieces = table.split(width, dim=1) if table.shape[1] else [table.new_full((len(table), 1), -1)]
+    pieces = torch.split(table, width, dim=1) if table.shape[1] else [table.new_full((len(table), 1), -1)]
     for index, rows in enumerate(pieces):
         somebody = (rows >= 0).any(1).nonzero()
         count = len(table) if index == 0 or not len(somebody) else int(somebody[-1]) + 1
@@ -272,7 +279,7 @@ def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def marks(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Predict rows: whether each is right, and its cross-entropy; both like ``table`` (K, rows), 0 where there is none."""
+    """Predict rows: whether each is right, and its cross-entropy; both (K, rows), 0 where there is none."""
 
     def one(net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         logits = cohort.method.predict(net, own, down, batch.x, cohort.at(key))
@@ -296,7 +303,9 @@ def template(method: Method, ctx: Context, architecture: str, down: Any) -> Shap
     """What a valid upload of this stage looks like: found by making one from a start and a row of zeros."""
     net = ctx.task.starts[architecture]
     x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
-    batch = Batch(x, torch.zeros(1, dtype=torch.int64, device=x.device), torch.ones(1, dtype=torch.bool, device=x.device))
+    batch = Batch(
+        x, torch.zeros(1, dtype=torch.int64, device=x.device), torch.ones(1, dtype=torch.bool, device=x.device)
+    )
     with torch.no_grad():
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
         sums = method.summarize(net, batch, own, down, ctx)
@@ -307,7 +316,8 @@ def template(method: Method, ctx: Context, architecture: str, down: Any) -> Shap
 def settle(message: Any, expected: Shapes, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what the server may see, and who was refused and why.
 
-    Of messages that sum, the total is made first: if it is finite, so is every term, and nothing else need be looked at.
+    Of messages that sum, the total is made first: if it is finite, so is every term, and nothing else need be looked
+    at.
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message

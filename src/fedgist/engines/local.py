@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.message import payload_bytes, reduction
-from fedgist.core.method import ClientInfo, Context, Method, Nothing, Order, Replies, Reply, Task
+from fedgist.core.message import Nothing, payload_bytes, reduction
+from fedgist.core.method import ClientInfo, Context, Method, Order, Replies, Reply, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.optim import OptimizerState
-from fedgist.core.tree import build, map_leaves, named, same, stack, take, tree
+from fedgist.core.tree import STATIC, build, map_leaves, named, same, stack, take, tree
 from fedgist.data.batches import Examples
 from fedgist.data.order import Rows
 from fedgist.engines import cohort as trainer
@@ -55,20 +55,16 @@ class Settings:
     min_replies: int = 1
 
 
-def _static() -> Any:
-    return field(metadata={"static": True})
-
-
 @tree
 class _Task:
     """What a worker is told: plain numbers and messages."""
 
-    round: int = _static()
-    stage: str = _static()
-    ids: tuple[int, ...] = _static()
-    architecture: str = _static()
-    broadcast: bool = _static()
-    split: Split | None = _static()  # None: train and upload
+    round: int = field(metadata=STATIC)
+    stage: str = field(metadata=STATIC)
+    ids: tuple[int, ...] = field(metadata=STATIC)
+    architecture: str = field(metadata=STATIC)
+    broadcast: bool = field(metadata=STATIC)
+    split: Split | None = field(metadata=STATIC)  # None: train and upload
     down: Any
     rows: Tensor | None = None  # the rows on which one shared model is evaluated
 
@@ -77,8 +73,8 @@ class _Task:
 class _Done:
     """What a worker answers: the accepted uploads (their sum, if they sum), who was refused and why, mean losses."""
 
-    accepted: tuple[int, ...] = _static()
-    refused: dict[int, str] = _static()
+    accepted: tuple[int, ...] = field(metadata=STATIC)
+    refused: dict[int, str] = field(metadata=STATIC)
     message: Any
     losses: Tensor
 
@@ -86,7 +82,9 @@ class _Done:
 class LocalEngine:
     """All clients on this machine, in one process or several."""
 
-    def __init__(self, method: Method, task: Task, population: Population, settings: Settings, plans: Mapping[str, Plan]) -> None:
+    def __init__(
+        self, method: Method, task: Task, population: Population, settings: Settings, plans: Mapping[str, Plan]
+    ) -> None:
         """``plans`` says for each architecture how its clients are stacked."""
         self.method, self.task, self.population, self.settings = method, task, population, settings
         self.plans = dict(plans)
@@ -131,7 +129,9 @@ class LocalEngine:
         results = self.crew.run(tasks)
         at = torch.tensor([i for task in tasks for i in task.ids]).argsort()
         names = results[0].keys()
-        return Scores({n: map_leaves(lambda *a: torch.cat([v.cpu() for v in a])[at], *(r[n] for r in results)) for n in names})
+        return Scores(
+            {n: map_leaves(lambda *a: torch.cat([v.cpu() for v in a])[at], *(r[n] for r in results)) for n in names}
+        )
 
     def trial(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> tuple[Cohort, Clients]:
         """The first cohort of these orders, ready to train: for timing; what it learns is not kept."""
@@ -160,10 +160,14 @@ class LocalEngine:
 
     # What follows runs in the workers, but for the cutting of tasks.
 
-    def _tasks(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split | None) -> Iterator[_Task]:
+    def _tasks(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split | None
+    ) -> Iterator[_Task]:
         counts = self._counts(split or "train")
         # by architecture, then by steps, then by client: arrival order cannot matter
-        ranked = sorted(range(len(orders)), key=lambda i: (orders[i].architecture, -counts[orders[i].client], orders[i].client))
+        ranked = sorted(
+            range(len(orders)), key=lambda i: (orders[i].architecture, -counts[orders[i].client], orders[i].client)
+        )
         names = sorted({o.architecture for o in orders})
         for name in names:
             members = [i for i in ranked if orders[i].architecture == name]
@@ -225,15 +229,17 @@ class LocalEngine:
         alike = len(self.task.architectures) == 1 and all(same(d, downs[0]) for d in downs)
         stateless = self.method.keeps == "none" and not any(h.arrays for h in self.homes.values())
         merged = self.method.merges_clients
-        return (merged or (alike and stateless)) and not self.method.before_test(Context(self.key, self.task, 0, "evaluate"))
+        return (merged or (alike and stateless)) and not self.method.before_test(
+            Context(self.key, self.task, 0, "evaluate")
+        )
 
     def _score_shared(self, ctx: Context, order: Order, down: Any, split: Split) -> Scores:
         """Evaluate one model once on all rows of a split, then give each client its own rows' share."""
         on_test = split in {"client", "test"}
         everything = torch.arange(len((self.population.test_examples if on_test else self.population.examples).y))
         tasks = [
-            _Task(ctx.round, ctx.stage, (order.client,), order.architecture, True, split, down, piece)  # noqa: FBT003
-            for piece in everything.split(PIECE)
+            _Task(ctx.round, ctx.stage, (order.client,), order.architecture, True, split, down, piece)
+            for piece in torch.split(everything, PIECE)
         ]
         done = [result[""] for result in self.crew.run(tasks)]
         right, loss = torch.cat([r.cpu() for r, _ in done]).to(torch.int64), torch.cat([v.cpu() for _, v in done])
@@ -258,7 +264,9 @@ class LocalEngine:
 
     def _counts(self, split: Split) -> list[int]:
         counts: list[int] = (
-            [len(self.population.test_examples.y)] * len(self.population.clients) if split == "test" else self._rows(split).counts.tolist()
+            [len(self.population.test_examples.y)] * len(self.population.clients)
+            if split == "test"
+            else self._rows(split).counts.tolist()
         )
         return counts
 
@@ -297,10 +305,12 @@ class LocalEngine:
             home.put(task.ids, self._kept(clients))
 
     def _clients(self, task: _Task) -> Clients:
-        """The cohort's clients as they are at home, or at their start; what does not stay home is the common start's."""
+        """The cohort's clients as they are at home, or at their start; what does not stay home is the common start."""
         home, arch = self.homes[task.architecture], self.laid_out[task.architecture]
         for client in home.absent(task.ids):
-            home.put([client], {n: a.unsqueeze(0) for n, a in self._kept(self._newcomer(client, task.architecture)).items()})
+            home.put(
+                [client], {n: a.unsqueeze(0) for n, a in self._kept(self._newcomer(client, task.architecture)).items()}
+            )
         net = stacked(self._start_net(arch), len(task.ids))
         if not home.arrays:
             own = build(self.own_type, {})

@@ -1,7 +1,7 @@
 """FedAvg: clients train the global model, the server averages their weights by rows.
 
-McMahan, Moore, Ramage, Hampson, Arcas 2017, "Communication-efficient learning of deep networks from decentralized data",
-algorithm 1. With several architectures, the average is taken within each. See docs/methods/fedavg.md.
+McMahan, Moore, Ramage, Hampson, Arcas 2017, "Communication-efficient learning of deep networks from decentralized
+data", algorithm 1. With several architectures, the average is taken within each. See docs/methods/fedavg.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedgist.core.averaging import Averages, Weighted, Weights, average, start, weighted
-from fedgist.core.method import Context, Count, Method, Net, Nothing, Order, Part, Replies
+from fedgist.core.message import Nothing
+from fedgist.core.method import Context, Count, Method, Order, Replies
+from fedgist.core.net import Net, Part
 
 
 @dataclass(frozen=True)
@@ -36,5 +38,5 @@ class FedAvg(Method):
         return weighted(net, sums), own
 
     def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
-        """w = sum_k n_k w_k / n."""
+        """W = sum_k n_k w_k / n."""
         return average(server, replies)

@@ -25,8 +25,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.message import message
-from fedgist.core.method import Batch, Context, Life, Method, Net, Nothing, Order, Part, Phase, Replies, Task
+from fedgist.core.message import Nothing, message
+from fedgist.core.method import Batch, Context, Life, Method, Order, Phase, Replies, Task
+from fedgist.core.net import Net, Part
 from fedgist.core.optim import Optimizer, init, step
 
 
@@ -162,14 +163,15 @@ def map_head(s: Tensor, nu: float) -> Tensor:
 def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
     """Ascend eq. 14 by Adam from ``eta``, as the paper does; the objective is divided by nu + n."""
     adam = Optimizer("adam", lr=lr)
-    flat = eta.reshape(1, -1).clone()
-    state = init(adam, flat)
-    t = (nu + s[:, 0].sum()).clamp(min=1.0)
+    params = {"eta": eta.unsqueeze(0).clone()}
+    state = init(adam, params)
+    t = nu + s[:, 0].sum()
     for _ in range(steps):
-        now = flat.view_as(eta)
+        now = params["eta"][0]
         p = torch.softmax(now.square().sum(1) / 4, dim=0).unsqueeze(1)
-        step(adam, flat, (p * now / 2 * (nu + s[:, 0].sum()) - s).div(t).view(1, -1), state)
-    return flat.view_as(eta)
+        gradient = t * p * now / 2 - s  # of minus the objective
+        step(adam, params, {"eta": (gradient / t.clamp(min=1.0)).unsqueeze(0)}, state)
+    return params["eta"][0]
 
 
 def _omega(z: Tensor) -> Tensor:

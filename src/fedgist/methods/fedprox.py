@@ -13,7 +13,9 @@ from torch import Tensor
 
 from fedgist.core.averaging import Averages, Weighted, Weights, average, start, weighted
 from fedgist.core.losses import cross_entropy, proximal
-from fedgist.core.method import Batch, Context, Count, Method, Net, Nothing, Order, Part, Replies
+from fedgist.core.message import Nothing
+from fedgist.core.method import Batch, Context, Count, Method, Order, Replies
+from fedgist.core.net import Net, Part
 
 
 @dataclass(frozen=True)
@@ -50,5 +52,5 @@ class FedProx(Method):
         return weighted(net, sums), own
 
     def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
-        """w = sum_k n_k w_k / n."""
+        """W = sum_k n_k w_k / n."""
         return average(server, replies)

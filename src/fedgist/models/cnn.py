@@ -1,4 +1,7 @@
-"""Small convolutional nets of the papers."""
+"""Small convolutional nets of the papers.
+
+Where a paper says ReLU, then max-pooling, the pooling comes first here: the two commute, and ReLU has a quarter to do.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def fedlog_cifar(input_shape: Sequence[int], num_classes: int, *, dropout: float
     _expect(input_shape, 32)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 6, 5), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(6, 16, 5), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
+            conv1=nn.Conv2d(input_shape[0], 6, 5), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
+            conv2=nn.Conv2d(6, 16, 5), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(400, 120), relu3=nn.ReLU(),
             fc2=nn.Linear(120, 100), relu4=nn.ReLU(), drop=nn.Dropout(dropout),
@@ -41,9 +44,10 @@ def lenet5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """The LeNet5 of representation sharing, about 30 thousand parameters; features are 84 numbers in (-1, 1)."""
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2), relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(6, 16, 5, padding=2), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2),
-            conv3=nn.Conv2d(16, 120, 3, padding=1), relu3=nn.ReLU(), pool3=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
+            conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
+            conv2=nn.Conv2d(6, 16, 5, padding=2), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
+            conv3=nn.Conv2d(16, 120, 3, padding=1), relu3=nn.ReLU(),
+            pool3=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
             fc1=nn.Linear(120, 84), tanh=nn.Tanh(),
             fc2=nn.Linear(84, num_classes),
         )

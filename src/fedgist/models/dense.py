@@ -13,7 +13,9 @@ def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
-def mlp(input_shape: Sequence[int], num_classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> nn.Module:
+def mlp(
+    input_shape: Sequence[int], num_classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0
+) -> nn.Module:
     """Linear and ReLU layers of widths ``hidden``, then the head; dropout before the head."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)

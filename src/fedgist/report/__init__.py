@@ -1,0 +1,1 @@
+"""Reports: run directories into tables and pictures; reads files only."""

@@ -1,0 +1,1 @@
+"""Runs: recipes, the round loop, records and checkpoints."""

@@ -117,7 +117,9 @@ def run(
     given = Given(
         data=_dataset(data),
         clients=None if clients is None else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients],
-        clients_test=None if clients_test is None else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients_test],
+        clients_test=None
+        if clients_test is None
+        else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients_test],
         groups=_groups(model, own_start=own_start),
         method=method,
         root=None if data_root is None else Path(data_root),
@@ -158,7 +160,9 @@ def _enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     if (folder / checkpoints.FILE).exists() and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
-        msg = f"{folder} holds a run ({done} rounds done); go on: fedgist run --resume {folder}; or start again: --overwrite"
+        msg = (
+            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; or anew: --overwrite"
+        )
         raise RecipeError(msg)
     for name in (str(checkpoints.FILE), ROUNDS, "clients.jsonl", RESULT, RECIPE):
         (folder / name).unlink(missing_ok=True)
@@ -182,7 +186,8 @@ def settings(recipe: Recipe) -> Settings:
     """Return what the local engine needs to know."""
     return Settings(
         seed=recipe.seed, own_start=recipe.clients.init == "own", device=_device(recipe.engine.device),
-        workers=None if recipe.engine.workers == "auto" else recipe.engine.workers, min_replies=recipe.privacy.min_replies,
+        min_replies=recipe.privacy.min_replies,
+        workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
     )  # fmt: skip
 
 
@@ -206,7 +211,13 @@ def load_run(folder: Path, given: Given | None = None) -> Federation:
         msg = f"{folder} has no checkpoint yet: its models are not saved"
         raise RecipeError(msg)
     world, server = open_world(read(folder / RECIPE), given or Given())
-    engine = LocalEngine(world.method, world.task, world.population, replace(settings(world.recipe), workers=1), world.recipe.engine.plans)
+    engine = LocalEngine(
+        world.method,
+        world.task,
+        world.population,
+        replace(settings(world.recipe), workers=1),
+        world.recipe.engine.plans,
+    )
     federation = Federation(world, engine, server)
     federation.restore(saved)
     return federation
@@ -282,7 +293,11 @@ def _stoppable(observer: Observer) -> Iterator[Callable[[], bool]]:
 def versions() -> dict[str, str]:
     """Return what a result depends on."""
     names = ("fedgist", "torch", "numpy")
-    return {"python": platform.python_version(), **{n: metadata.version(n) for n in names}, "cores": str(os.cpu_count())}
+    return {
+        "python": platform.python_version(),
+        **{n: metadata.version(n) for n in names},
+        "cores": str(os.cpu_count()),
+    }
 
 
 def _dataset(data: Any) -> Dataset | None:

@@ -56,7 +56,7 @@ def load(folder: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             number = json.loads(file.metadata()["fedgist"])["round"]
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:

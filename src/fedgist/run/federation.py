@@ -151,7 +151,10 @@ def start_server(world: World) -> Any:
 
 
 def loop(
-    federation: Federation, keep: Callable[[Line, Sequence[Line]], None], save: Callable[[], None], stop: Callable[[], bool]
+    federation: Federation,
+    keep: Callable[[Line, Sequence[Line]], None],
+    save: Callable[[], None],
+    stop: Callable[[], bool],
 ) -> bool:
     """Go through the remaining rounds; return False if asked to stop before the last one.
 

@@ -50,7 +50,7 @@ class ClientModel(nn.Module):
     def probabilities(self, x: Tensor, batch: int = 512) -> Tensor:
         """Probabilities (rows, classes) of raw examples."""
         with torch.no_grad():
-            parts = [torch.softmax(self(piece), dim=-1) for piece in x.split(batch)]
+            parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(x, batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
 
 

@@ -239,7 +239,8 @@ def _check_tables(tables: Any) -> None:
         try:
             TrainSection.model_validate(table.get("train", {}))
         except ValidationError as error:
-            raise RecipeError(f"methods.{name}.train.{_first(error, TrainSection)}") from error
+            msg = f"methods.{name}.train.{_first(error, TrainSection)}"
+            raise RecipeError(msg) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:

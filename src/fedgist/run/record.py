@@ -62,7 +62,7 @@ def to_json(value: Any) -> str:
 
 
 def summary(rounds: list[Line], key: str) -> dict[str, Any]:
-    """Return final, best and last-10 mean of a column, each labelled; the best is never what is reported as the result."""
+    """Return final, best and last-10 mean of a column, each labelled; the best is never the result."""
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values:
         return {}

@@ -79,7 +79,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     data = read_data(recipe, given)
     natural = recipe.partition.name == "natural" and data.clients is not None
     if natural and "num_clients" not in recipe.clients.model_fields_set:
-        assert data.clients is not None  # noqa: S101  # for the type checker
+        assert data.clients is not None  # for the type checker
         found = recipe.clients.model_copy(update={"num_clients": int(data.clients.max()) + 1})
         recipe = recipe.model_copy(update={"clients": found})
     parts = divide(recipe, data, given, random.fold(root, "partition"))
@@ -127,7 +127,7 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
         )  # fmt: skip
     train = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in given.clients])
     for rows, size, what in ((train.rows, len(data.y), "training"),):
-        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < size):
+        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < size):
             msg = f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are {size}"
             raise RecipeError(msg)
     everything = torch.arange(len(data.y_test))
@@ -249,18 +249,13 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
     out: dict[int, set[int]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                number, client = int(row["round"]), int(row["client"])
-                if not 0 <= client < num_clients:
-                    msg = f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
-                    raise RecipeError(msg)
-                out.setdefault(number, set()).add(client)
-    except (OSError, KeyError, TypeError, UnicodeDecodeError) as error:
+            pairs = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
         msg = f"clients.availability: {path} is no file of 'round,client' lines ({error})"
         raise RecipeError(msg) from error
-    except RecipeError:
-        raise
-    except ValueError as error:
-        msg = f"clients.availability: {path}: {error}"
-        raise RecipeError(msg) from error
+    for number, client in pairs:
+        if not 0 <= client < num_clients:
+            msg = f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
+            raise RecipeError(msg)
+        out.setdefault(number, set()).add(client)
     return out

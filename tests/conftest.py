@@ -1,0 +1,22 @@
+"""What many tests need: a small world, and a user's cache of their own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+DATA = os.environ.get("FEDGIST_DATA")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep measured plans out of the user's cache, and the tests apart from what is in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def data_sets() -> Path:
+    """The folder of the real data sets; without it the test is skipped."""
+    if DATA is None:
+        pytest.skip("FEDGIST_DATA is not set: the real data sets are not here")
+    return Path(DATA)
