@@ -60,7 +60,10 @@ def two_architectures(method: str) -> dict[str, Any]:
     """Two models where a method can have them (they end in features of one width)."""
     if METHODS[method].merges_clients:
         return {}
-    return {"wide": {"model": "mlp", "hidden": [7, 5], "share": 0.4}, "flat": {"model": "mlp", "hidden": [5], "share": 0.6}}
+    return {
+        "wide": {"model": "mlp", "hidden": [7, 5], "share": 0.4},
+        "flat": {"model": "mlp", "hidden": [5], "share": 0.6},
+    }
 
 
 @dataclass
@@ -91,7 +94,9 @@ def trace(here: World, plan: Plan = Plan(2), rounds: int = 3) -> Trace:
             lines.append({k: v for k, v in line.items() if not k.startswith("time/")})
             details += several
         saved = fed.checkpoint()
-        state = {f"server/{k}": v for k, v in saved.server.items()} | {f"clients/{k}": v.clone() for k, v in saved.clients.items()}
+        state = {f"server/{k}": v for k, v in saved.server.items()} | {
+            f"clients/{k}": v.clone() for k, v in saved.clients.items()
+        }
     finally:
         fed.engine.close()
     return Trace(lines, details, state)

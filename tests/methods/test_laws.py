@@ -183,8 +183,14 @@ def test_9_restored_from_a_checkpoint_equals_uninterrupted(name: str) -> None:
     lines = [drop_times(second.advance()[0]) for _ in range(2)]
     assert lines == whole.rounds[-2:]
     end = second.checkpoint()
-    assert equal({k: v for k, v in whole.state.items() if k.startswith("clients/")}, {f"clients/{k}": v for k, v in end.clients.items()})
-    assert equal({k: v for k, v in whole.state.items() if k.startswith("server/")}, {f"server/{k}": v for k, v in end.server.items()})
+    assert equal(
+        {k: v for k, v in whole.state.items() if k.startswith("clients/")},
+        {f"clients/{k}": v for k, v in end.clients.items()},
+    )
+    assert equal(
+        {k: v for k, v in whole.state.items() if k.startswith("server/")},
+        {f"server/{k}": v for k, v in end.server.items()},
+    )
 
 
 @EVERY

@@ -61,9 +61,12 @@ class Net:
 
     def features(self, x: Tensor) -> Tensor:
         """Run the body: (batch, *input) -> (batch, m)."""
+        module = self.arch.module
+        if module.training != (self.run is not None):  # a user's module may ask whether it is being trained
+            module.train(self.run is not None)
         token = current.set(self.run)
         try:
-            out: Tensor = functional_call(self.arch.module, {**self.body, **self.buffers}, (x,))
+            out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
         finally:
             current.reset(token)
         return out

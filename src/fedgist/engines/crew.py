@@ -92,7 +92,9 @@ class Crew:
             warnings.simplefilter("ignore", DeprecationWarning)
             for _ in range(self.size):
                 here, there = fork.Pipe()
-                process = fork.Process(target=_serve, args=(self.work, there, here), daemon=True)
+                process = fork.Process(
+                    target=_serve, args=(self.work, there, [*(c for _, c in self.workers), here]), daemon=True
+                )
                 process.start()
                 there.close()
                 self.workers.append((process, here))
@@ -129,9 +131,10 @@ class Crew:
         return value
 
 
-def _serve(work: Work, connection: Connection, parents_end: Connection) -> None:
+def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection]) -> None:
     """Do tasks until the other end is closed."""
-    parents_end.close()
+    for end in parents_ends:  # forking copied them: while a copy is open, nobody sees that the parent closed it
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, daemon=True).start()
