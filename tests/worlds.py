@@ -37,7 +37,7 @@ def blobs(seed: int = 0, features: int = 6, classes: int = CLASSES) -> Dataset:
 
 def rows() -> list[torch.Tensor]:
     """Contiguous rows of each client."""
-    return list(torch.split(torch.arange(sum(SIZES)), SIZES))
+    return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
 
 
 def world(method: str = "fedavg", *, given: dict[str, Any] | None = None, **sections: Any) -> World:

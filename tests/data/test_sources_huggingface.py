@@ -38,7 +38,7 @@ class Split:
 
 
 def split(rows: int, **columns: list[Any]) -> Split:
-    standard = {
+    standard: dict[str, Any] = {
         "image": [Image.fromarray(array) for array in PIXELS[:rows]], "label": [1, 0, 1, 0, 1, 1][:rows],
         "v": list(range(rows)), "w": [[1.0, float(i)] for i in range(rows)], "who": list("babbab")[:rows],
     }  # fmt: skip

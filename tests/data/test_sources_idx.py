@@ -71,7 +71,7 @@ def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
     ],
 )
 def test_broken_files(tmp_path: Path, changed: dict[str, bytes], message: str) -> None:
-    write(tmp_path, **changed)
+    write(tmp_path, **changed)  # type: ignore[arg-type]  # the names of files are keywords
     with pytest.raises(DataError, match=message):
         load("mnist", root=tmp_path)
 

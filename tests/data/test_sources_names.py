@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_unknown_names() -> None:
         ("folder", {"path": __file__}, "is not a folder"),
     ],
 )
-def test_wrong_options(name: str, options: dict[str, object], message: str) -> None:
+def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load(name, **options)
 

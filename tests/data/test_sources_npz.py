@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ X = RNG.normal(3, 2, (20, 4))
 Y = np.arange(20) % 2
 
 
-def read(path: Path, arrays: dict[str, object], **options: object) -> Dataset:
+def read(path: Path, arrays: dict[str, Any], **options: Any) -> Dataset:
     np.savez(path / "x.npz", **arrays)  # type: ignore[arg-type]
     return load("npz", path=str(path / "x.npz"), **options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ def write(path: Path, text: str, name: str = "table.csv") -> Path:
     return path / name
 
 
-def read(path: Path, text: str, **options: object) -> Dataset:
+def read(path: Path, text: str, **options: Any) -> Dataset:
     return load("table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options})
 
 

@@ -101,7 +101,7 @@ def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> N
     state = trace(with_model(Normed, "local")).state
     means = state["clients/mine/net/norm.running_mean"]
     assert means.shape == (len(SIZES), 4)
-    assert len(means.unique(dim=0)) == len(SIZES)
+    assert len(torch.unique(means, dim=0)) == len(SIZES)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])

@@ -214,14 +214,15 @@ def show(
         figures.curves_png(found, png)
         console.print(f"drawn in {png}")
     elif any(run.rounds for run in found):
-        curve = figures.curve_text(found, min(console.width, 100), color=console.is_terminal)
-        console.print(Text.from_ansi(curve))
+        console.print(Text(figures.curves_text(found, min(console.width, 100))))
 
 
 @app.command()
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
-    data: Annotated[Path, typer.Argument(help="Examples: .npz with x, .csv/.parquet, or a folder of images.")],
+    data: Annotated[
+        Path, typer.Argument(help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder.")
+    ],
     client: ClientId,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file. [default: standard output]")] = None,
     data_root: DataRoot = None,

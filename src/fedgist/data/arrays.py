@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,14 @@ from fedgist.data.base import DataError, Dataset
 from fedgist.data.files import existing, first_line
 
 _ARRAYS = ("x", "y", "x_test", "y_test", "clients", "clients_test")
-_CHANNELS = (1, 3)
+CHANNELS = (1, 3)
 _IMAGES = 4  # dimensions of a stack of images
 
 
 def npz(*, path: str | Path, test_fraction: float = 0.2) -> Dataset:
     """Read the arrays x and y, and x_test, y_test, clients and clients_test where the file has them."""
     file = existing(path)
-    found = _load(file)
+    found = read_arrays(file, lambda held: [name for name in held if name in _ARRAYS])
     for name in ("x", "y", *(("y_test",) if "x_test" in found else ())):
         if name not in found:
             msg = f"{file.name} has no array {name!r}; it holds {', '.join(found) or 'nothing'}"
@@ -39,23 +40,27 @@ def features(x: Values, what: str) -> Tensor:
         raise DataError(msg)
     if x.dtype == np.uint8 and x.ndim == _IMAGES - 1:
         x = x[:, None]
-    if x.ndim == _IMAGES and x.shape[3] in _CHANNELS and x.shape[1] not in _CHANNELS:
+    if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else np.float32
     with np.errstate(over="ignore"):  # a number too large becomes infinite, which the check of the data set reports
         return torch.from_numpy(np.array(x, dtype=kind, order="C"))
 
 
-def _load(file: Path) -> dict[str, Values]:
+def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[str, Values]:
+    """Return those arrays of an .npz file that ``wanted`` names when told all names, or that of an .npy as ''."""
     name = ""
     try:
         with file.open("rb") as opened:  # here, because np.load leaves a broken file open
             found = np.load(opened, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return {"": found}
             arrays = {}
-            for name in found.files if isinstance(found, np.lib.npyio.NpzFile) else ():
-                if name in _ARRAYS and isinstance(array := found[name], np.ndarray):
-                    arrays[name] = array
+            for name in wanted(found.files):
+                arrays[name] = np.asarray(found[name])  # what is no array is bytes, and then one of no dimensions
             return arrays
+    except DataError:
+        raise
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         place = f"{file.name}: the array {name!r}" if name else file.name
         msg = f"{place} cannot be read: {first_line(error)}"

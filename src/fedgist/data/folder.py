@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedgist.data.base import DataError, Dataset
 from fedgist.data.files import existing, first_line, need
 from fedgist.data.images import pixels, size_of, stack
 
-_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _BROKEN = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, ArithmeticError, struct.error,
            zlib.error)  # fmt: skip
 
@@ -28,7 +28,7 @@ def folder(
     train = top / "train" if (top / "train").is_dir() else top
     test = next((top / name for name in ("test", "val") if train != top and (top / name).is_dir()), None)
     listed, listed_test = _listed(train), [] if test is None else _listed(test)
-    x = stack(_pictures([file for file, _ in listed + listed_test], size_of(image_size)))
+    x = stack(pictures([file for file, _ in listed + listed_test], size_of(image_size)))
     labels = np.array([label for _, label in listed + listed_test], dtype=object)
     here = len(listed)
     parts = Examples(x[:here], labels[:here]), Examples(x[here:], labels[here:])
@@ -43,27 +43,38 @@ def _listed(place: Path) -> list[tuple[Path, str]]:
         raise DataError(msg)
     found = []
     for entry in classes:
-        images = sorted(file for file in entry.iterdir() if file.suffix.lower() in _ENDINGS and file.name[0] != ".")
-        if not images:
-            msg = f"{entry} holds no images ({', '.join(_ENDINGS)})"
-            raise DataError(msg)
-        found += [(file, entry.name) for file in images]
+        found += [(file, entry.name) for file in _images(entry, entry.iterdir())]
     return found
 
 
-def _pictures(files: list[Path], size: tuple[int, int] | None) -> Iterator[Values]:
-    """Yield each image in the given size, or in the first one's."""
+def images_below(place: Path) -> list[Path]:
+    """Return all images in a folder and the folders in it, in sorted order."""
+    return _images(place, place.rglob("*"))
+
+
+def _images(place: Path, files: Iterable[Path]) -> list[Path]:
+    """Return those files below ``place`` that are images, in sorted order; hidden ones are none."""
+    found = [file for file in files if file.suffix.lower() in ENDINGS]
+    images = sorted(file for file in found if not any(part[0] == "." for part in file.relative_to(place).parts))
+    if not images:
+        msg = f"{place} holds no images ({', '.join(ENDINGS)})"
+        raise DataError(msg)
+    return images
+
+
+def pictures(files: list[Path], size: tuple[int, ...] | None, channels: int | None = None) -> Iterator[Values]:
+    """Yield each image in the given size, or in the first one's, with one or three channels or as many as it has."""
     pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
     for file in files:
-        picture = _picture(pillow, file, size)
+        picture = _picture(pillow, file, size, channels)
         size = size or picture.shape[1:]
         yield picture
 
 
-def _picture(pillow: Any, file: Path, size: tuple[int, int] | None) -> Values:
+def _picture(pillow: Any, file: Path, size: tuple[int, ...] | None, channels: int | None) -> Values:
     try:
         with pillow.open(file) as image:
-            return pixels(image, size, str(file))
+            return pixels(image, size, str(file), channels)
     except DataError:
         raise
     except (*_BROKEN, pillow.DecompressionBombError) as error:

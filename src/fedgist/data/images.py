@@ -29,12 +29,12 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
             raise DataError(msg)
 
 
-def pixels(image: Any, size: tuple[int, int] | None, what: str) -> Values:
-    """Return an image as bytes (channels, height, width): one channel if it is grey, three if not."""
+def pixels(image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None) -> Values:
+    """Return an image as bytes (channels, height, width): by default one channel if it is grey, three if not."""
     if image.mode.split(";")[0] in _DEEP:
         msg = f"{what} has more than 8 bits a pixel (mode {image.mode}); convert it first"
         raise DataError(msg)
-    grey = image.mode in _GREY
+    grey = image.mode in _GREY if channels is None else channels == 1
     if "transparency" in image.info:
         image = image.convert("RGBA")
     image = image.convert("L" if grey else "RGB")

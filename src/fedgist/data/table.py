@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,29 +33,51 @@ def table(
     test_fraction: float = 0.2, ignore: list[str] | None = None,
 ) -> Dataset:  # fmt: skip
     """Read a table: a column of labels, perhaps one of clients, and all others are numbers or categories."""
-    train = load_table(existing(path))
-    columns = list(train.frame.columns)
-    expect(train, [label, *([] if client is None else [client]), *(ignore or [])])
-    numbered = is_number(train, label)
-    if test is None:
-        mask = held_out(_labels(train, label, numbered=numbered), test_fraction)
-        train, rest = train.take(~mask), train.take(mask)
-    else:
-        rest = load_table(existing(test))
-    learned = [_learn(train, name) for name in columns if name not in {label, client, *(ignore or [])}]
-    if not learned:
-        msg = f"{train.name} has no column beside the label"
-        raise DataError(msg)
-    expect(rest, [label, *(column.name for column in learned)])
+    whole, mask = _split(path, label, client, test, test_fraction, ignore)
+    train, rest = whole.take(~mask), whole.take(mask) if test is None else load_table(existing(test))
+    learned = _learned(train, {label, client, *(ignore or [])})
+    expect(rest, [label])
+    numbered = is_number(whole, label)
     first, second = (
-        Examples(
-            torch.cat([_encode(part, column) for column in learned], dim=1),
-            _labels(part, label, numbered=numbered),
-            _clients(part, client),
-        )
+        Examples(encode(part, learned), _labels(part, label, numbered=numbered), _clients(part, client))
         for part in (train, rest)
     )
     return _keep_categories(dataset(train.name, first, second), learned)
+
+
+def encode_like(file: Path, options: Mapping[str, Any]) -> Tensor:
+    """Return a table without need of labels, encoded as the training rows of the data set with these options."""
+    given = inspect.signature(table).bind(**options)
+    given.apply_defaults()
+    whole, mask = _split(**given.arguments)
+    aside = {given.arguments["label"], given.arguments["client"], *(given.arguments["ignore"] or [])}
+    return encode(load_table(file), _learned(whole.take(~mask), aside))
+
+
+def encode(found: Table, columns: list[Column]) -> Tensor:
+    """Return the columns as numbers (rows, numbers and categories)."""
+    expect(found, [column.name for column in columns])
+    return torch.cat([_encode(found, column) for column in columns], dim=1)
+
+
+def _split(
+    path: str | Path, label: str, client: str | None, test: str | Path | None, test_fraction: float,
+    ignore: list[str] | None,
+) -> tuple[Table, Values]:  # fmt: skip
+    """Return the table, and which of its rows are test rows."""
+    whole = load_table(existing(path))
+    expect(whole, [label, *([] if client is None else [client]), *(ignore or [])])
+    if test is not None:
+        return whole, np.zeros(len(whole.frame), dtype=bool)
+    return whole, held_out(_labels(whole, label, numbered=is_number(whole, label)), test_fraction)
+
+
+def _learned(train: Table, aside: set[str | None]) -> list[Column]:
+    columns = [_learn(train, name) for name in train.frame.columns if name not in aside]
+    if not columns:
+        msg = f"{train.name} has no column beside the label"
+        raise DataError(msg)
+    return columns
 
 
 def _labels(found: Table, name: str, *, numbered: bool) -> Values:

@@ -13,6 +13,7 @@ from fedgist.data.base import DataError
 from fedgist.data.files import first_line, need
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+TABLES = (*_SEPARATORS, ".parquet")
 _NEED = "reading tables needs pandas: pip install 'fedgist[table]'"
 _EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # how CSV files write a number that is not there
 
@@ -34,7 +35,7 @@ def load_table(file: Path) -> Table:
     """Read a table, every cell of a .csv or .tsv file as text."""
     need("pandas", _NEED)
     kind = file.suffix.lower()
-    if kind not in {*_SEPARATORS, ".parquet"}:
+    if kind not in TABLES:
         msg = f"{file.name} is no table that can be read; .csv, .tsv and .parquet can"
         raise DataError(msg)
     try:

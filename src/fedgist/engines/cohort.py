@@ -289,7 +289,7 @@ def marks(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -
     predict = cohort.lift(one, (0, 0, cohort.down_dim, 0, 0))
     right, losses = torch.zeros_like(table, dtype=torch.bool), torch.zeros_like(table, dtype=torch.float32)
     start = 0
-    for count, rows in _pieces(table):
+    for count, rows in _pieces(table) if table.shape[1] else ():
         first, down = _first(cohort, clients, count)
         end = min(start + rows.shape[1], table.shape[1])
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Curves and partitions as pictures: PNG by matplotlib, or in the terminal by plotext."""
+"""Curves and partitions as pictures: PNG by matplotlib, or in characters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgist.report.chart import chart
 from fedgist.report.runs import ACCURACY, ReportError, RunFiles
 
 
-def need(name: str) -> Any:
+def _need(name: str) -> Any:
     """Import a plotting library, or say how to get it."""
     try:
         return importlib.import_module(name)
@@ -21,7 +22,7 @@ def need(name: str) -> Any:
 
 def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
     """Accuracy by round, and by bytes sent, of several runs; the band is the spread over clients."""
-    figure_class = need("matplotlib.figure").Figure
+    figure_class = _need("matplotlib.figure").Figure
     figure = figure_class(figsize=(10, 4), layout="constrained")
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
     for run in runs:
@@ -51,26 +52,18 @@ def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
     _save(figure, path)
 
 
-def curve_text(runs: Sequence[RunFiles], width: int = 78, height: int = 16, *, color: bool = True) -> str:
+def curves_text(runs: Sequence[RunFiles], width: int = 78) -> str:
     """Accuracy by round, in characters."""
-    plot = need("plotext")
-    plot.clear_figure()
-    plot.plotsize(width, height)
-    plot.theme("clear")
-    for run, marker in zip(runs, "●▲■◆+x○△", strict=False):
-        rounds, values = run.column(ACCURACY)
-        if rounds:
-            plot.plot(rounds, [100 * v for v in values], label=run.name, marker=marker if not color else "braille")
-    plot.xlabel("round")
-    plot.ylabel("accuracy %")
-    text: str = plot.build()
-    plot.clear_figure()
-    return text if color else str(plot.uncolorize(text))
+    curves = {}
+    for run in runs:
+        name = run.name if run.name not in curves else str(run.folder)
+        curves[name] = [(float(r), 100 * v) for r, v in zip(*run.column(ACCURACY), strict=True)]
+    return chart(curves, width, x_label="round", y_label="accuracy, mean of clients, %")
 
 
 def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
     """Who has what: a bubble for each client and class, its area the rows."""
-    figure_class = need("matplotlib.figure").Figure
+    figure_class = _need("matplotlib.figure").Figure
     figure = figure_class(figsize=(max(5.0, 0.22 * len(counts) + 2), 0.3 * len(classes) + 1.5), layout="constrained")
     axes = figure.subplots()
     most = max((n for line in counts for n in line), default=1) or 1

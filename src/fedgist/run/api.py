@@ -171,11 +171,12 @@ def _enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
 
 def open_world(recipe: Recipe, given: Given) -> tuple[World, Any]:
     """Return the world of a recipe, its plans chosen and written into the recipe, and the server's first state."""
+    how = settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world)
     engine = recipe.engine
     plans = choose_plans(
-        world.method, world.task, world.population, settings(recipe), server, engine.plans,
+        world.method, world.task, world.population, how, server, engine.plans,
         cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size, memory_limit=engine.memory_limit,
     )  # fmt: skip
     engine = engine.model_copy(update={"plans": plans})

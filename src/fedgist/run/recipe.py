@@ -189,16 +189,16 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     """Make a recipe from nested dictionaries and ``section.key=value`` settings."""
     changes = dict(_setting(text) for text in settings)
-    tables = raw.get("methods", {})
     merged = {key: value for key, value in raw.items() if key != "methods"}
+    tables = _table(raw, "methods")
     _check_tables(tables)
-    given = merged.get("method", {})
-    name = changes.get("method.name", given.get("name", MethodSection().name) if isinstance(given, Mapping) else "")
-    table = dict(tables.get(name, {}))
+    given = _table(raw, "method")
+    name = changes.get("method.name", given.get("name", MethodSection().name))
+    table = dict(tables.get(name, {})) if isinstance(name, str) else {}
     train = table.pop("train", {})
-    mine = given if isinstance(given, Mapping) and given.get("name", name) == name else {}
+    mine = given if given.get("name", name) == name else {}
     merged["method"] = {**table, **mine, "name": name}
-    merged["train"] = {**merged.get("train", {}), **train}
+    merged["train"] = {**_table(raw, "train"), **train}
     for key, value in changes.items():
         _put(merged, key, value)
     try:
@@ -230,11 +230,17 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
         raise RecipeError(text if text.startswith("method.") else f"{where} = {first['input']!r}: {text}") from error
 
 
-def _check_tables(tables: Any) -> None:
-    for name, table in tables.items() if isinstance(tables, Mapping) else [("", None)]:
-        if not isinstance(table, Mapping):
-            msg = f"methods.{name}: expected a table of hyper-parameters"
-            raise RecipeError(msg)
+def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
+    value = raw.get(key, {})
+    if not isinstance(value, Mapping):
+        msg = f"{prefix}{key} = {value!r}: expected a table"
+        raise RecipeError(msg)
+    return value
+
+
+def _check_tables(tables: Mapping[str, Any]) -> None:
+    for name in tables:
+        table = _table(tables, name, "methods.")
         build_method(name, {k: v for k, v in table.items() if k != "train"}, f"methods.{name}")
         try:
             TrainSection.model_validate(table.get("train", {}))

@@ -1,0 +1,200 @@
+"""Time and memory of a round against bare PyTorch loops, interleaved in one run.
+
+    python bench/bench.py [--out bench.json] [--repeats 5] [--only W1 W3]
+
+A ratio is the fastest bare loop's best round over fedgist's best round: how many times as fast. Memory is the peak of
+all processes of a run, shared pages counted once (Linux: the sum of their proportional set sizes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from fedgist.engines.crew import default_workers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workloads import W1, W1_DROPOUT, W2, W3, W3_LARGE, WORKLOADS, Workload, bare_rounds, fedgist_rounds
+
+TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
+LIMITS = {"W1.memory_ratio": 2.0, "W3_large.time_ratio": 1.3, "W3_large.memory_ratio": 1.3}
+
+
+def main() -> None:
+    """Run what was asked for, print a table, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--only", nargs="*", default=["W1", "W1 with dropouts", "W2", "W3", "large", "memory", "shares"]
+    )
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        _rounds_for_memory(*args.memory_of)
+        return
+    figures: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "repeats": args.repeats}
+    for work in (W1, W1_DROPOUT, W2, W3):
+        if work.name in args.only:
+            figures |= times(work, args.repeats)
+    if "large" in args.only:
+        figures |= large(args.repeats)
+    if "memory" in args.only:
+        figures |= memory()
+    if "shares" in args.only:
+        figures |= shares()
+    for key, value in figures.items():
+        goal = (
+            f"  (at least {TARGETS[key]})" if key in TARGETS else f"  (at most {LIMITS[key]})" if key in LIMITS else ""
+        )
+        print(f"{key:44s} {value:.3f}{goal}" if isinstance(value, float) else f"{key:44s} {value}{goal}")
+    if args.out:
+        args.out.write_text(json.dumps(figures, indent=2) + "\n")
+        print(f"written to {args.out}")
+
+
+def times(work: Workload, repeats: int) -> dict[str, float]:
+    """Seconds a round of every contender, one round each in turn."""
+    threads = torch.get_num_threads()
+    kinds = [(False, 1), (False, threads)] + ([(True, 1), (True, threads)] if work.optimizer == "adam" else [])
+    bare = {f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n) for f, n in kinds}
+    seconds: dict[str, list[float]] = {}
+    one = fedgist_rounds(work, workers=1)
+    every = fedgist_rounds(work)
+    with one as with_one, every as with_all:
+        contenders = {f"fedgist, {default_workers('cpu')} workers": with_all, "fedgist, 1 worker": with_one, **bare}
+        for repeat in range(repeats + 1):
+            for name, round_of in contenders.items():
+                took = round_of()
+                if repeat:  # the first round of each warms up
+                    seconds.setdefault(name, []).append(took)
+    torch.set_num_threads(threads)
+    out: dict[str, float] = {}
+    key = work.name.replace(" with dropouts", "_dropout")
+    for name, values in seconds.items():
+        out[f"{key}: {name}, best s"] = min(values)
+        out[f"{key}: {name}, median s"] = statistics.median(values)
+    fastest = min(min(v) for n, v in seconds.items() if n.startswith("bare"))
+    ours = min(v for n, values in seconds.items() if n.startswith("fedgist") for v in values)
+    out[f"{key}.ratio"] = fastest / ours
+    medians = [statistics.median(v) for n, v in seconds.items() if n.startswith("bare")]
+    out[f"{key}.median_ratio"] = min(medians) / min(
+        statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
+    )
+    return out
+
+
+def large(repeats: int) -> dict[str, float]:
+    """W3 with ten times the clients, as many of them a round: time, and memory beyond the data."""
+    seconds: dict[str, list[float]] = {W3.name: [], W3_LARGE.name: []}
+    with fedgist_rounds(W3) as few, fedgist_rounds(W3_LARGE) as many:
+        for repeat in range(repeats * 3 + 1):
+            for name, one in ((W3.name, few), (W3_LARGE.name, many)):
+                took = one()
+                if repeat:
+                    seconds[name].append(took)
+    beyond = {}
+    for work in (W3, W3_LARGE):
+        data = work.data()
+        beyond[work.name] = peak("fedgist", work.name) - data.x.numel() - 8 * data.y.numel()
+    return {
+        "W3_large.time_ratio": statistics.median(seconds[W3_LARGE.name]) / statistics.median(seconds[W3.name]),
+        "W3_large.memory_ratio": beyond[W3_LARGE.name] / beyond[W3.name],
+    }
+
+
+def memory() -> dict[str, float]:
+    """Peak memory of W1, fedgist and the bare loop."""
+    ours, bare = peak("fedgist", W1.name), peak("bare", W1.name)
+    return {"W1: fedgist, peak MB": ours / 1e6, "W1: bare, peak MB": bare / 1e6, "W1.memory_ratio": ours / bare}
+
+
+def peak(kind: str, workload: str) -> int:
+    """Run three rounds in a process of its own; return the peak of what all its processes hold."""
+    command = [sys.executable, __file__, "--memory-of", kind, workload]
+    most = 0
+    with subprocess.Popen(command) as process:
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            held = 0
+            for one in [root, *_children(root)]:
+                try:
+                    held += one.memory_full_info().pss
+                except (psutil.Error, AttributeError):
+                    continue
+            most = max(most, held)
+            time.sleep(0.02)
+    if process.returncode:
+        sys.exit(f"measuring the memory of {kind} {workload} failed")
+    return most
+
+
+def _children(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return root.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _rounds_for_memory(kind: str, workload: str) -> None:
+    work = WORKLOADS[workload]
+    if kind == "bare":
+        one = bare_rounds(work, fused=False, threads=torch.get_num_threads())
+        for _ in range(3):
+            one()
+        return
+    with fedgist_rounds(work) as one_of_ours:
+        for _ in range(3):
+            one_of_ours()
+
+
+def shares() -> dict[str, float]:
+    """What of a 10-round run of FedLog's MNIST experiment (on random images) is start-up and evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = Path(folder, "random.npz")
+        draw = np.random.default_rng(0)
+        images = {
+            name: draw.integers(0, 256, (n, 28, 28), dtype=np.uint8) for name, n in (("x", 3000), ("x_test", 10000))
+        }
+        labels = {"y": np.arange(3000) % 10, "y_test": np.arange(10000) % 10}
+        np.savez(arrays, **images, **labels)  # type: ignore[arg-type]  # numpy's stubs take a flag among the arrays
+        changes = {"train.num_rounds": 10, "data.name": "npz", "data.path": arrays}
+        settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+        command = [
+            sys.executable,
+            "-m",
+            "fedgist.cli",
+            "run",
+            "fedlog/mnist",
+            "--quiet",
+            "--out",
+            f"{folder}/run",
+            *settings,
+        ]
+        begin = time.perf_counter()
+        subprocess.run(command, check=True)
+        whole = time.perf_counter() - begin
+        lines = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
+    rounds = sum(line["time/round_s"] for line in lines)
+    training = sum(line["time/train_s"] for line in lines)
+    return {
+        "10 rounds of FedLog's MNIST: whole s": whole,
+        "10 rounds of FedLog's MNIST: share of start-up": (whole - rounds) / whole,
+        "10 rounds of FedLog's MNIST: share of evaluation": (rounds - training) / whole,
+    }
+
+
+if __name__ == "__main__":
+    main()

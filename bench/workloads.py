@@ -1,0 +1,128 @@
+"""The workloads, and the two ways to go through a round of them: fedgist, and a bare PyTorch loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from fedgist.data.base import Dataset
+from fedgist.engines.local import LocalEngine
+from fedgist.models import MODELS
+from fedgist.run.api import open_world, settings
+from fedgist.run.federation import Federation
+from fedgist.run.recipe import make
+from fedgist.run.world import Given
+
+NEVER = 10**6  # rounds between evaluations: what is timed is training
+
+
+@dataclass(frozen=True)
+class Workload:
+    """So many clients with so many random images each, of which a share trains in a round."""
+
+    name: str
+    clients: int
+    sampled: int
+    rows: int
+    shape: tuple[int, ...]
+    model: dict[str, Any]
+    optimizer: str
+    lr: float
+    batch_size: int
+    epochs: int
+
+    def data(self) -> Dataset:
+        """Random images and labels: what is in them does not matter to the time."""
+        draw = torch.Generator().manual_seed(0)
+        count = self.clients * self.rows
+
+        def images(number: int) -> torch.Tensor:
+            return torch.randint(0, 256, (number, *self.shape), dtype=torch.uint8, generator=draw)
+
+        x, y = images(count), torch.randint(0, 10, (count,), generator=draw)
+        return Dataset("random", x, y, images(1000), torch.randint(0, 10, (1000,), generator=draw), 10, scale=255.0)
+
+    def module(self) -> nn.Module:
+        """The model."""
+        options = {k: v for k, v in self.model.items() if k != "name"}
+        return MODELS[self.model["name"]](self.shape, 10, **options)
+
+
+W1 = Workload("W1", 50, 50, 60, (1, 28, 28), {"name": "fedlog_mnist", "dropout": 0.0}, "adam", 1e-3, 10, 5)
+W1_DROPOUT = replace(W1, name="W1 with dropouts", model={"name": "fedlog_mnist", "dropout": 0.5})
+W2 = Workload("W2", 100, 100, 500, (3, 32, 32), {"name": "fedlog_cifar", "dropout": 0.0}, "adam", 5e-4, 50, 1)
+W3 = Workload("W3", 1000, 100, 20, (1, 28, 28), {"name": "mlp", "hidden": [64]}, "sgd", 0.1, 20, 1)
+W3_LARGE = replace(W3, name="W3 with 10,000 clients", clients=10_000)
+WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
+
+
+@contextmanager
+def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Callable[[], float]]:
+    """Yield a function that does one round of FedAvg and returns its seconds."""
+    recipe = make(
+        {
+            "model": work.model,
+            "method": {"name": "fedavg"},
+            "clients": {"num_clients": work.clients},
+            "evaluate": {"every": NEVER},
+            "engine": {"workers": workers},
+            "train": {
+                "num_rounds": NEVER, "fraction_train": work.sampled / work.clients, "local_epochs": work.epochs,
+                "batch_size": work.batch_size, "optimizer": work.optimizer, "lr": work.lr,
+            },
+        }
+    )  # fmt: skip
+    rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
+    world, server = open_world(recipe, Given(data=work.data(), clients=rows, clients_test=[rows[0][:1]] * work.clients))
+    engine = LocalEngine(world.method, world.task, world.population, settings(world.recipe), world.recipe.engine.plans)
+    federation = Federation(world, engine, server)
+
+    def one() -> float:
+        begin = time.perf_counter()
+        federation.advance()
+        return time.perf_counter() - begin
+
+    try:
+        yield one
+    finally:
+        engine.close()
+
+
+def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], float]:
+    """Return a function that does the same by one module and ``torch.optim``, client after client."""
+    data = work.data()
+    x, y = data.x.float().div_(255), data.y
+    module = work.module()
+    glob = {k: v.clone() for k, v in module.state_dict().items()}
+
+    def optimizer() -> torch.optim.Optimizer:
+        if work.optimizer == "sgd":
+            return torch.optim.SGD(module.parameters(), lr=work.lr)
+        return torch.optim.Adam(module.parameters(), lr=work.lr, fused=fused or None)
+
+    def one() -> float:
+        torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        total = {k: torch.zeros_like(v) for k, v in glob.items()}
+        for client in torch.randperm(work.clients)[: work.sampled].tolist():
+            module.load_state_dict(glob)
+            steps = optimizer()
+            for _ in range(work.epochs):
+                for rows in torch.split(torch.randperm(work.rows) + client * work.rows, work.batch_size):
+                    steps.zero_grad()
+                    torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
+                    steps.step()
+            for name, value in module.state_dict().items():
+                total[name] += work.rows * value
+        for name, value in total.items():
+            glob[name] = value / (work.rows * work.sampled)
+        return time.perf_counter() - begin
+
+    return one

@@ -1,0 +1,5 @@
+"""``python -m fedgist.cli``."""
+
+from fedgist.cli.main import main
+
+main()

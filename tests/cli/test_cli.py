@@ -1,0 +1,298 @@
+"""The commands, end to end, as processes: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fedgist.core import random as keyed
+from fedgist.run import checkpoint
+
+SMALL = [
+    "--set",
+    "train.num_rounds=4",
+    "--set",
+    "engine.cohort_size=3",
+    "--set",
+    "data.train_rows=300",
+    "--set",
+    "train.local_epochs=1",
+]
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    def call(*args: object, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedgist.cli", *(str(a) for a in args)],
+            cwd=tmp_path, env={**os.environ, "COLUMNS": "120", **env}, timeout=120,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return call
+
+
+def rounds(folder: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    both = {**{f"s/{k}": v for k, v in saved.server.items()}, **{f"c/{k}": v for k, v in saved.clients.items()}}
+    return {k: v.numpy().tobytes() for k, v in both.items()}
+
+
+def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "demo", *SMALL, "--out", "here")
+    assert done.stdout.count("round ") >= 4
+    assert "round 4/4  accuracy" in done.stdout
+    assert "\x1b" not in done.stdout
+    here = tmp_path / "here"
+    assert {p.name for p in here.iterdir()} == {
+        "recipe.toml",
+        "rounds.jsonl",
+        "clients.jsonl",
+        "result.json",
+        "checkpoint",
+    }
+    line = rounds(here)[-1]
+    assert line["comm/up_bytes"] == line["comm/down_bytes"] == 10 * 33 * 10 * 4
+    result = json.loads((here / "result.json").read_text())
+    assert result["status"] == "finished"
+    assert result["eval/client/accuracy_mean"]["final"] == line["eval/client/accuracy_mean"]
+    assert "cohort_size = 3" in (here / "recipe.toml").read_text()
+    assert len((here / "clients.jsonl").read_text().splitlines()) == 4 * 10
+
+
+def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:
+    done = cli("run", *SMALL, "--json", "--out", "a")
+    assert [json.loads(line)["round"] for line in done.stdout.splitlines()] == [1, 2, 3, 4]
+    assert cli("run", *SMALL, "--quiet", "--out", "b").stdout == ""
+
+
+def test_several_seeds_have_their_own_folders_and_a_mean_with_its_error(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", *SMALL, "--seeds", 2, "--out", "many", "--set", "seed=5")
+    assert sorted(p.name for p in (tmp_path / "many").iterdir()) == ["seed-5", "seed-6"]
+    assert "fedlog, 2 seeds" in done.stdout
+    assert "±" in done.stdout
+    assert rounds(tmp_path / "many/seed-5") != rounds(tmp_path / "many/seed-6")
+    shown = cli("show", "many").stdout
+    assert "±" in shown
+
+
+def test_show_draws_a_table_a_curve_and_a_png(cli: Cli, tmp_path: Path) -> None:
+    cli("run", *SMALL, "--quiet", "--out", "a")
+    cli("run", *SMALL, "--quiet", "--out", "b", "--set", "method.name=fedavg")
+    text = cli("show", "a", "b").stdout
+    assert "fedlog" in text
+    assert "fedavg" in text
+    assert "round" in text
+    cli("show", "a", "b", "--png", "c.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_partition_prints_who_has_what_and_draws_it(cli: Cli, tmp_path: Path) -> None:
+    done = cli("partition", "demo", "--png", "p.png")
+    assert "10 clients" in done.stdout
+    assert "pathological" in done.stdout
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [
+        ("methods", "fedprox"),
+        ("datasets", "cifar10"),
+        ("models", "resnet9"),
+        ("recipes", "fedlog/mnist"),
+        ("partitions", "shards"),
+    ],
+)
+def test_list_names_what_there_is(cli: Cli, what: str, word: str) -> None:
+    assert word in cli("list", what).stdout
+
+
+def test_help_teaches_every_command(cli: Cli) -> None:
+    text = cli("--help").stdout
+    for command in ("run", "list", "partition", "show", "predict", "export"):
+        assert command in text
+        assert len(cli(command, "--help").stdout) > 100
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--set", "train.lrr=1"], "train.lrr: unknown key; did you mean 'lr'?"),
+        (["--set", "method.name=fedlogg"], "unknown method 'fedlogg'; did you mean 'fedlog'?"),
+        (["--set", "partition.alpha=0"], "partition.alpha"),
+        (
+            ["--set", "clients.num_clients=60", "--set", "data.train_rows=50"],
+            "clients.num_clients = 60, but digits has only 50 training samples",
+        ),
+        (["--set", "model.name=nowhere:net", "--set", "clients.architectures={}"], "model.name = 'nowhere:net'"),
+        (["--set", "clients.architectures={mlp=0.5,lenet5=0.5}"], "all bodies need one feature width"),
+        (["--set", "data.name=mnist", "--data-root", "none"], "--data-root or FEDGIST_DATA"),
+        (["--set", "engine.device=gpu9"], "engine.device = 'gpu9'"),
+        (["--seeds", "0"], "--seeds"),
+        (["nothing.toml"], "no recipe nothing.toml"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, args: list[str], says: str) -> None:
+    env = {"FEDGIST_DATA": ""} if "mnist" in str(args) else {}
+    done = cli("run", *args, "--out", "x", code=2, **env)
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    if "--seeds" not in args:
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_data_that_cannot_be_trusted_are_refused(cli: Cli, tmp_path: Path) -> None:
+    raw = tmp_path / "data/MNIST/raw"
+    raw.mkdir(parents=True)
+    (raw / "train-images-idx3-ubyte").write_bytes((2051).to_bytes(4, "big") + (5).to_bytes(4, "big") * 3 + b"xx")
+    labels = (2049).to_bytes(4, "big") + (5).to_bytes(4, "big") + bytes(5)
+    for name in ("train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+        (raw / name).write_bytes(labels)
+    done = cli("run", "fedlog/mnist", "--data-root", "data", "--out", "x", code=2)
+    assert "train-images-idx3-ubyte" in done.stderr
+    cifar = tmp_path / "data/cifar-10-batches-py"
+    cifar.mkdir()
+    for name in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+        "batches.meta",
+    ):
+        (cifar / name).write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
+    done = cli("run", "fedlog/cifar10", "--data-root", "data", "--out", "x", code=2)
+    assert "refused" in done.stderr
+    assert not (tmp_path / "owned").exists()
+    (tmp_path / "t.csv").write_text("a,diagnosis\n1,x\n2,\n3,y\n")
+    table = ["--set", "data.name=table", "--set", "data.path=t.csv", "--set", "data.label=diagnosis"]
+    done = cli("run", *table, "--out", "x", code=2)
+    assert "diagnosis" in done.stderr
+
+
+def test_a_folder_that_holds_a_run_is_kept(cli: Cli) -> None:
+    cli("run", *SMALL, "--quiet", "--out", "a")
+    done = cli("run", *SMALL, "--out", "a", code=2)
+    assert "--resume a" in done.stderr
+    assert "--overwrite" in done.stderr
+    assert "is finished" in cli("run", "--resume", "a").stdout
+    cli("run", *SMALL, "--quiet", "--out", "a", "--overwrite")
+
+
+def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fedgist(cli: Cli, tmp_path: Path) -> None:
+    cli("run", *SMALL, "--quiet", "--out", "a")
+    from fedgist.data import load  # noqa: PLC0415
+
+    x = load("digits").x_test[:9]
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    table = list(csv.DictReader(io.StringIO(cli("predict", "a", "x.npz", "--client", 3).stdout)))
+    assert len(table) == 9
+    for row in table:
+        probabilities = [float(row[f"p_{c}"]) for c in range(10)]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+        assert row["label"] == str(int(np.argmax(probabilities)))
+    cli("export", "a", "--client", 3, "-o", "m.pt2")
+    script = (
+        "import sys, torch, numpy as np\n"
+        "model = torch.export.load('m.pt2').module()\n"
+        "x = torch.tensor(np.load('x.npz')['x'], dtype=torch.float32)\n"
+        "print(torch.softmax(model(x), 1).tolist()); assert 'fedgist' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    again = torch.tensor(json.loads(done.stdout))
+    assert torch.allclose(again, torch.tensor([[float(row[f"p_{c}"]) for c in range(10)] for row in table]), atol=1e-4)
+    cli("export", "a", "--client", 3, "-o", "m.safetensors")
+    assert "unknown suffix" in cli("export", "a", "--client", 3, "-o", "m.onnx", code=2).stderr
+    assert "clients 0..9" in cli("predict", "a", "x.npz", "--client", 10, code=2).stderr
+
+
+def start(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedgist.cli", *args],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path: Path, lines: int, limit: float = 60.0) -> None:
+    end = time.monotonic() + limit
+    while not path.exists() or len(path.read_text().splitlines()) < lines:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+LONG = ["--set", "train.num_rounds=12", "--set", "engine.cohort_size=3", "--set", "data.train_rows=600",
+        "--set", "engine.checkpoint_every=2",
+        "--set", "engine.workers=2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
+    cli: Cli, tmp_path: Path, number: signal.Signals
+) -> None:
+    cli("run", *LONG, "--quiet", "--out", "whole")
+    process = start(tmp_path, "run", *LONG, "--out", "cut")
+    wait_for(tmp_path / "cut/rounds.jsonl", 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "fedgist run --resume cut" in err
+    cli("run", *(["--resume", "cut"] if (tmp_path / "cut/recipe.toml").exists() else [*LONG, "--out", "cut"]))
+    assert rounds(tmp_path / "cut") == rounds(tmp_path / "whole")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(cli: Cli, tmp_path: Path) -> None:
+    began = time.monotonic()
+    cli("run", *LONG, "--quiet", "--out", "whole")
+    span = time.monotonic() - began
+    draws = keyed.uniform(keyed.key(0, "kill"), (20,)).tolist()
+    kills = 0
+    for i, draw in enumerate(draws):  # one run, killed again and again, each time at another moment
+        args = ["--resume", "cut"] if (tmp_path / "cut/recipe.toml").exists() else [*LONG, "--out", "cut"]
+        if i % 5 == 4:  # and from the start again
+            args = [*LONG, "--out", "cut", "--overwrite"]
+        process = start(tmp_path, "run", *args)
+        time.sleep(draw * span)
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        kills += process.poll() is None
+        process.kill()
+        process.communicate(timeout=60)
+        psutil.wait_procs(children, timeout=10)
+        assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE], (
+            "a worker was left behind"
+        )
+    assert kills >= 12
+    cli("run", *(["--resume", "cut"] if (tmp_path / "cut/recipe.toml").exists() else [*LONG, "--out", "cut"]))
+    assert rounds(tmp_path / "cut") == rounds(tmp_path / "whole")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")

@@ -1,0 +1,84 @@
+"""Weighted averages of weights against numpy's, one architecture at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedgist.core import averaging
+from fedgist.core.averaging import Averages, Weighted, Weights
+from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
+from fedgist.core.net import Net, split
+from fedgist.core.optim import Optimizer
+from fedgist.core.random import key
+
+ROWS = (7.0, 1.0, 30.0, 4.0)
+
+
+def net(seed: int, hidden: int = 3) -> Net:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
+
+    return split(build, (2,), 2).start(seed)
+
+
+def reply(client: int, architecture: str, value: Weighted) -> Reply:
+    return Reply(Order(client, architecture), 1, value)
+
+
+def numpy_mean(nets: list[Net], rows: list[float], name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    values = np.stack([n.state()[name].double().numpy() for n in nets])
+    return np.asarray(np.average(values, axis=0, weights=rows))
+
+
+def test_the_average_is_numpys_weighted_mean_within_each_architecture() -> None:
+    # rejects a plain mean, and one over all clients, whatever their architecture
+    nets = [net(0), net(1, 5), net(2), net(3, 5)]
+    kinds = ["small", "large", "small", "large"]
+    replies = Replies(
+        each=tuple(
+            reply(i, k, averaging.weighted(n, Count(torch.tensor(r))))
+            for i, (k, n, r) in enumerate(zip(kinds, nets, ROWS, strict=True))
+        )
+    )
+    server = Averages({"small": Weights(net(9).state()), "large": Weights(net(9, 5).state())})
+    new = averaging.average(server, replies)
+    for offset, kind in enumerate(("small", "large")):
+        arrays = new.weights[kind].arrays
+        assert set(arrays) == set(nets[offset].state())
+        for name, array in arrays.items():
+            expected = numpy_mean(nets[offset::2], list(ROWS[offset::2]), name)
+            np.testing.assert_allclose(array.numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_totals_average_like_the_replies_they_are_made_of() -> None:
+    a, b = (averaging.weighted(net(i), Count(torch.tensor(r))) for i, r in enumerate(ROWS[:2]))
+    added = Weighted({n: a.arrays[n] + b.arrays[n] for n in a.arrays}, a.rows + b.rows)
+    server = Averages({"one": Weights(net(9).state())})
+    whole = averaging.average(server, Replies(parts=(("one", added, 2),)))
+    split_up = averaging.average(server, Replies(each=(reply(0, "one", a), reply(1, "one", b))))
+    torch.testing.assert_close(whole.weights["one"].arrays, split_up.weights["one"].arrays)
+
+
+def test_an_architecture_that_nobody_answered_for_keeps_its_weights() -> None:
+    server = Averages({"heard": Weights(net(0).state()), "silent": Weights(net(1, 5).state())})
+    value = averaging.weighted(net(2), Count(torch.tensor(3.0)))
+    new = averaging.average(server, Replies(each=(reply(0, "heard", value),)))
+    assert new.weights["silent"] is server.weights["silent"]
+    for name, array in new.weights["heard"].arrays.items():
+        torch.testing.assert_close(array, net(2).state()[name])
+
+
+def test_only_the_part_asked_for_is_sent() -> None:
+    def names(value: dict[str, Tensor]) -> set[str]:
+        return set(value)
+
+    one = net(0)
+    head = averaging.weighted(one, Count(torch.tensor(2.0)), "head")
+    assert names(head.arrays) == {"2.weight", "2.bias"}
+    torch.testing.assert_close(head.arrays["2.weight"], 2 * one.params["2.weight"])
+    training = Training(1, 1.0, 1, 8, Optimizer())
+    ctx = Context(key(0), Task((2,), 2, 1, {"one": one.arch}, {"one": one}, training), 0, "")
+    assert names(averaging.start(ctx, "body").weights["one"].arrays) == set(one.state("body"))
+    assert averaging.start(ctx).weights["one"].arrays["0.weight"] is one.params["0.weight"]

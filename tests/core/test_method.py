@@ -1,0 +1,103 @@
+"""What a server sees of its clients, and whom it asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgist.core import random
+from fedgist.core.method import (
+    ClientInfo,
+    Context,
+    Count,
+    Method,
+    Order,
+    Replies,
+    Reply,
+    Task,
+    TooFewRepliesError,
+    Training,
+)
+from fedgist.core.optim import Optimizer
+
+
+def count(rows: float) -> Count:
+    return Count(torch.tensor(rows))
+
+
+SUMS = Replies(parts=(("b", count(3), 2), ("a", count(5), 1), ("b", count(7), 4)))
+EACH = Replies(each=tuple(Reply(Order(i, "ab"[i % 2]), 1, count(2.0**i)) for i in range(4)))
+
+
+def test_totals_add_all_clients_or_those_of_one_architecture() -> None:
+    assert (float(SUMS.total().rows), len(SUMS)) == (15.0, 7)
+    assert (float(SUMS.by("b").total().rows), len(SUMS.by("b"))) == (10.0, 6)
+    assert (float(EACH.total().rows), len(EACH)) == (15.0, 4)
+    assert (float(EACH.by("b").total().rows), len(EACH.by("b"))) == (10.0, 2)
+    assert SUMS.architectures == EACH.architectures == ("a", "b")
+
+
+def test_messages_that_sum_are_never_seen_one_by_one() -> None:
+    with pytest.raises(TypeError, match="only ever seen as a total"):
+        iter(SUMS)
+    assert [r.order.client for r in EACH] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("replies", [SUMS, EACH])
+def test_a_total_over_too_few_clients_is_refused(replies: Replies) -> None:
+    size = len(replies)
+    enough = Replies(replies.parts, replies.each, min_replies=size)
+    assert float(enough.total().rows) == 15.0
+    with pytest.raises(TooFewRepliesError, match=f"a total over {size} replies; privacy.min_replies is {size + 1}"):
+        Replies(replies.parts, replies.each, min_replies=size + 1).total()
+    with pytest.raises(TooFewRepliesError):  # the floor holds within an architecture too
+        enough.by("a").total()
+
+
+def test_nobody_has_no_total() -> None:
+    with pytest.raises(TooFewRepliesError):
+        Replies().total()
+    with pytest.raises(TooFewRepliesError):
+        SUMS.by("c").total()
+
+
+def context(clients: int, fraction: float, key: torch.Tensor) -> Context:
+    training = Training(1, fraction, 1, 8, Optimizer())
+    return Context(key, Task((4,), 3, clients, {}, {}, training), 1, "train")
+
+
+def online(ids: Sequence[int]) -> list[ClientInfo]:
+    return [ClientInfo(i, ("own", "pool")) for i in ids]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.floats(0.01, 1.0), st.sets(st.integers(0, 39)), st.integers(0, 99))
+def test_by_default_a_sorted_sample_of_those_online_is_asked_for_its_own_model(
+    clients: int, fraction: float, away: set[int], seed: int
+) -> None:
+    here = [i for i in range(clients) if i not in away]
+    orders = Method().select(None, online(here), context(clients, fraction, random.key(seed)))
+    ids = [o.client for o in orders]
+    assert ids == sorted(set(ids))
+    assert set(ids) <= set(here)
+    assert len(ids) == min(len(here), max(1, round(fraction * clients)))
+    assert all(o.architecture == "own" and o.hears == () for o in orders)
+
+
+def test_every_client_is_asked_as_often_and_another_key_asks_others() -> None:
+    # rejects the first so many, and a draw that ignores its key
+    def ask(seed: int) -> tuple[int, ...]:
+        orders = Method().select(None, online(range(10)), context(10, 0.3, random.key(0, seed)))
+        return tuple(o.client for o in orders)
+
+    draws = [ask(seed) for seed in range(600)]
+    assert len(set(draws)) > 90  # of 120
+    assert draws[0] == ask(0)
+    times = Counter(i for draw in draws for i in draw)
+    assert scipy.stats.chisquare(list(times.values())).pvalue > 0.01

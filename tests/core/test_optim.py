@@ -1,0 +1,95 @@
+"""Optimizers over stacked clients against torch.optim, client by client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgist.core.optim import Optimizer, OptimizerName, OptimizerState, init, step
+from fedgist.core.tree import leaves, take
+
+STEPS = (7, 4, 1)  # of each client: sorted, as an engine sorts them
+SHAPES: dict[str, tuple[int, ...]] = {"weight": (4, 3), "bias": (4,), "scale": ()}
+TOLERANCE = {torch.float32: (3e-6, 1e-7), torch.float64: (1e-13, 1e-14)}  # relative, absolute
+
+SETTINGS = [
+    Optimizer("sgd", lr=0.3),
+    Optimizer("sgd", lr=0.3, weight_decay=0.2),
+    Optimizer("momentum", lr=0.1, momentum=0.8),
+    Optimizer("momentum", lr=0.1, weight_decay=0.2),
+    Optimizer("adam", lr=0.05),
+    Optimizer("adam", lr=0.05, betas=(0.7, 0.9), eps=0.1, weight_decay=0.2),
+]
+EVERY = pytest.mark.parametrize("optimizer", SETTINGS, ids=lambda o: f"{o.name}-{o.weight_decay}")
+
+
+def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(len(STEPS), *s, generator=generator, dtype=dtype) for n, s in SHAPES.items()}
+
+
+def of_torch(optimizer: Optimizer, params: list[Tensor]) -> torch.optim.Optimizer:
+    shared: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if optimizer.name == "adam":
+        return torch.optim.Adam(params, betas=optimizer.betas, eps=optimizer.eps, **shared)
+    return torch.optim.SGD(params, momentum=optimizer.momentum if optimizer.name == "momentum" else 0.0, **shared)
+
+
+def go(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Tensor], OptimizerState]:
+    """Step each client as often as it wants, the stack shrinking to those who still go on."""
+    params = numbers(0, dtype)
+    state = init(optimizer, params)
+    for s in range(max(STEPS)):
+        going = slice(0, sum(n > s for n in STEPS))
+        step(optimizer, take(params, going), take(numbers(1 + s, dtype), going), take(state, going))
+    return params, state
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_rule_matches_torch_optim_for_clients_with_different_step_counts(
+    optimizer: Optimizer, dtype: torch.dtype
+) -> None:
+    # rejects: one step counter for all clients, no bias correction, eps inside the root, decoupled weight decay
+    # (AdamW), and momentum that starts from (1 - momentum) g
+    params, state = go(optimizer, dtype)
+    rtol, atol = TOLERANCE[dtype]
+    for client, steps in enumerate(STEPS):
+        mine = {n: p[client].clone().requires_grad_() for n, p in numbers(0, dtype).items()}
+        theirs = of_torch(optimizer, list(mine.values()))
+        for s in range(steps):
+            for name, g in numbers(1 + s, dtype).items():
+                mine[name].grad = g[client]
+            theirs.step()
+        for name, p in mine.items():
+            torch.testing.assert_close(params[name][client], p.detach(), rtol=rtol, atol=atol)
+    assert state.count.tolist() == list(STEPS)
+
+
+@EVERY
+def test_clients_that_stop_early_stay_bitwise_untouched(optimizer: Optimizer) -> None:
+    params, state = numbers(0), init(optimizer, numbers(0))
+    step(optimizer, params, numbers(1), state)
+    before = [leaf[2:].clone() for leaf in leaves((params, state))]
+    first = slice(0, 2)
+    for s in range(5):
+        step(optimizer, take(params, first), take(numbers(2 + s), first), take(state, first))
+    assert all(torch.equal(old, new[2:]) for old, new in zip(before, leaves((params, state)), strict=True))
+    assert state.count.tolist() == [6, 6, 1]
+
+
+@pytest.mark.parametrize(("name", "moments"), [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3))])
+def test_moments_that_a_rule_does_not_use_take_no_room(name: OptimizerName, moments: tuple[int, int]) -> None:
+    state = init(Optimizer(name), numbers(0))
+    assert (len(state.first), len(state.second)) == moments
+    assert all(not leaf.any() for leaf in leaves(state))
+
+
+@EVERY
+def test_a_step_leaves_the_gradients_alone(optimizer: Optimizer) -> None:
+    grads, params = numbers(1), numbers(0)
+    step(optimizer, params, grads, init(optimizer, params))
+    assert all(torch.equal(grads[n], g) for n, g in numbers(1).items())

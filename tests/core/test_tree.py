@@ -1,0 +1,147 @@
+"""Trees: named arrays and back, and what vmap sees of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgist.core.tree import STATIC, build, leaves, map_leaves, named, same, stack, take, tree
+
+
+@tree
+class Inner:
+    weights: dict[str, Tensor]
+    bias: Tensor
+
+
+@tree
+class Outer:
+    x: Tensor
+    inner: Inner
+    pools: dict[str, dict[str, Tensor]]
+    label: str = field(default="unset", metadata=STATIC)
+
+
+@tree
+class Perhaps:
+    x: Tensor
+    y: Tensor | None = None
+
+
+def example(scale: float = 1.0, *, label: str = "unset") -> Outer:
+    return Outer(
+        x=scale * torch.arange(3.0),
+        inner=Inner({"conv1.weight": scale * torch.ones(2, 2), "b": torch.tensor(scale)}, scale * torch.ones(1)),
+        pools={"p": {"q": scale * torch.arange(4)}},
+        label=label,
+    )
+
+
+def test_a_tree_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        example().x = torch.zeros(1)  # type: ignore[misc]
+
+
+def test_names_join_fields_and_keys() -> None:
+    value = example()
+    arrays = named(value)
+    assert set(arrays) == {"x", "inner/weights/conv1.weight", "inner/weights/b", "inner/bias", "pools/p/q"}
+    assert arrays["pools/p/q"] is value.pools["p"]["q"]
+    assert [id(a) for a in arrays.values()] == [id(a) for a in leaves(value)]
+
+
+def test_build_is_the_inverse_of_named_under_any_order_of_the_arrays() -> None:
+    value = example()
+    arrays = named(value)
+    assert same(build(Outer, arrays), value)
+    assert same(build(Outer, dict(reversed(arrays.items()))).inner.bias, value.inner.bias)
+    for both in (Perhaps(torch.ones(1), torch.ones(2)), Perhaps(torch.ones(1))):
+        assert build(Perhaps, named(both)) == both
+    assert build(dict[str, Tensor], {}) == {}
+
+
+@pytest.mark.parametrize("name", ["x", "inner/bias"])
+def test_a_missing_array_is_named(name: str) -> None:
+    arrays = named(example())
+    del arrays[name]
+    with pytest.raises(ValueError, match=f"'{name}' is missing"):
+        build(Outer, arrays)
+
+
+@pytest.mark.parametrize("name", ["y", "inner/extra", "x/deep", "label", "pools/p/q/r"])
+def test_an_array_that_no_field_wants_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Outer has no field for '{name}'"):
+        build(Outer, named(example()) | {name: torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (Inner({"a/b": torch.zeros(1)}, torch.zeros(1)), ValueError, "'a/b'"),
+        (Inner({"a": 3}, torch.zeros(1)), TypeError, "weights/a holds a int"),  # type: ignore[dict-item]
+        ([torch.zeros(1)], TypeError, "a tree holds a list"),
+    ],
+)
+def test_what_cannot_travel_is_named(value: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        named(value)
+
+
+def test_build_names_a_type_that_is_no_tree() -> None:
+    with pytest.raises(TypeError, match="int is no tree"):
+        build(int, {})
+
+
+def test_trees_pass_through_vmap_with_their_static_fields() -> None:
+    values = [example(scale, label="kept") for scale in (1.0, 2.0, 3.0)]
+
+    def double(value: Outer, one: Tensor) -> Outer:
+        assert value.label == "kept"
+        assert value.x.shape == (3,)
+        return map_leaves(lambda leaf: leaf * 2 * one, value)
+
+    out = torch.func.vmap(double)(stack(values), torch.ones(3))
+    assert isinstance(out, Outer)
+    assert out.label == "kept"
+    for i, value in enumerate(values):
+        assert torch.equal(out.inner.weights["b"][i], 2 * value.inner.weights["b"])
+        assert torch.equal(out.pools["p"]["q"][i], 2 * value.pools["p"]["q"])
+
+
+def test_vmap_sees_a_broadcast_tree_whole() -> None:
+    shared = example()
+    out = torch.func.vmap(lambda a, b: a.x + b, in_dims=(None, 0))(shared, torch.arange(2.0))
+    assert torch.equal(out, shared.x + torch.arange(2.0).unsqueeze(1))
+
+
+def test_stack_and_take_are_inverses() -> None:
+    values = [example(s) for s in (1.0, 2.0, 3.0)]
+    together = stack(values)
+    for i, value in enumerate(values):
+        pairs = zip(leaves(take(together, i)), leaves(value), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert take(together, slice(0, 2)).x.shape == (2, 3)
+    assert torch.equal(take(together, torch.tensor([2, 0])).x, torch.stack([values[2].x, values[0].x]))
+
+
+@pytest.mark.xfail(strict=True, reason="map_leaves and vmap take None for a leaf")
+def test_a_field_that_is_none_is_no_leaf() -> None:
+    value = Perhaps(torch.arange(3.0))
+    assert map_leaves(lambda leaf: leaf + 1, value).y is None
+    assert stack([value, value]).y is None
+    out = torch.func.vmap(lambda v: Perhaps(2 * v.x))(value)
+    assert (out.x.tolist(), out.y) == ([0.0, 2.0, 4.0], None)
+
+
+def test_same_is_identity_of_tensors_not_equality() -> None:
+    value = example()
+    assert same(value, dataclasses.replace(value))
+    assert not same(value, example())
+    assert not same(value.inner, value)
+    other: Any = Inner(value.inner.weights, value.inner.bias.clone())
+    assert not same(value.inner, other)

@@ -1,0 +1,71 @@
+"""What the documentation says is run, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedgist.methods import METHODS
+from fedgist.run.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_tutorials_commands_run(tmp_path: Path) -> None:
+    for block in blocks(ROOT / "docs/tutorial.md", "sh"):
+        for line in block.strip().splitlines():
+            command = [sys.executable, "-m", "fedgist.cli", *shlex.split(line)[1:]]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_tutorials_python_runs(tmp_path: Path) -> None:
+    script = tmp_path / "tutorial.py"
+    script.write_text("\n".join(blocks(ROOT / "docs/tutorial.md", "python")))
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracy = float(done.stdout.split()[0])
+    assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_its_page_in_the_fixed_order(name: str) -> None:
+    text = (ROOT / f"docs/methods/{name}.md").read_text()
+    heads = [
+        "**Idea.**",
+        "**Messages a round.**",
+        "**Differences from the paper",
+        "**Reproduce.**",
+        "**Known failures.**",
+    ]
+    places = [text.find(head) for head in heads]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_every_key_of_a_recipe_is_on_its_page() -> None:
+    text = (ROOT / "docs/recipes.md").read_text()
+    for section, field in Recipe.model_fields.items():
+        keys = getattr(field.annotation, "model_fields", None)
+        names = [f"{section}.{key}" for key in keys] if keys else [section]
+        missing = [n for n in names if f"`{n}`" not in text]
+        assert not missing

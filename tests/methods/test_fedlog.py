@@ -1,0 +1,287 @@
+"""FedLog's exact head against the optimality condition, scipy's optimizer and the paper's own Adam."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.optimize
+import scipy.special
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedgist.core import random
+from fedgist.core.message import Nothing, payload_bytes
+from fedgist.core.method import Batch, Context, Order, Replies, Task, Training
+from fedgist.core.net import Architecture, split
+from fedgist.core.optim import Optimizer
+from fedgist.methods.fedlog import FedLog, Head, Sums, _omega, gradient_head, log_posterior, map_head
+from fedgist.models import MODELS
+
+Floats = npt.NDArray[np.float64]
+
+
+def class_sums(
+    classes: int, width: int, rows: int, *, seed: int = 0, scale: float = 1.0, empty: tuple[int, ...] = ()
+) -> Floats:
+    """S of random rows: class centres and noise, uneven classes, the constant 1 in front."""
+    draw = np.random.default_rng(seed)
+    odds = draw.dirichlet(np.full(classes, 2.0))
+    odds[list(empty)] = 0.0
+    y = draw.choice(classes, rows, p=odds / odds.sum())
+    phi = scale * (draw.normal(size=(classes, width))[y] + draw.normal(size=(rows, width)))
+    s = np.zeros((classes, width + 1))
+    np.add.at(s, y, np.concatenate([np.ones((rows, 1)), phi], axis=1))
+    return s
+
+
+def objective(eta: Floats, s: Floats, nu: float) -> float:
+    """Eq. 14: <eta, S> - (nu + n) ln sum_y exp(|eta_y|^2 / 4)."""
+    return float((eta * s).sum() - (nu + s[:, 0].sum()) * scipy.special.logsumexp((eta**2).sum(1) / 4))
+
+
+def gradient(eta: Floats, s: Floats, nu: float) -> Floats:
+    p = scipy.special.softmax((eta**2).sum(1) / 4)
+    return np.asarray(s - (nu + s[:, 0].sum()) * p[:, None] * eta / 2)
+
+
+def solved(s: Floats, nu: float) -> Floats:
+    out: Floats = map_head(torch.from_numpy(s), nu).numpy()
+    return out
+
+
+PROBLEMS = [
+    pytest.param(class_sums(3, 2, 40), 1.0, id="small"),
+    pytest.param(class_sums(10, 50, 500), 1.0, id="mnist"),
+    pytest.param(class_sums(10, 50, 500, empty=(0, 4, 9)), 2.5, id="empty classes"),
+    pytest.param(class_sums(5, 8, 60), 0.0, id="flat prior"),
+    pytest.param(class_sums(100, 100, 900), 1.0, id="cifar100"),
+    pytest.param(class_sums(4, 3, 1), 1.0, id="one client with one sample"),
+    pytest.param(class_sums(2, 1, 4, scale=0.0), 1.0, id="features of zero"),
+    pytest.param(class_sums(1, 3, 9), 1.0, id="one class"),
+]
+
+
+def test_the_oracles_gradient_is_that_of_the_oracles_objective() -> None:
+    s, eta = class_sums(3, 2, 40), np.random.default_rng(1).normal(size=(3, 3))
+
+    def flat(x: Floats) -> float:
+        return objective(x.reshape(3, 3), s, 1.0)
+
+    numeric = scipy.optimize.approx_fprime(eta.ravel(), flat, 1e-6)
+    np.testing.assert_allclose(gradient(eta, s, 1.0).ravel(), numeric, rtol=1e-4, atol=1e-4)
+    assert float(log_posterior(torch.from_numpy(eta), torch.from_numpy(s), 1.0)) == pytest.approx(flat(eta.ravel()))
+
+
+@pytest.mark.parametrize(("s", "nu"), PROBLEMS)
+def test_the_head_makes_the_gradient_of_eq_14_vanish(s: Floats, nu: float) -> None:
+    # rejects eta = S / (T p) without its 2, and T = n without nu (below: the oracle sees both)
+    eta = solved(s, nu)
+    assert abs(gradient(eta, s, nu)).max() < 1e-8 * max(1.0, abs(s).max() / 100)
+    assert not eta[s[:, 0] == 0].any()
+
+
+def test_the_oracle_rejects_a_head_without_its_factor_2_and_one_without_the_prior() -> None:
+    s = class_sums(10, 50, 500)
+    assert abs(gradient(solved(s, 1.0) / 2, s, 1.0)).max() > 1.0
+    assert abs(gradient(solved(s, 0.0), s, 1.0)).max() > 0.1
+
+
+@pytest.mark.parametrize(("s", "nu"), PROBLEMS[:5])
+def test_the_head_is_the_optimum_that_scipy_finds(s: Floats, nu: float) -> None:
+    t = nu + s[:, 0].sum()
+
+    def loss(x: Floats) -> tuple[float, Floats]:
+        eta = x.reshape(s.shape)
+        return -objective(eta, s, nu) / t, -gradient(eta, s, nu).ravel() / t
+
+    found = scipy.optimize.minimize(loss, s.ravel() / t, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9, "maxfun": 5000})  # fmt: skip
+    eta = solved(s, nu)
+    assert objective(eta, s, nu) / t >= -found.fun - 1e-12
+    np.testing.assert_allclose(eta, found.x.reshape(s.shape), rtol=1e-3, atol=1e-4 * abs(eta).max())
+
+
+def test_the_exact_head_is_better_than_the_papers_thousand_steps_of_adam() -> None:
+    s = class_sums(10, 20, 300, scale=0.5)
+    start = random.normal(random.key(0), (10, 21)).double()
+    steps = gradient_head(start, torch.from_numpy(s), 1.0, 1e-2, 1000).numpy()
+    assert objective(start.numpy(), s, 1.0) < objective(steps, s, 1.0) <= objective(solved(s, 1.0), s, 1.0)
+    more = gradient_head(torch.from_numpy(steps), torch.from_numpy(s), 1.0, 1e-3, 2000).numpy()
+    np.testing.assert_allclose(more, solved(s, 1.0), rtol=1e-2, atol=1e-2)
+
+
+def test_gradient_ascent_is_torchs_adam_on_the_scaled_objective() -> None:
+    s = torch.from_numpy(class_sums(3, 4, 50))
+    start = random.normal(random.key(0), (3, 5)).double()
+    eta = start.clone().requires_grad_()
+    adam = torch.optim.Adam([eta], lr=0.03)
+    for _ in range(20):
+        adam.zero_grad()
+        a = torch.logsumexp(eta.square().sum(1) / 4, 0)
+        (-(eta * s).sum() / (2.0 + 50) + a).backward()
+        adam.step()
+    torch.testing.assert_close(gradient_head(start, s, 2.0, 0.03, 20), eta.detach())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3])
+def test_very_small_and_very_large_features_are_solved(scale: float) -> None:
+    s = class_sums(6, 20, 200, scale=scale)
+    assert abs(gradient(solved(s, 1.0), s, 1.0)).max() < 1e-9 * abs(s).max()
+
+
+@pytest.mark.xfail(strict=True, reason="0 / 0: exp(-A) of a class that nobody has underflows when A > 745")
+def test_a_class_that_nobody_has_gets_zeros_beside_large_features() -> None:
+    s = class_sums(4, 20, 200, scale=30.0, empty=(1,))
+    eta = solved(s, 1.0)
+    assert not eta[1].any()
+    assert abs(gradient(eta, s, 1.0)).max() < 1e-9 * abs(s).max()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 300),
+    st.floats(0, 10),
+    st.floats(1e-3, 8.0),
+    st.integers(0, 99),
+)
+def test_any_class_sums_are_solved(classes: int, width: int, rows: int, nu: float, scale: float, seed: int) -> None:
+    s = class_sums(classes, width, rows, seed=seed, scale=scale)
+    eta = solved(s, nu)
+    assert np.isfinite(eta).all()
+    assert abs(gradient(eta, s, nu)).max() < 1e-10 * max(1.0, abs(s).max())
+
+
+@pytest.mark.parametrize("nu", [0.0, 1.0])
+def test_without_samples_the_head_is_zero_and_nothing_is_divided(nu: float) -> None:
+    assert not solved(np.zeros((4, 3)), nu).any()
+    assert not gradient_head(torch.zeros(4, 3).double(), torch.zeros(4, 3).double(), nu, 0.1, 3).any()
+
+
+@pytest.mark.parametrize("z", [np.linspace(-745, 30, 4001), np.logspace(0, 6, 500), np.linspace(0.9, 1.1, 101)])
+def test_omega_is_scipys(z: Floats) -> None:
+    w = _omega(torch.from_numpy(z)).numpy()
+    expected = np.asarray(scipy.special.wrightomega(z))
+    np.testing.assert_allclose(w, expected, rtol=1e-14, atol=1e-323)
+
+
+def test_omega_of_nothing_is_zero() -> None:
+    assert _omega(torch.tensor([-float("inf"), -800.0], dtype=torch.float64)).tolist() == [0.0, 0.0]
+
+
+# the method's own functions
+
+
+def make(method: FedLog, arch: Architecture, stage: str = "train", number: int = 1) -> Context:
+    training = Training(2, 1.0, 1, 8, Optimizer())
+    task = Task(arch.input_shape, arch.num_classes, 2, {arch.name: arch}, {arch.name: arch.start(0)}, training)
+    method.check(task)
+    return Context(random.key(0), task, number, stage)
+
+
+TOY = split(lambda: MODELS["mlp"]((4,), 3, hidden=[5], dropout=0.5), (4,), 3, name="toy")
+
+
+def test_a_summary_is_the_sum_of_rows_by_class_absent_rows_left_out() -> None:
+    # rejects counting absent rows as class 0, features with dropout, and the constant put last
+    method, net = FedLog(), TOY.start(1)
+    x = random.normal(random.key(1), (7, 4))
+    y, mask = torch.tensor([2, 0, 0, 1, 0, 2, 0]), torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()
+    x[~mask] = 0.0
+    sums = method.summarize(net, Batch(x, y, mask), Nothing(), Head(torch.zeros(3, 6)), make(method, TOY))
+    expected = np.zeros((3, 6))
+    w, b = (net.params[f"1.{n}"].double().numpy() for n in ("weight", "bias"))
+    for row, label, present in zip(x.double().numpy(), y.tolist(), mask.tolist(), strict=True):
+        if present:
+            expected[label] += [1.0, *np.maximum(w @ row + b, 0.0)]
+    np.testing.assert_allclose(sums.total.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_summary_is_the_same_stacked_and_alone() -> None:
+    method = FedLog()
+    ctx, net, down = make(method, TOY), TOY.start(1), Head(torch.zeros(3, 6))
+    x = random.normal(random.key(1), (2, 4, 4))
+    y, mask = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+
+    def one(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Sums:
+        return method.summarize(net, Batch(x, y, mask), Nothing(), down, ctx)
+
+    stacked = torch.func.vmap(one)(x, y, mask).total
+    for i in range(2):
+        torch.testing.assert_close(stacked[i], one(x[i], y[i], mask[i]).total)
+
+
+def test_head_and_sums_of_mnist_cost_51_numbers_a_class() -> None:
+    arch = split(lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10, name="mnist")
+    method = FedLog()
+    ctx = make(method, arch)
+    head = method.init_server(ctx)
+    batch = Batch(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool))
+    sums = method.summarize(arch.start(0), batch, Nothing(), head, ctx)
+    assert payload_bytes(head) == payload_bytes(sums) == 51 * 10 * 4
+
+
+def test_the_server_adds_the_sums_and_solves_and_the_client_installs_the_head() -> None:
+    s = torch.from_numpy(class_sums(3, 5, 40)).float()
+    method = FedLog(nu=2.0)
+    ctx = make(method, TOY)
+    before = method.init_server(ctx)
+    server = method.server_update(before, Replies(parts=(("a", Sums(s / 4), 1), ("b", Sums(s * 3 / 4), 3))), ctx)
+    assert server.eta.dtype == torch.float32
+    np.testing.assert_allclose(server.eta.numpy(), solved(s.double().numpy(), 2.0), rtol=1e-4, atol=1e-5)
+    down = method.download(server, Order(0, "toy"), ctx)
+    net, _ = method.receive(TOY.start(0), Nothing(), down, ctx)
+    z = random.normal(random.key(3), (4, 5))
+    torch.testing.assert_close(net.logits(z), torch.cat([torch.ones(4, 1), z], 1) @ server.eta.T)
+    assert [p.learns for p in method.phases(ctx)] == [("body",)]
+
+
+def test_the_exchange_is_round_0_sends_nothing_down_and_trains_nothing() -> None:
+    method = FedLog(head_start="exchange")
+    ctx = make(method, TOY, "exchange", 0)
+    assert method.stages(ctx) == ("exchange",)
+    assert FedLog().stages(ctx) == ()
+    assert method.stages(replace(ctx, round=1)) == ("train",)
+    assert payload_bytes(method.download(method.init_server(ctx), Order(0, "toy"), ctx)) == 0
+    assert method.phases(ctx) == ()
+
+
+def bare() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (split(bare, (4,), 3, name="bare"), "needs a head with a bias; that of bare has none"),
+        (
+            split(lambda: MODELS["mlp"]((4,), 3, hidden=[6]), (4,), 3, name="wide"),
+            "one feature width; found toy 5, wide 6",
+        ),
+    ],
+)
+def test_models_that_cannot_share_the_head_are_refused(other: Architecture, text: str) -> None:
+    task = replace(make(FedLog(), TOY).task, architectures={"toy": TOY, other.name: other})
+    with pytest.raises(ValueError, match=text):
+        FedLog().check(task)
+
+
+def test_a_negative_pseudo_count_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"method\.nu must be at least 0, not -1"):
+        FedLog(nu=-1)
+
+
+def test_the_random_head_is_standard_normal_and_follows_its_key() -> None:
+    arch = split(lambda: nn.Linear(400, 50), (400,), 50, name="wide")
+    ctx = make(FedLog(), arch)
+    eta: Any = FedLog().init_server(ctx).eta
+    assert eta.shape == (50, 401)
+    assert float(eta.std()) == pytest.approx(1.0, rel=0.02)
+    assert torch.equal(eta, FedLog().init_server(ctx).eta)
+    assert not torch.equal(eta, FedLog().init_server(replace(ctx, key=random.key(1))).eta)

@@ -1,0 +1,129 @@
+"""The models: sizes that the papers give, shapes, and that every one splits into body and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedgist.core.net import split
+from fedgist.models import MODELS
+
+GRAY, COLOR = (1, 28, 28), (3, 32, 32)
+
+CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("logistic", (7,), {}),
+    ("logistic", GRAY, {}),
+    ("mlp", (7,), {}),
+    ("mlp", GRAY, {"hidden": [12, 8], "dropout": 0.2}),
+    ("mlp", (7,), {"hidden": []}),
+    ("fedlog_mnist", GRAY, {}),
+    ("fedlog_cifar", COLOR, {}),
+    ("lenet5", GRAY, {}),
+    ("lenet5", COLOR, {}),
+    ("resnet9", COLOR, {"width": 8, "features": 16}),
+    ("resnet9", COLOR, {"width": 8, "norm": "group"}),
+    ("resnet18", COLOR, {"width": 4}),
+    ("resnet18", GRAY, {"width": 4, "features": 6, "norm": "group"}),
+]
+
+
+def size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), CASES, ids=str)
+def test_every_model_splits_and_gives_logits(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    net = split(lambda: MODELS[name](shape, 6, **options), shape, 6).start(0)
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    assert net(x).shape == (3, 6)
+    assert net.features(x).shape == (3, net.arch.feature_width)
+    assert bool(torch.isfinite(net(x)).all())
+
+
+def test_every_model_is_tried_here() -> None:
+    assert {name for name, _, _ in CASES} == set(MODELS)
+
+
+def conv(c_in: int, c_out: int, kernel: int, *, bias: bool = True) -> int:
+    return c_out * (c_in * kernel**2 + bias)
+
+
+def linear(c_in: int, c_out: int) -> int:
+    return c_out * (c_in + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("fedlog_mnist", GRAY, conv(1, 10, 5) + conv(10, 20, 5) + linear(320, 50) + linear(50, 10)),
+        (
+            "fedlog_cifar",
+            COLOR,
+            conv(3, 6, 5) + conv(6, 16, 5) + linear(400, 120) + linear(120, 100) + linear(100, 10),
+        ),
+        (
+            "lenet5",
+            GRAY,
+            conv(1, 6, 5) + conv(6, 16, 5) + conv(16, 120, 3) + linear(120, 84) + linear(84, 10),
+        ),
+        ("logistic", GRAY, linear(784, 10)),
+        ("mlp", GRAY, linear(784, 64) + linear(64, 10)),
+    ],
+)
+def test_small_models_have_the_papers_layers(name: str, shape: tuple[int, ...], expected: int) -> None:
+    assert size(MODELS[name](shape, 10)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "low", "high"),
+    [
+        ("fedlog_mnist", GRAY, {}, 21_840, 21_840),  # the FedLog paper's count
+        ("lenet5", GRAY, {}, 29_000, 32_000),
+        ("resnet9", COLOR, {}, 2.3e6, 2.5e6),
+        ("resnet18", COLOR, {"features": 256}, 11.25e6, 11.35e6),
+    ],
+)
+def test_models_have_the_documented_size(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], low: float, high: float
+) -> None:
+    with torch.device("meta"):
+        assert low <= size(MODELS[name](shape, 10, **options)) <= high
+
+
+@pytest.mark.parametrize("name", ["resnet9", "resnet18"])
+def test_group_norm_keeps_no_running_statistics(name: str) -> None:
+    grouped = MODELS[name](COLOR, 6, width=8, norm="group")
+    assert not list(grouped.buffers())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in grouped.modules())
+    assert any("running_mean" in n for n, _ in MODELS[name](COLOR, 6, width=8).named_buffers())
+    assert size(grouped) == size(MODELS[name](COLOR, 6, width=8))
+    with pytest.raises(ValueError, match=r"model\.norm must be 'batch' or 'group', not 'layer'"):
+        MODELS[name](COLOR, 6, width=8, norm="layer")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        ("fedlog_mnist", COLOR, "images of 28x28, not 32x32"),
+        ("fedlog_cifar", GRAY, "images of 32x32, not 28x28"),
+        ("fedlog_mnist", (7,), "images of 28x28, not"),
+        ("lenet5", (7,), "does not accept input of shape"),
+        ("resnet18", (7,), "does not accept input of shape"),
+    ],
+)
+def test_images_of_another_size_are_a_clear_error(name: str, shape: tuple[int, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        split(lambda: MODELS[name](shape, 10), shape, 10)
+
+
+def test_pooling_before_relu_is_relu_before_pooling() -> None:
+    # the papers' order: ReLU, then max-pooling
+    module = MODELS["lenet5"](GRAY, 10)
+    x = torch.randn(2, *GRAY, generator=torch.Generator().manual_seed(0))
+    z = x
+    for name in ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "conv3", "relu3", "pool3", "flatten", "fc1", "tanh", "fc2"):  # fmt: skip
+        z = module.get_submodule(name)(z)
+    torch.testing.assert_close(module(x), z)
