@@ -82,3 +82,27 @@ def test_only_the_part_asked_for_is_sent() -> None:
     ctx = Context(key(0), Task((2,), 2, 1, {"one": one.arch}, {"one": one}, training), 0, "")
     assert names(averaging.start(ctx, "body").weights["one"].arrays) == set(one.state("body"))
     assert averaging.start(ctx).weights["one"].arrays["0.weight"] is one.params["0.weight"]
+
+
+class Counts(nn.Module):
+    """A user's module with buffers that are no floating-point numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.tensor(5))
+        self.register_buffer("uses", torch.tensor([True, False]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(torch.where(self.get_buffer("uses"), x, 0.0))
+        return out
+
+
+def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> None:
+    one = split(Counts, (2,), 2).start(0)
+    server = Averages({"one": Weights(one.state())})
+    replies = tuple(reply(i, "one", averaging.weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS))
+    arrays = averaging.average(server, Replies(each=replies)).weights["one"].arrays
+    assert {n: a.dtype for n, a in arrays.items()} == {n: a.dtype for n, a in one.state().items()}
+    assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
+    assert one.having(arrays)(torch.ones(1, 2)).shape == (1, 2)

@@ -35,7 +35,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def grads(out: Tensor, *inputs: Tensor | None) -> list[Tensor]:
     """Gradients of a sum that weighs every number differently."""
     weights = numbers(*out.shape, seed=99)
-    return list(torch.autograd.grad((out * weights).sum(), [t for t in inputs if t is not None]))
+    return list(torch.autograd.grad((out * weights).sum(), [t for t in inputs if t is not None], retain_graph=True))
 
 
 # batch norm
@@ -247,6 +247,37 @@ def test_a_shared_filter_meets_stacked_images() -> None:
         torch.testing.assert_close(torch.func.vmap(ours)(x), expected)
 
 
+# linear layers
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", [(5, 4), (5, 2, 4)], ids=["columns", "tokens"])
+def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
+    bias: bool,  # noqa: FBT001
+    shape: tuple[int, ...],
+) -> None:
+    ours = replace_layers(nn.Sequential(nn.Linear(4, 3, bias=bias)))
+    params = {n: numbers(3, *p.shape, seed=i).requires_grad_() for i, (n, p) in enumerate(ours.named_parameters())}
+    x = numbers(3, *shape, seed=9).requires_grad_()
+
+    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(ours, params, (x,))
+        return out
+
+    biases = params["0.bias"] if bias else [None] * 3
+    expected = torch.stack([F.linear(*each) for each in zip(x, params["0.weight"], biases, strict=True)])
+    stacked = torch.func.vmap(one)(params, x)
+    alone = torch.stack([one({n: p[i] for n, p in params.items()}, x[i]) for i in range(3)])
+    for out in (stacked, alone):
+        torch.testing.assert_close(out, expected)
+        for a, b in zip(grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True):
+            torch.testing.assert_close(a, b)
+    shared = torch.func.vmap(one, in_dims=(None, 0))({n: p[0] for n, p in params.items()}, x)
+    again = F.linear(x, params["0.weight"][0], biases[0])
+    for a, b in zip(grads(shared, x, *params.values()), grads(again, x, *params.values()), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 # pooling
 
 
@@ -319,7 +350,6 @@ def test_layers_without_a_stand_in_stay_torchs_own(layer: nn.Module) -> None:
     assert replace_layers(nn.Sequential(layer))[0] is layer  # type: ignore[index]
 
 
-@pytest.mark.xfail(strict=True, reason="named_children names a module that stands in two places only once")
 @pytest.mark.parametrize("layer", [nn.Dropout(), nn.BatchNorm1d(3), nn.MaxPool2d(2)], ids=str)
 def test_a_layer_that_stands_in_two_places_is_replaced_in_both(layer: nn.Module) -> None:
     whole = replace_layers(nn.Sequential(layer, nn.ReLU(), layer))

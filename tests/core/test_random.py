@@ -104,6 +104,12 @@ def test_fold_does_not_collide() -> None:
     assert len(set(everything.tolist())) == len(everything)
 
 
+def test_derived_keys_are_no_draws_of_their_parent() -> None:
+    # rejects a fold whose mixing is that of a draw: fold(key, 0) would be the key's first number
+    key, words = random.key(0), torch.arange(-MANY, MANY)
+    assert not set(random.fold(key, words).tolist()) & set(random._bits(key, (MANY,)).tolist())
+
+
 def test_uniform_numbers_are_uniform_on_a_grid_below_one() -> None:
     u = random.uniform(random.key(0, "u"), (MANY,))
     assert u.dtype == torch.float32

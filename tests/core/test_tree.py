@@ -129,7 +129,6 @@ def test_stack_and_take_are_inverses() -> None:
     assert torch.equal(take(together, torch.tensor([2, 0])).x, torch.stack([values[2].x, values[0].x]))
 
 
-@pytest.mark.xfail(strict=True, reason="map_leaves and vmap take None for a leaf")
 def test_a_field_that_is_none_is_no_leaf() -> None:
     value = Perhaps(torch.arange(3.0))
     assert map_leaves(lambda leaf: leaf + 1, value).y is None

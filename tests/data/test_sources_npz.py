@@ -22,7 +22,7 @@ Y = np.arange(20) % 2
 
 
 def read(path: Path, arrays: dict[str, Any], **options: Any) -> Dataset:
-    np.savez(path / "x.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(path / "x.npz", **arrays)
     return load("npz", path=str(path / "x.npz"), **options)
 
 

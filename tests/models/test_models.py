@@ -124,6 +124,7 @@ def test_pooling_before_relu_is_relu_before_pooling() -> None:
     module = MODELS["lenet5"](GRAY, 10)
     x = torch.randn(2, *GRAY, generator=torch.Generator().manual_seed(0))
     z = x
-    for name in ("conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "conv3", "relu3", "pool3", "flatten", "fc1", "tanh", "fc2"):  # fmt: skip
+    layers = "conv1 relu1 pool1 conv2 relu2 pool2 conv3 relu3 pool3 flatten fc1 tanh fc2"
+    for name in layers.split():
         z = module.get_submodule(name)(z)
     torch.testing.assert_close(module(x), z)

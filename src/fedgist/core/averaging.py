@@ -52,5 +52,11 @@ def average(server: Averages, replies: Replies) -> Averages:
     for name in replies.architectures:
         total = replies.by(name).total()
         rows = total.rows.clamp(min=1.0)
-        new[name] = Weights({k: v / rows for k, v in total.arrays.items()})
+        old = server.weights[name].arrays
+        new[name] = Weights({k: _like(v / rows, old[k]) for k, v in total.arrays.items()})
     return Averages(new)
+
+
+def _like(mean: Tensor, old: Tensor) -> Tensor:
+    """Give an average its old type: buffers that count or mask are rounded."""
+    return mean.to(old.dtype) if old.is_floating_point() else mean.round().to(old.dtype)

@@ -70,7 +70,9 @@ def payload_bytes(value: object) -> int:
 
 def pack(value: object) -> bytes:
     """Serialize a message (or a state) as safetensors bytes: named arrays, never code."""
-    return safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in named(value).items()})
+    # copies: safetensors refuses arrays that share memory, as rows of one tensor do
+    arrays = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in named(value).items()}
+    return safetensors.torch.save(arrays)
 
 
 def unpack(kind: type[T], blob: bytes) -> T:
@@ -83,7 +85,7 @@ def unpack(kind: type[T], blob: bytes) -> T:
     """
     try:
         arrays = safetensors.torch.load(blob)
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         msg = f"not a {kind.__name__}: {error}"
         raise ValueError(msg) from error
     value: T = build(kind, arrays)

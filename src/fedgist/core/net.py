@@ -11,14 +11,13 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgist.core.layers import Conv2d, Pass, current, replace_layers
+from fedgist.core.layers import Conv2d, Pass, current, linear, replace_layers
 from fedgist.core.tree import STATIC, map_leaves, tree
 
 Part = Literal["all", "body", "head", "none"]
@@ -73,7 +72,7 @@ class Net:
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes)."""
-        return F.linear(z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias"))
+        return linear(z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias"))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of ``x``."""
@@ -174,21 +173,34 @@ def split(
 def _check(net: Net, whole: nn.Module) -> None:
     arch = net.arch
     x = torch.linspace(-1.0, 1.0, 2 * math.prod(arch.input_shape)).view(2, *arch.input_shape)
-    try:
-        z = net.features(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {str(error).splitlines()[0]}"
-        raise ValueError(msg) from error
-    if tuple(z.shape) != (2, arch.feature_width):
-        found = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
-        msg = f"the body of {arch.name} gives {found}, its head {arch.head!r} takes {arch.feature_width} features"
-        raise ValueError(msg)
     with torch.no_grad():
-        if not torch.allclose(net.logits(z), whole.eval()(x), rtol=1e-3, atol=1e-4):
+        expected = _attempt(lambda: whole.eval()(x))
+        z = _attempt(lambda: net.features(x))
+        if isinstance(z, Exception) and isinstance(expected, Exception):
+            why = str(z).splitlines()[0]
+            msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {why}"
+            raise ValueError(msg) from z  # noqa: TRY004  # the caller asks for values that fit
+        whole_works = isinstance(expected, Tensor) and expected.shape == (2, arch.num_classes)
+        if isinstance(z, Tensor) and z.shape != (2, arch.feature_width) and not whole_works:
+            found = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
+            msg = f"the body of {arch.name} gives {found}, its head {arch.head!r} takes {arch.feature_width} features"
+            raise ValueError(msg)
+        fits = whole_works and isinstance(z, Tensor) and z.shape == (2, arch.feature_width)
+        if not (fits and torch.allclose(net.logits(z), expected, rtol=1e-3, atol=1e-4)):
             msg = (
                 f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes its logits (head = ...)"
             )
             raise ValueError(msg)
+
+
+def _attempt(function: Callable[[], Tensor]) -> Any:
+    """Return what a user's module gives, or how it fails."""
+    try:
+        with torch.random.fork_rng(devices=[]):  # the same draws for the whole and the part, if it draws
+            torch.manual_seed(0)
+            return function()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return error
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

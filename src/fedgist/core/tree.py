@@ -37,10 +37,13 @@ def tree(cls: type[T]) -> type[T]:
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(value, n) for n in leaves], tuple(getattr(value, n) for n in static)
+        there = tuple(n for n in leaves if getattr(value, n) is not None)  # vmap would take None for a tensor
+        return [getattr(value, n) for n in there], (there, *(getattr(value, n) for n in static))
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> T:
-        return made(**dict(zip(leaves, children, strict=True)), **dict(zip(static, context, strict=True)))
+        there, *fixed = context
+        found = dict.fromkeys(leaves) | dict(zip(there, children, strict=True))
+        return made(**found, **dict(zip(static, fixed, strict=True)))
 
     _pytree.register_pytree_node(made, flatten, unflatten)
     return made

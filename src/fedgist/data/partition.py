@@ -46,8 +46,8 @@ def partition(
     """
     if name not in PARTITIONS:
         near = difflib.get_close_matches(name, PARTITIONS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        msg = f"partition.name: unknown partition {name!r}{hint} known: {', '.join(PARTITIONS)}"
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        msg = f"partition.name: unknown partition {name!r}; {hint}known: {', '.join(PARTITIONS)}"
         raise DataError(msg)
     if num_clients < 1:
         msg = f"clients.num_clients must be at least 1, not {num_clients}"

@@ -130,9 +130,9 @@ def map_head(s: Tensor, nu: float) -> Tensor:
     """Solve eq. 14 exactly: ``s`` (classes, m + 1) in double precision -> eta of the same shape.
 
     With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2 S_y / (T p_y), so
-    ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is ln p_y = w_y / 2 - L, where
+    ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is p_y^2 = 2 c_y / w_y, where
     w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L}, which overflows); and L is the root of
-    sum_y p_y = 1, whose left side falls as L grows. Classes that nobody has get eta_y = 0.
+    sum_y p_y = 1, whose left side falls as L grows. So |eta_y|^2 = 2 w_y; classes that nobody has get eta_y = 0.
     """
     t = nu + s[:, 0].sum()
     if t <= 0:
@@ -141,7 +141,8 @@ def map_head(s: Tensor, nu: float) -> Tensor:
 
     def log_p(level: Tensor) -> tuple[Tensor, Tensor]:
         w = _omega(ln_2c + 2 * level)
-        return w / 2 - level, w
+        # the same number written twice: the first cancels for large w, the second is undefined for an empty class
+        return torch.where(w < 1, w / 2 - level, (ln_2c - torch.log(w.clamp(min=1.0))) / 2), w
 
     low = torch.tensor(math.log(len(s)), dtype=s.dtype)  # A(0): the least value of A
     high = low + 1
@@ -157,7 +158,7 @@ def map_head(s: Tensor, nu: float) -> Tensor:
         if new == level:
             break
         level = new
-    return 2 * s / (t * torch.exp(log_p(level)[0])).unsqueeze(1)
+    return F.normalize(s, dim=1, eps=1e-300) * (2 * log_p(level)[1]).sqrt().unsqueeze(1)
 
 
 def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
