@@ -106,3 +106,12 @@ def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> 
     assert {n: a.dtype for n, a in arrays.items()} == {n: a.dtype for n, a in one.state().items()}
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
     assert one.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_buffers_that_clients_disagree_on_are_rounded() -> None:
+    # rejects truncation, and a mask that is true as soon as anybody's is
+    one = split(Counts, (2,), 2).start(0)
+    mine = [one.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])}) for i in range(4)]
+    replies = tuple(reply(i, "one", averaging.weighted(n, Count(torch.tensor(ROWS[i])))) for i, n in enumerate(mine))
+    new = averaging.average(Averages({"one": Weights(one.state())}), Replies(each=replies)).weights["one"].arrays
+    assert (int(new["seen"]), new["uses"].tolist()) == (4, [True, False])  # 35 rows of 42 say so

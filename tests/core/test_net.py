@@ -104,6 +104,47 @@ def test_a_user_module_is_told_whether_it_is_being_trained() -> None:
     assert torch.equal(net.features(x), x)
 
 
+class Shared(nn.Module):
+    """One batch norm in two places, at two depths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(3)
+        self.block = nn.Sequential(nn.Linear(3, 3), self.bn)
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.block(self.bn(x)))
+        return out
+
+
+def test_a_layer_that_stands_at_two_depths_learns_one_set_of_statistics() -> None:
+    net, whole = split(Shared, (3,), 2).start(0), made(Shared, 0)
+    run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(type(net)(net.params, net.buffers, net.arch, run)(x), whole(x))
+    assert set(run.updates) == set(net.buffers)
+    torch.testing.assert_close(net.having(run.updates)(x), whole.eval()(x))
+
+
+class Reads(nn.Module):
+    """A user's module that asks its layers for their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.fc1, self.fc2 = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(8, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.bn(self.conv(x)).view(len(x), self.conv.out_channels * self.bn.num_features * self.conv.stride[0], -1)
+        out: Tensor = self.fc2(self.fc1(z.reshape(-1, self.fc1.in_features)))
+        return out
+
+
+def test_a_user_module_may_read_the_sizes_of_its_layers() -> None:
+    x = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(split(Reads, (1, 4, 4), 2).start(0)(x), made(Reads, 0).eval()(x))
+
+
 def test_parts_divide_the_arrays() -> None:
     net = split(small, (1, 6, 6), 4).start(0)
     parts: dict[Part, set[str]] = {

@@ -83,6 +83,7 @@ def test_an_array_that_no_field_wants_is_named(name: str) -> None:
     ("value", "error", "text"),
     [
         (Inner({"a/b": torch.zeros(1)}, torch.zeros(1)), ValueError, "'a/b'"),
+        ({"": {"x": torch.zeros(1)}, "x": torch.ones(1)}, ValueError, "''"),
         (Inner({"a": 3}, torch.zeros(1)), TypeError, "weights/a holds a int"),  # type: ignore[dict-item]
         ([torch.zeros(1)], TypeError, "a tree holds a list"),
     ],

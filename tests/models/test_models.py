@@ -98,6 +98,7 @@ def test_group_norm_keeps_no_running_statistics(name: str) -> None:
     grouped = MODELS[name](COLOR, 6, width=8, norm="group")
     assert not list(grouped.buffers())
     assert not any(isinstance(m, nn.BatchNorm2d) for m in grouped.modules())
+    assert {m.num_groups for m in grouped.modules() if isinstance(m, nn.GroupNorm)} == {8}
     assert any("running_mean" in n for n, _ in MODELS[name](COLOR, 6, width=8).named_buffers())
     assert size(grouped) == size(MODELS[name](COLOR, 6, width=8))
     with pytest.raises(ValueError, match=r"model\.norm must be 'batch' or 'group', not 'layer'"):

@@ -226,33 +226,42 @@ class _MaxPool(torch.autograd.Function):
         return out, 0
 
 
-def replace_layers(module: nn.Module, *, prefix: str = "") -> nn.Module:
-    """Put our layers in the place of torch's (and in a user's module); names are kept."""
+def replace_layers(
+    module: nn.Module, *, prefix: str = "", stand_ins: dict[nn.Module, nn.Module] | None = None
+) -> nn.Module:
+    """Put our layers in the place of torch's (and in a user's module); names are kept.
+
+    A layer may stand in two places, at any depth: ``stand_ins`` remembers what took its place.
+    """
+    stand_ins = {} if stand_ins is None else stand_ins
     places = [(n, m) for n, m in module.named_modules(remove_duplicate=False) if n and "." not in n]
-    stand_ins: dict[nn.Module, nn.Module] = {}  # a layer may stand in two places
     for name, child in places:
         full = f"{prefix}.{name}" if prefix else name
-        stand_in: nn.Module | None = stand_ins.get(child)
-        if stand_in is not None:
-            pass
-        elif isinstance(child, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  # torch has no public base of its three
-            stand_in = BatchNorm(child, full)
-        elif isinstance(child, nn.Dropout2d | nn.Dropout1d | nn.Dropout3d):
-            stand_in = Dropout(child.p, channels=True)
-        elif isinstance(child, nn.Dropout):
-            stand_in = Dropout(child.p, channels=False)
-        elif type(child) is nn.Conv2d and child.padding_mode == "zeros":
-            stand_in = Conv2d(child)
-        elif type(child) is nn.Linear:
-            stand_in = Linear(child)
-        elif type(child) is nn.MaxPool2d and _is_two_by_two(child):
-            stand_in = MaxPool2d(child)
+        stand_in = stand_ins.get(child) or _stand_in(child, full)
         if stand_in is None:
-            replace_layers(child, prefix=full)
+            replace_layers(child, prefix=full, stand_ins=stand_ins)
         else:
             stand_ins[child] = stand_in
             setattr(module, name, stand_in)
     return module
+
+
+def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
+    new: nn.Module | None = None
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001  # torch has no public base of its three
+        new = BatchNorm(layer, name)
+    elif isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        new = Dropout(layer.p, channels=not isinstance(layer, nn.Dropout))
+    elif type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+        new = Conv2d(layer)
+    elif type(layer) is nn.Linear:
+        new = Linear(layer)
+    elif type(layer) is nn.MaxPool2d and _is_two_by_two(layer):
+        new = MaxPool2d(layer)
+    for setting in getattr(layer, "__constants__", ()) if new is not None else ():
+        if not hasattr(new, setting):  # sizes and settings of the layer: a user's module may read them
+            setattr(new, setting, getattr(layer, setting))
+    return new
 
 
 def _is_two_by_two(pool: nn.MaxPool2d) -> bool:

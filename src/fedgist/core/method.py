@@ -107,7 +107,7 @@ class Count:
 class Phase:
     """A piece of local training: what learns, for how long, by which loss, and how long the optimizer remembers.
 
-    ``learns`` names parts of the net, or tensors of the client's own state (``"own/bias"``). ``epochs`` passes over the
+    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). ``epochs`` passes over the
     client's rows, or ``steps`` batches. ``loss=None`` is the method's; ``optimizer=None`` the recipe's.
     """
 

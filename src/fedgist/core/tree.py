@@ -90,8 +90,8 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
         raise TypeError(msg)
     out: dict[str, Tensor] = {}
     for name, child in items:
-        if SEPARATOR in name:
-            msg = f"the key {name!r} contains {SEPARATOR!r}"
+        if not name or SEPARATOR in name:
+            msg = f"the key {name!r} is empty or contains {SEPARATOR!r}"
             raise ValueError(msg)
         out |= named(child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
     return out

@@ -25,18 +25,18 @@ class Examples:
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Gather ``rows`` (clients, batch), -1 where there is none; augmented if ``keys`` (clients,) are given.
 
-        Absent rows are zeros: they cannot carry another client's numbers, or a NaN.
+        In the place of an absent row stands the client's first one, and zeros where a client has none: what is masked
+        is an example like others (a model may divide by a length), and never another client's.
         """
         mask = rows >= 0
-        places = rows.clamp(min=0)
+        places = torch.where(mask, rows, rows[:, :1].clamp(min=0))
         x = self.x[places]
         if keys is not None and self.augment:
             x = crop_and_flip(x, keys, self.augment)
         x = x.to(torch.float32).mul_(self.factor).add_(self.offset)
-        absent = ~mask
-        if bool(absent.any()):
-            x.masked_fill_(absent.view(*absent.shape, *(1 for _ in x.shape[2:])), 0.0)
-        return Batch(x, self.y[places].masked_fill_(absent, 0), mask)
+        if not bool(mask[:, 0].all()):
+            x[~mask[:, 0]] = 0.0
+        return Batch(x, self.y[places].masked_fill_(~mask, 0), mask)
 
 
 def examples(data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu") -> tuple[Examples, Examples]:

@@ -24,12 +24,12 @@ from fedgist.core.message import Shapes, reduction, refuse, shapes
 from fedgist.core.method import Batch, Context, Count, Method, Phase
 from fedgist.core.net import Net, stacked
 from fedgist.core.optim import Optimizer, OptimizerState
-from fedgist.core.tree import build, leaves, map_leaves, named, take, tree
+from fedgist.core.tree import SEPARATOR, build, leaves, map_leaves, named, take, tree
 from fedgist.data.batches import Examples
 from fedgist.data.order import schedule
 
 ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory, whatever the number of clients
-OWN = "own/"  # how a phase names tensors of the client's own state
+OWN = "own."  # how a phase names tensors of the client's own state
 
 
 @tree
@@ -112,7 +112,7 @@ def train(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> tuple[
 def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
     parts = {"all", "body", "head", "none"}
     arch = clients.net.arch
-    own = {OWN + name: value for name, value in named(clients.own).items()}
+    own = {_own_name(path): value for path, value in named(clients.own).items()}
     wanted = [p for p in phase.learns if p not in parts]
     if unknown := [p for p in wanted if p not in own]:
         msg = f"a phase learns {unknown[0]!r}; known: {', '.join([*sorted(parts), *own])}"
@@ -126,9 +126,13 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
 
 
 def _install(net: Net, own: Any, values: Mapping[str, Tensor]) -> tuple[Net, Any]:
-    mine = {name.removeprefix(OWN): v for name, v in values.items() if name.startswith(OWN)}
     net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
-    return net, build(type(own), named(own) | mine) if mine else own
+    mine = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
+    return net, build(type(own), mine)
+
+
+def _own_name(path: str) -> str:
+    return OWN + path.replace(SEPARATOR, ".")
 
 
 def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[Clients, Tensor]:
@@ -167,13 +171,8 @@ class _Step:
         self, cohort: Cohort, phase: Phase, optimizer: Optimizer, clients: Clients,
         learned: dict[str, Tensor], memory: OptimizerState,
     ) -> None:  # fmt: skip
-        self.cohort, self.optimizer, self.clients, self.learned, self.memory = (
-            cohort,
-            optimizer,
-            clients,
-            learned,
-            memory,
-        )
+        self.cohort, self.optimizer = cohort, optimizer
+        self.clients, self.learned, self.memory = clients, learned, memory
         loss = phase.loss or cohort.method.loss
 
         def one(values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> Any:

@@ -92,7 +92,10 @@ class LocalEngine:
         self.shapes: dict[tuple[str, str], Any] = {}
         self.laid_out = {name: lay_out(arch, self.plans[name]) for name, arch in task.architectures.items()}
         self.own_type, self.homes = self._homes()
-        self.crew = Crew(self._work, settings.workers or default_workers(settings.device))
+        on_cpu = settings.device == "cpu"  # a GPU is used by one process
+        self.crew = Crew(
+            self._work, settings.workers if settings.workers and on_cpu else default_workers(settings.device)
+        )
 
     def start(self) -> None:
         """Fork the workers now: best done before anything else starts a thread."""
@@ -141,8 +144,7 @@ class LocalEngine:
 
     def client(self, ctx: Context, order: Order, down: Any) -> Clients:
         """What one client holds after this download."""
-        cohort, clients = self.trial(ctx, [order], [down])
-        del cohort
+        _, clients = self.trial(ctx, [order], [down])
         return take(clients, 0)
 
     def state(self) -> dict[str, Tensor]:
@@ -163,7 +165,9 @@ class LocalEngine:
     def _tasks(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split | None
     ) -> Iterator[_Task]:
-        counts = self._counts(split or "train")
+        # whoever learns is sorted by steps, as the trainer wants it: also before a test
+        learns = split is None or self.method.before_test(ctx)
+        counts = self._counts("train" if learns else split or "client")
         # by architecture, then by steps, then by client: arrival order cannot matter
         ranked = sorted(
             range(len(orders)), key=lambda i: (orders[i].architecture, -counts[orders[i].client], orders[i].client)

@@ -126,17 +126,16 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
             data, p.name, recipe.clients.num_clients, key, validation=recipe.data.validation, **p.options
         )  # fmt: skip
     train = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in given.clients])
-    for rows, size, what in ((train.rows, len(data.y), "training"),):
-        if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < size):
-            msg = f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are {size}"
-            raise RecipeError(msg)
-    everything = torch.arange(len(data.y_test))
-    tests = given.clients_test or [everything] * len(train)
+    tests = given.clients_test or [torch.arange(len(data.y_test))] * len(train)
     if len(tests) != len(train):
         msg = f"{len(train)} clients have training rows, {len(tests)} have test rows"
         raise RecipeError(msg)
-    empty = Rows.of([torch.zeros(0, dtype=torch.int64)] * len(train))
-    return Partition(train, empty, Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in tests]))
+    test = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in tests])
+    for rows, size, what in ((train.rows, len(data.y), "training"), (test.rows, len(data.y_test), "test")):
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= size):
+            msg = f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are {size}"
+            raise RecipeError(msg)
+    return Partition(train, Rows.of([torch.zeros(0, dtype=torch.int64)] * len(train)), test)
 
 
 def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
