@@ -4,6 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # test workers and their forks share the cores
 
 DATA = os.environ.get("FEDGIST_DATA")
 
