@@ -15,8 +15,8 @@ from torch import nn
 
 from fedgist.engines.choice import choose_plans
 from fedgist.engines.crew import Crew, WorkerError
-from fedgist.engines.local import Settings
 from fedgist.engines.plan import Plan, choose, remembered
+from fedgist.engines.visit import Settings
 from fedgist.run.api import settings
 from fedgist.run.federation import start_server
 from fedgist.run.world import Group, World

@@ -16,8 +16,9 @@ from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.engines import cohort as trainer
 from fedgist.engines.crew import one_thread
-from fedgist.engines.local import LocalEngine, Population, Settings
+from fedgist.engines.local import LocalEngine
 from fedgist.engines.plan import Plan, choose, remembered
+from fedgist.engines.visit import Population, Settings
 
 STEPS = 3  # of the real work, timed for each candidate
 TRIES = 2  # the faster one counts
@@ -83,7 +84,7 @@ class _Probe:
         assert self.stage is not None  # asked for only where something learns
         arch = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
-        ctx = Context(engine.key, self.task, 1, self.stage)
+        ctx = Context(engine.site.key, self.task, 1, self.stage)
         clients = [c for c in self.population.clients if name in c.architectures]
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
         downs = [self.method.download(self.server, o, ctx) for o in orders]

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from fedgist.core.method import Method
 from fedgist.data.base import Dataset
 from fedgist.engines.choice import choose_plans
-from fedgist.engines.local import LocalEngine, Settings
+from fedgist.engines.local import LocalEngine
+from fedgist.engines.visit import Settings
 from fedgist.run import checkpoint as checkpoints
 from fedgist.run.federation import Federation, Observer, loop, start_server, totals
 from fedgist.run.models import ClientModel, client_model

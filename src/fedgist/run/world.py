@@ -24,7 +24,7 @@ from fedgist.data.base import Dataset, check
 from fedgist.data.batches import examples
 from fedgist.data.order import Rows
 from fedgist.data.partition import Partition, partition
-from fedgist.engines.local import Population
+from fedgist.engines.visit import Population
 from fedgist.models import MODELS
 from fedgist.run.recipe import ModelSection, Recipe, RecipeError, build_method, one_of
 
