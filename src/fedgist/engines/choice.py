@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +27,11 @@ TRIES = 2  # the faster one counts
 def choose_plans(
     method: Method, task: Task, population: Population, settings: Settings, server: Any, fixed: Mapping[str, Plan],
     *, cohort_size: int | None = None, memory_limit: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Plan]:  # fmt: skip
-    """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine."""
+    """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine (``say`` hears of it)."""
     plans = dict(fixed)
-    probe = _Probe(method, task, population, settings, server, memory_limit)
+    probe = _Probe(method, task, population, settings, server, memory_limit, say)
     for name, arch in task.architectures.items():
         if name not in plans:
             plans[name] = probe.plan(name, arch, cohort_size)
@@ -48,9 +49,10 @@ class _Probe:
         settings: Settings,
         server: Any,
         memory_limit: int | None,
+        say: Callable[[str], None],
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
-        self.settings = replace(settings, workers=1)
+        self.settings, self.say = replace(settings, workers=1), say
         self.memory_limit = memory_limit or _physical_memory() // 2
         key = torch.zeros((), dtype=torch.int64)
         stages = method.stages(Context(key, task, 1, ""))
@@ -73,12 +75,12 @@ class _Probe:
             "rows": int(self.population.train.counts.max()),
         }  # fmt: skip
         has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
-        return remembered(
-            description,
-            lambda: choose(
-                lambda plan: self._seconds(name, plan), most, has_convolutions=has_convolutions, fixed=fixed
-            ),
-        )
+
+        def measured() -> Plan:
+            self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
+            return choose(lambda p: self._seconds(name, p), most, has_convolutions=has_convolutions, fixed=fixed)
+
+        return remembered(description, measured)
 
     def _prepare(self, name: str, plan: Plan) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
         assert self.stage is not None  # asked for only where something learns

@@ -170,7 +170,7 @@ def _enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     return False
 
 
-def open_world(recipe: Recipe, given: Given) -> tuple[World, Any]:
+def open_world(recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None) -> tuple[World, Any]:
     """Return the world of a recipe, its plans chosen and written into the recipe, and the server's first state."""
     how = settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
@@ -178,7 +178,8 @@ def open_world(recipe: Recipe, given: Given) -> tuple[World, Any]:
     engine = recipe.engine
     plans = choose_plans(
         world.method, world.task, world.population, how, server, engine.plans,
-        cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size, memory_limit=engine.memory_limit,
+        cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
+        memory_limit=engine.memory_limit, say=say,
     )  # fmt: skip
     engine = engine.model_copy(update={"plans": plans})
     return replace(world, recipe=world.recipe.model_copy(update={"engine": engine})), server
@@ -228,7 +229,7 @@ def load_run(folder: Path, given: Given | None = None) -> Federation:
 def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, observer: Observer) -> Result:  # noqa: FBT001
     began = time.perf_counter()
     saved = checkpoints.load(folder) if going_on and folder else None
-    world, server = open_world(recipe, given)
+    world, server = open_world(recipe, given, observer.note)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder, saved.round if saved else -1)
