@@ -21,6 +21,8 @@ import torch
 from fedgist.core import random as keyed
 from fedgist.run import checkpoint
 
+pytestmark = pytest.mark.slow  # each command is a process that imports torch
+
 SMALL = [
     "--set",
     "train.num_rounds=4",
@@ -84,7 +86,9 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(cli: Cli
 
 def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:
     done = cli("run", *SMALL, "--json", "--out", "a")
-    assert [json.loads(line)["round"] for line in done.stdout.splitlines()] == [1, 2, 3, 4]
+    *lines, end = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    assert end["result"]["rounds"] == 4
     assert cli("run", *SMALL, "--quiet", "--out", "b").stdout == ""
 
 
@@ -94,8 +98,12 @@ def test_several_seeds_have_their_own_folders_and_a_mean_with_its_error(cli: Cli
     assert "fedlog, 2 seeds" in done.stdout
     assert "±" in done.stdout
     assert rounds(tmp_path / "many/seed-5") != rounds(tmp_path / "many/seed-6")
-    shown = cli("show", "many").stdout
-    assert "±" in shown
+    assert "±" in cli("show", "many").stdout
+    assert "holds runs of several seeds" in cli("run", *SMALL, "--out", "many", code=2).stderr
+    done = cli("run", "--resume", "many", "--seeds", 3)  # two are finished, the third had not begun
+    assert done.stdout.count("is finished") == 2
+    assert "fedlog, 3 seeds" in done.stdout
+    assert (tmp_path / "many/seed-7/result.json").exists()
 
 
 def test_show_draws_a_table_a_curve_and_a_png(cli: Cli, tmp_path: Path) -> None:
@@ -271,7 +279,6 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(cli: Cli, tmp_path: Path) -> None:
     began = time.monotonic()
     cli("run", *LONG, "--quiet", "--out", "whole")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +24,11 @@ from fedgist.models import MODELS
 from fedgist.report import figures, runs, text
 from fedgist.run import api, files
 from fedgist.run import world as worlds
+from fedgist.run.federation import Observer
 from fedgist.run.models import client_model
 from fedgist.run.models import export as export_model
-from fedgist.run.recipe import RecipeError, one_of, read
-from fedgist.run.record import RECIPE
+from fedgist.run.recipe import Recipe, RecipeError, one_of, read
+from fedgist.run.record import RECIPE, to_json
 
 app = typer.Typer(
     name="fedgist", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -93,44 +94,72 @@ def run(
     console = Console()
     with observing(console, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
-            folders = _resume(resume, settings or [], data_root, observer)
+            results = _resume(resume, settings or [], seeds, data_root, observer)
         else:
-            folders = _start(recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite)
+            results = _start(recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite)
+        folders = [resume] if resume else []
+        for result in results:
+            assert result.folder is not None  # the command line always has one
+            folders += [] if resume else [result.folder]
+            if as_json:
+                sys.stdout.write(to_json({"folder": str(result.folder), "result": result.summary}) + "\n")
     if not quiet and not as_json:
         console.print(text.overview(runs.find(folders)))
-        console.print(Text(f"fedgist show {' '.join(str(f) for f in folders)}", style="dim"))
+        shown = {f.parent if f.name.startswith("seed-") else f for f in folders}
+        console.print(Text(f"fedgist show {' '.join(sorted(str(f) for f in shown))}", style="dim"))
 
 
 def _start(
-    recipe: str | None, settings: list[str], seeds: int, out: Path | None, data_root: Path | None, observer: Any,
+    recipe: str | None, settings: list[str], seeds: int, out: Path | None, data_root: Path | None, observer: Observer,
     *, overwrite: bool,
-) -> list[Path]:  # fmt: skip
+) -> Iterator[api.Result]:  # fmt: skip
     path = find_recipe(recipe)
     parsed = read(path, settings)
     out = out or Path("runs") / f"{path.stem}-{parsed.method.name}"
-    if seeds > 1 and (out / RECIPE).exists() and not overwrite:
-        msg = f"{out} holds a run of one seed; choose another --out"
+    other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
+    if other and not overwrite:
+        msg = f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; choose another --out"
         raise RecipeError(msg)
-    for index in range(seeds):
-        folder = out if seeds == 1 else out / f"seed-{parsed.seed + index}"
-        one = parsed.model_copy(update={"seed": parsed.seed + index})
-        api.run(one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer)
-    return [out]
+    if seeds == 1:
+        yield api.run(parsed, out=out, overwrite=overwrite, data_root=data_root, observer=observer)
+    else:
+        numbers = range(parsed.seed, parsed.seed + seeds)
+        yield from _seeds(parsed, numbers, out, data_root, observer, count=seeds, overwrite=overwrite)
 
 
-def _resume(folder: Path, settings: list[str], data_root: Path | None, observer: Any) -> list[Path]:
+def _seeds(
+    recipe: Recipe, seeds: Sequence[int], out: Path, data_root: Path | None, observer: Observer,
+    *, count: int, overwrite: bool = False,
+) -> Iterator[api.Result]:  # fmt: skip
+    for seed in seeds:
+        one, folder = recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
+        try:
+            yield api.run(one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer)
+        except api.Stopped as stopped:
+            raise api.Stopped(out, f" --seeds {count}") from stopped
+
+
+def _resume(
+    folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
+) -> Iterator[api.Result]:
     if strange := [s for s in settings if s.partition("=")[0].strip() not in {"engine.workers", "engine.device"}]:
         msg = f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and engine.device may change"
         raise RecipeError(msg)
-    for found in runs.find([folder]):
-        last = read(found.folder / RECIPE).train.num_rounds
-        if found.result.get("status") == "finished" and found.rounds and found.rounds[-1]["round"] == last:
-            observer.note(f"{found.folder} is finished ({last} rounds)")
+    found = runs.find([folder])
+    for one in found:
+        recipe = read(one.folder / RECIPE, settings)
+        if (
+            one.result.get("status") == "finished"
+            and one.rounds[-1:]
+            and one.rounds[-1]["round"] == recipe.train.num_rounds
+        ):
+            observer.note(f"{one.folder} is finished ({recipe.train.num_rounds} rounds)")
             continue
-        api.run(
-            read(found.folder / RECIPE, settings), out=found.folder, resume=True, data_root=data_root, observer=observer
-        )
-    return [folder]
+        yield api.run(recipe, out=one.folder, resume=True, data_root=data_root, observer=observer)
+    if found[0].folder != folder:  # seeds that had not begun
+        have = {one.recipe["seed"] for one in found}
+        missing = [s for s in range(min(have), min(have) + seeds) if s not in have]
+        yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)
 
 
 @app.command("list")

@@ -37,8 +37,8 @@ MAIN = "eval/client/accuracy_mean"
 class Stopped(Exception):  # noqa: N818  # no error: somebody asked
     """A run stopped early, its checkpoint written; ``folder`` is what resumes it (None: kept in memory only)."""
 
-    def __init__(self, folder: Path | None) -> None:
-        super().__init__(f"stopped; resume with: fedgist run --resume {folder}" if folder else "stopped")
+    def __init__(self, folder: Path | None, options: str = "") -> None:
+        super().__init__(f"stopped; resume with: fedgist run --resume {folder}{options}" if folder else "stopped")
         self.folder = folder
 
 
