@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
+settings.register_profile("fixed", derandomize=True)  # the same examples in every run
+settings.load_profile("fixed")
 torch.set_num_threads(1)  # test workers and their forks share the cores
 
 DATA = os.environ.get("FEDGIST_DATA")

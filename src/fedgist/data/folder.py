@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -73,10 +74,14 @@ def pictures(files: list[Path], size: tuple[int, ...] | None, channels: int | No
 
 def _picture(pillow: Any, file: Path, size: tuple[int, ...] | None, channels: int | None) -> Values:
     try:
-        with pillow.open(file) as image:
+        with warnings.catch_warnings():
+            # a header that asks for hundreds of megabytes is refused, not merely warned of
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            image = pillow.open(file)
+        with image:
             return pixels(image, size, str(file), channels)
     except DataError:
         raise
-    except (*_BROKEN, pillow.DecompressionBombError) as error:
+    except (*_BROKEN, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         msg = f"{file} is no image that can be read, it may be corrupt: {first_line(error)}"
         raise DataError(msg) from error
