@@ -35,16 +35,9 @@ def duration(seconds: float) -> str:
 
 def overview(runs: Sequence[RunFiles]) -> Table:
     """A line per run, or per set of seeds: final accuracy over clients, its spread, and what was sent."""
-    table = Table(title="Final round", title_justify="left")
-    for name in (
-        "method",
-        "rounds",
-        "accuracy, mean of clients",
-        "spread over clients",
-        "one global model",
-        "sent up",
-        "sent down",
-    ):
+    caption = "mean and spread over clients; one model: a global one, all test rows"
+    table = Table(title="Final round", title_justify="left", caption=caption, caption_justify="left")
+    for name in ("method", "rounds", "accuracy", "spread", "one model", "sent up", "sent down"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for (_, name), group in groupby(runs, key=lambda run: (_family(run), run.name)):
         some = list(group)
