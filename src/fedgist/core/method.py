@@ -184,7 +184,7 @@ class Method:
 
     keeps: ClassVar[Part] = "all"  # the part of the net that stays with the client between rounds
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
+    accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used (none is late in a simulation)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""

@@ -104,4 +104,4 @@ def _read(path: Path) -> Plan | None:
 
 
 def _machine() -> dict[str, object]:
-    return {"torch": torch.__version__, "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    return {"torch": torch.__version__, "machine": [platform.node(), platform.machine()], "cores": os.cpu_count()}
