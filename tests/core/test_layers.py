@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.layers import BatchNorm, Conv2d, Dropout, MaxPool2d, Pass, current, replace_layers
+from fedgist.core.convolution import Conv2d, MaxPool2d
+from fedgist.core.layers import BatchNorm, Dropout, Pass, current, replace_layers
 
 ALL = torch.ones(6, dtype=torch.bool)
 SOME = torch.tensor([True, False, True, True, False, True])
@@ -310,6 +311,64 @@ def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
     (grad,) = torch.autograd.grad(MaxPool2d(nn.MaxPool2d(2))(x).sum(), x)
     assert sorted(grad.unfold(2, 2, 2).unfold(3, 2, 2).reshape(4, 4)[0].tolist()) == [0.0, 0.0, 0.0, 1.0]
     assert float(grad.sum()) == 4.0
+
+
+# a convolution that pools as it goes
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kernel", "padding"), [(5, 0), (3, 1), ((2, 3), (0, 2))], ids=str)
+@pytest.mark.parametrize("size", [(12, 12), (9, 11)], ids=str)
+def test_a_convolution_that_pools_and_its_gradients_are_torchs_client_by_client(
+    *, each: bool, bias: bool, kernel: Any, padding: Any, size: tuple[int, int]
+) -> None:
+    # rejects a kernel shifted the wrong way, and a window that is cut off or overlaps at the odd edge
+    old = nn.Conv2d(3, 4, kernel, padding=padding, bias=bias)
+    ours = Conv2d(old, nn.MaxPool2d(2))
+    ours.each = each
+    x = numbers(2, 6, 3, *size).requires_grad_()
+    params = {n: torch.stack([p, numbers(*p.shape)]).detach().requires_grad_() for n, p in ours.named_parameters()}
+
+    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(ours, params, (x,))
+        return out
+
+    out = torch.func.vmap(one)(params, x)
+    expected = torch.stack(
+        [
+            F.max_pool2d(F.conv2d(x[k], params["weight"][k], params["bias"][k] if bias else None, 1, padding), 2)
+            for k in range(2)
+        ]
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    for a, b in zip(grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_among_equals_one_place_of_a_window_gets_the_whole_gradient_of_both() -> None:
+    # an image of one colour, as the margins of a digit are: rejects a share for each of the equals
+    conv = Conv2d(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2))
+    (grad,) = torch.autograd.grad(conv(torch.ones(1, 1, 6, 6)).sum(), list(conv.parameters())[1:])
+    assert grad.tolist() == [4.0, 4.0]
+
+
+def test_only_plain_sequences_and_narrow_convolutions_pool_as_they_go() -> None:
+    def small() -> list[nn.Module]:
+        return [nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.ReLU()]
+
+    inner = nn.Sequential(*small())
+    joined = replace_layers(nn.Sequential(inner, nn.Conv2d(8, 8, 3), nn.MaxPool2d(2)))
+    assert [type(m).__name__ for m in inner] == ["Conv2d", "Identity", "ReLU"]
+    assert "Identity" not in [type(m).__name__ for m in joined.children()]  # eight channels in are too many
+    for apart in (
+        nn.ModuleDict({"features": nn.Sequential(*small())}),  # its owner may call the layers one by one
+        nn.Sequential(nn.Conv2d(3, 32, 3), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2, ceil_mode=True)),
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)),
+    ):
+        assert "Identity" not in names_of(replace_layers(apart)).values()
 
 
 # putting them in place

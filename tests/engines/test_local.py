@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgist.engines.choice import choose_plans
 from fedgist.engines.crew import Crew, WorkerError
-from fedgist.engines.plan import Plan, choose, remembered
+from fedgist.engines.plan import Plan, choose, remembered, sizes
 from fedgist.engines.visit import Settings
 from fedgist.run.api import settings
 from fedgist.run.federation import start_server
@@ -194,11 +194,20 @@ def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: s
 
 def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
     seconds = {1: 1.0, 2: 0.9, 4: 0.5, 8: 0.499, 10: 0.6}
-    chosen = choose(
-        lambda plan: seconds[plan.cohort_size] * (1 if plan.convolutions == "each" else 1.1), 10, has_convolutions=True
-    )
+
+    def measure(plan: Plan) -> float:
+        return seconds[plan.cohort_size] * (1 if plan.convolutions == "each" else 1.1)
+
+    chosen = choose(measure, sorted(seconds), try_out=measure, has_convolutions=True)
     assert (chosen.cohort_size, chosen.convolutions) in {(4, "each"), (8, "each")}
-    assert choose(lambda _: 1.0, 10, has_convolutions=False, fixed=3).cohort_size == 3
+    assert choose(lambda _: 1.0, [1, 3], try_out=lambda _: 1.0, has_convolutions=False).cohort_size == 3
+
+
+def test_sizes_of_stacks_leave_no_core_waiting_for_another() -> None:
+    # rejects round numbers: 50 clients in stacks of 24 are three stacks for two cores, one of them of two clients
+    assert sizes(50, 2, 1000)[-4:] == [7, 9, 13, 25]
+    assert sizes(50, 2, 10) == [1, 2, 3, 5, 7, 9, 10]
+    assert sizes(3, 8, 1000) == [1]
 
 
 def test_a_plan_is_measured_once_and_remembered() -> None:

@@ -8,7 +8,7 @@ are being run from the *pass* that :mod:`fedgist.core.net` opens around a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedgist.core import random
+from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
 
 @dataclass(eq=False)
@@ -98,39 +99,6 @@ class BatchNorm(nn.Module):
             run.updates[full] = old + self.momentum * (new - old)
 
 
-class Conv2d(nn.Module):
-    """A convolution that runs client by client (``each``) or as one grouped convolution when clients are stacked."""
-
-    def __init__(self, old: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight, self.bias, self.each = old.weight, old.bias, False
-        self.settings = (old.stride, old.padding, old.dilation, old.groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x`` (batch, channels, height, width)."""
-        convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d
-        return convolve(x, self.weight, self.bias, *self.settings)
-
-
-class _EachConv(torch.autograd.Function):
-    """F.conv2d with a batching rule that calls it once per client: on a CPU grouped convolutions are slower."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-        return F.conv2d(x, weight, bias, *settings)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing to keep: gradients flow through the calls that the batching rule makes."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        rows = [
-            a.unbind(d) if d is not None else (a,) * info.batch_size for a, d in zip(args[:3], in_dims[:3], strict=True)
-        ]
-        return torch.stack([F.conv2d(*one, *args[3:]) for one in zip(*rows, strict=True)]), 0
-
-
 class Linear(nn.Module):
     """A linear layer whose weight gradient comes out contiguous when clients are stacked."""
 
@@ -179,67 +147,35 @@ class _Linear(torch.autograd.Function):
         return out, 0
 
 
-class MaxPool2d(nn.Module):
-    """Max-pooling of 2x2 windows, for images of even size: on a CPU about twice as fast as torch's own."""
-
-    def __init__(self, old: nn.MaxPool2d) -> None:
-        super().__init__()
-        self.old = old
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool ``x`` (batch, channels, height, width)."""
-        if x.device.type != "cpu" or x.shape[-1] % 2 or x.shape[-2] % 2:
-            out: Tensor = self.old(x)
-            return out
-        pooled: Tensor = _MaxPool.apply(x)  # type: ignore[no-untyped-call]
-        return pooled
-
-
-class _MaxPool(torch.autograd.Function):
-    """The larger of two rows, then the larger of two columns; the gradient goes back to where it came from."""
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        rows = torch.maximum(x[..., ::2, :], x[..., 1::2, :])
-        return torch.maximum(rows[..., ::2], rows[..., 1::2])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x,), (grad,) = ctx.saved_tensors, grads
-        top, bottom = x[..., ::2, :], x[..., 1::2, :]
-        rows = torch.maximum(top, bottom)
-        by_row, out = torch.empty_like(rows), torch.empty_like(x)
-        left = torch.mul(grad, rows[..., ::2] >= rows[..., 1::2], out=by_row[..., ::2])
-        torch.sub(grad, left, out=by_row[..., 1::2])
-        above = torch.mul(by_row, top >= bottom, out=out[..., ::2, :])
-        torch.sub(by_row, above, out=out[..., 1::2, :])
-        return out
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        del info
-        out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]  # any leading dimensions do
-        return out, 0
-
-
-def replace_layers(
-    module: nn.Module, *, prefix: str = "", stand_ins: dict[nn.Module, nn.Module] | None = None
-) -> nn.Module:
+def replace_layers(module: nn.Module) -> nn.Module:
     """Put our layers in the place of torch's (and in a user's module); names are kept.
 
-    A layer may stand in two places, at any depth: ``stand_ins`` remembers what took its place.
+    A layer may stand in two places, at any depth: what took its place stands in both.
     """
-    stand_ins = {} if stand_ins is None else stand_ins
+    _join(module)
+    return _replace(module, "", {})
+
+
+def _join(module: nn.Module) -> None:
+    """Let convolutions pool where a max-pooling follows, in plain sequences: nobody else calls the layers of those."""
+    if type(module) is not nn.Sequential:
+        return
+    places = list(module._modules.items())  # noqa: SLF001  # named_children leaves out a layer's second place
+    for (name, layer), (after, pool) in itertools.pairwise(places):
+        if type(layer) is nn.Conv2d and type(pool) is nn.MaxPool2d and can_pool(layer, pool):
+            setattr(module, name, Conv2d(layer, pool))
+            setattr(module, after, nn.Identity())
+    for child in module.children():
+        _join(child)
+
+
+def _replace(module: nn.Module, prefix: str, stand_ins: dict[nn.Module, nn.Module]) -> nn.Module:
     places = [(n, m) for n, m in module.named_modules(remove_duplicate=False) if n and "." not in n]
     for name, child in places:
         full = f"{prefix}.{name}" if prefix else name
         stand_in = stand_ins.get(child) or _stand_in(child, full)
         if stand_in is None:
-            replace_layers(child, prefix=full, stand_ins=stand_ins)
+            _replace(child, full, stand_ins)
         else:
             stand_ins[child] = stand_in
             setattr(module, name, stand_in)
@@ -256,17 +192,9 @@ def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
         new = Conv2d(layer)
     elif type(layer) is nn.Linear:
         new = Linear(layer)
-    elif type(layer) is nn.MaxPool2d and _is_two_by_two(layer):
+    elif type(layer) is nn.MaxPool2d and pools_by_two(layer):
         new = MaxPool2d(layer)
     for setting in getattr(layer, "__constants__", ()) if new is not None else ():
         if not hasattr(new, setting):  # sizes and settings of the layer: a user's module may read them
             setattr(new, setting, getattr(layer, setting))
     return new
-
-
-def _is_two_by_two(pool: nn.MaxPool2d) -> bool:
-    def both(value: Any) -> tuple[int, int]:
-        return value if isinstance(value, tuple) else (value, value)
-
-    plain = not pool.return_indices and both(pool.padding) == (0, 0) and both(pool.dilation) == (1, 1)
-    return plain and both(pool.kernel_size) == both(pool.stride) == (2, 2)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedgist.core.layers import Conv2d, Pass, current, linear, replace_layers
+from fedgist.core.convolution import Conv2d
+from fedgist.core.layers import Pass, current, linear, replace_layers
 from fedgist.core.tree import STATIC, map_leaves, tree
 
 Part = Literal["all", "body", "head", "none"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -11,13 +12,13 @@ from typing import Any
 
 import torch
 
-from fedgist.core.layers import Conv2d
+from fedgist.core.convolution import Conv2d
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.engines import cohort as trainer
-from fedgist.engines.crew import one_thread
+from fedgist.engines.crew import Crew, default_workers, one_thread
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.plan import Plan, choose, remembered
+from fedgist.engines.plan import Plan, choose, remembered, sizes
 from fedgist.engines.visit import Population, Settings
 
 STEPS = 3  # of the real work, timed for each candidate
@@ -66,19 +67,27 @@ class _Probe:
         if self.stage is None or not clients:
             return Plan(fixed or 1)
         # of the machine, not of engine.workers: the plan must not depend on how many workers there are
-        cores = (os.cpu_count() or 1) if self.settings.device == "cpu" else 1
+        cores = default_workers(self.settings.device)
         at_once = math.ceil(training.fraction_train * len(clients))
-        most = max(1, min(math.ceil(at_once / cores), self.memory_limit // cores // max(1, self._bytes(name))))
+        most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
+        tried = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
             "model": repr(arch.module), "input": arch.input_shape, "method": repr(self.method),
-            "training": repr(training), "most": most, "fixed": fixed, "device": self.settings.device,
+            "training": repr(training), "sizes": tried, "device": self.settings.device,
             "rows": int(self.population.train.counts.max()),
         }  # fmt: skip
         has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
 
         def measured() -> Plan:
             self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
-            return choose(lambda p: self._seconds(name, p), most, has_convolutions=has_convolutions, fixed=fixed)
+            with contextlib.closing(Crew(lambda plan: self._seconds(name, plan), cores)) as crew:
+                return choose(
+                    # all cores at once, as in a run: caches and memory are shared
+                    lambda plan: max(crew.run([plan] * cores)),
+                    tried,
+                    try_out=lambda plan: self._seconds(name, plan),
+                    has_convolutions=has_convolutions,
+                )
 
         return remembered(description, measured)
 

@@ -14,7 +14,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +24,9 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 Convolutions = Literal["each", "stacked"]
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+LIKELY = 16  # sizes near this one are tried first, in case patience ends
 PATIENCE_S = 6.0  # stop trying larger stacks after this long
-GAIN = 0.98  # a larger stack must be this much faster to be worth its memory
+GAIN = 0.98  # a less likely size must be this much faster
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,39 @@ class Plan:
 Measure = Callable[[Plan], float]  # seconds per client and step
 
 
-def choose(measure: Measure, most: int, *, has_convolutions: bool, fixed: int | None = None) -> Plan:
-    """Return the fastest plan with at most ``most`` clients a stack (or exactly ``fixed``).
+def sizes(clients: int, cores: int, most: int) -> list[int]:
+    """Return sizes of stacks, at most ``most``, that cut so many clients into equally many stacks for each core."""
+    found, stacks = {1}, 1
+    while (size := math.ceil(clients / (cores * stacks))) > 1:
+        found.add(min(size, most))
+        stacks += max(1, stacks // 2)
+    return sorted(found)
 
-    A model that fails or warns when stacked gets the plan that runs it client by client; the note says why.
+
+def choose(measure: Measure, sizes: Sequence[int], *, try_out: Measure, has_convolutions: bool) -> Plan:
+    """Return the fastest plan with one of these sizes.
+
+    A model that fails or warns when it is tried out stacked gets the plan that runs it client by client; the note says
+    why.
     """
     layouts: tuple[Convolutions, ...] = ("each", "stacked") if has_convolutions else ("stacked",)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where a layer has no batching rule and is looped over
-            measure(Plan(min(2, most), layouts[0]))
+            try_out(Plan(min(2, max(sizes)), layouts[0]))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
-        measure(Plan(1, stack=False))  # if it fails alone too, this is the error to show
+        try_out(Plan(1, stack=False))  # if it fails alone too, this is the error to show
         return Plan(1, stack=False, note=f"runs client by client: {str(error).splitlines()[0][:200]}")
     best, fastest = Plan(1, layouts[0]), math.inf
     deadline = time.perf_counter() + PATIENCE_S
-    for plan in _candidates(layouts, most, fixed):
+    by_likelihood = sorted(sizes, key=lambda k: abs(math.log(k / LIKELY)))
+    for plan in (Plan(size, layout) for size in by_likelihood for layout in layouts):
         if time.perf_counter() > deadline and math.isfinite(fastest):
             break
         seconds = measure(plan)
         if seconds < fastest * GAIN:
             best, fastest = plan, seconds
     return best
-
-
-def _candidates(layouts: tuple[Convolutions, ...], most: int, fixed: int | None) -> Iterator[Plan]:
-    sizes = [fixed] if fixed else [k for k in SIZES if k < most] + [most]
-    for size in sorted(sizes, key=lambda k: abs(math.log(k / 16))):  # likely ones first, in case patience ends
-        for layout in layouts:
-            yield Plan(size, layout)
 
 
 def remembered(description: Mapping[str, Any], make: Callable[[], Plan]) -> Plan:
