@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedgist.methods.fedlog import gradient_head, log_posterior, map_head
 sys.path.insert(0, str(Path(__file__).parent))
 from workloads import W1, W1_DROPOUT, W2, W3, W3_LARGE, WORKLOADS, Workload, bare_rounds, fedgist_rounds
 
+TURN_S = 1 / 3
 TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
 LIMITS = {"W1.memory_ratio": 2.0, "W3_large.time_ratio": 1.3, "W3_large.memory_ratio": 1.3}
 
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def times(work: Workload, repeats: int) -> dict[str, float]:
-    """Seconds a round of every contender, one round each in turn."""
+    """Seconds a round of every contender, in turns."""
     threads = torch.get_num_threads()
     kinds = [(False, 1), (False, threads)] + ([(True, 1), (True, threads)] if work.optimizer == "adam" else [])
     bare = {f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n) for f, n in kinds}
@@ -80,9 +82,9 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         contenders = {f"fedgist, {default_workers('cpu')} workers": with_all, "fedgist, 1 worker": with_one, **bare}
         for repeat in range(repeats + 1):
             for name, round_of in contenders.items():
-                took = round_of()
-                if repeat:  # the first round of each warms up
-                    seconds.setdefault(name, []).append(took)
+                took = turn(round_of)
+                if repeat:  # the first turn of each warms up
+                    seconds.setdefault(name, []).extend(took)
     torch.set_num_threads(threads)
     out: dict[str, float] = {}
     key = work.name.replace(" with dropouts", "_dropout")
@@ -97,6 +99,14 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
     )
     return out
+
+
+def turn(round_of: Callable[[], float]) -> list[float]:
+    """Do rounds for a third of a second, at least one: idle threads of the contender before spin for a while."""
+    took = [round_of()]
+    while sum(took) < TURN_S:
+        took.append(round_of())
+    return took
 
 
 def head() -> dict[str, float]:
@@ -123,11 +133,11 @@ def large(repeats: int) -> dict[str, float]:
     """W3 with ten times the clients, as many of them a round: time, and memory beyond the data."""
     seconds: dict[str, list[float]] = {W3.name: [], W3_LARGE.name: []}
     with fedgist_rounds(W3) as few, fedgist_rounds(W3_LARGE) as many:
-        for repeat in range(repeats * 3 + 1):
+        for repeat in range(repeats + 1):
             for name, one in ((W3.name, few), (W3_LARGE.name, many)):
-                took = one()
+                took = turn(one)
                 if repeat:
-                    seconds[name].append(took)
+                    seconds[name].extend(took)
     beyond = {}
     for work in (W3, W3_LARGE):
         data = work.data()

@@ -39,11 +39,12 @@ class Rows:
 
     def table(self, clients: Sequence[int]) -> Tensor:
         """Return (clients, most rows), padded with -1."""
-        lists = [self[c] for c in clients]
-        out = torch.full((len(lists), max([len(r) for r in lists], default=0)), ABSENT)
-        for line, rows in zip(out, lists, strict=True):
-            line[: len(rows)] = rows
-        return out
+        begin, counts = self.offsets[list(clients)].unsqueeze(1), self.counts[list(clients)].unsqueeze(1)
+        column = torch.arange(int(counts.max()) if len(counts) else 0)
+        there = column < counts
+        if not there.any():
+            return torch.full(there.shape, ABSENT)
+        return torch.where(there, self.rows[torch.where(there, begin + column, 0)], ABSENT)
 
     def merged(self) -> Rows:
         """Return everybody's rows as one client's."""

@@ -51,7 +51,8 @@ class LocalEngine:
         hears = {(o.client, o.architecture): o for o in orders}
         for visit, result in zip(visits, done, strict=True):
             refused += [(visit.ids[k], reason) for k, reason in sorted(result.refused.items())]
-            losses.update({visit.ids[k]: float(result.losses[k]) for k in result.accepted})
+            means = result.losses.tolist()
+            losses.update({visit.ids[k]: means[k] for k in result.accepted})
             if not result.accepted:
                 continue
             if reduction(type(result.message)) == "sum":

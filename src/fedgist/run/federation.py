@@ -15,6 +15,7 @@ from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Method, Order, Replies, Task, TooFewRepliesError
 from fedgist.core.tree import build, named
 from fedgist.engines.base import Answer, Engine
+from fedgist.engines.crew import one_thread
 from fedgist.run import evaluate
 from fedgist.run.checkpoint import Checkpoint
 from fedgist.run.record import Line
@@ -64,6 +65,7 @@ class Federation:
         self.round += 1
         return self.do_round(self.round)
 
+    @one_thread()  # the server's sums do not depend on the cores, and a waiting thread of torch's takes a worker's core
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round (0: what a method does before training)."""
         begin = time.perf_counter()
@@ -74,7 +76,8 @@ class Federation:
             ctx = self.context(stage, number)
             orders = self.method.select(self.server, online, ctx) if online else []
             downs = [self.method.download(self.server, order, ctx) for order in orders]
-            down_bytes += sum(payload_bytes(down) for down in downs)
+            sizes = {id(down): payload_bytes(down) for down in {id(down): down for down in downs}.values()}
+            down_bytes += sum(sizes[id(down)] for down in downs)
             answer = self.engine.ask(ctx, orders, downs) if orders else None
             if answer is not None:
                 answers.append(answer)
