@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from fedgist.core.tree import tree
 
@@ -57,6 +58,9 @@ def step(
 ) -> None:
     """Take one step for every row, in place."""
     state.count.add_(1)
+    if optimizer.name == "adam" and _in_step(state.count):
+        _fused_adam(optimizer, params, grads, state)
+        return
     if optimizer.name == "adam":
         beta1, beta2 = optimizer.betas
         count = state.count.to(torch.float64)
@@ -76,3 +80,21 @@ def step(
             v = state.second[name].mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
             denominator = v.sqrt().mul_(spread.to(p.dtype).view(shape)).add_(optimizer.eps)
             p.sub_(torch.div(m, denominator, out=denominator).mul_(scale.to(p.dtype).view(shape)))
+
+
+def _in_step(count: Tensor) -> bool:
+    """Whether all clients have done equally many steps, as in a fresh stack; asked on a CPU only, where it is free."""
+    return count.device.type == "cpu" and len(count) > 0 and bool((count == count[0]).all())
+
+
+def _fused_adam(
+    optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState
+) -> None:
+    """Let torch go through each tensor once, where the rule below goes through it nine times."""
+    done = [(state.count[0] - 1).to(torch.float32) for _ in params]
+    adam(
+        list(params.values()), [grads[n] for n in params], [state.first[n] for n in params],
+        [state.second[n] for n in params], [], done,
+        amsgrad=False, maximize=False, fused=True, lr=optimizer.lr, beta1=optimizer.betas[0],
+        beta2=optimizer.betas[1], eps=optimizer.eps, weight_decay=optimizer.weight_decay,
+    )  # fmt: skip

@@ -23,6 +23,8 @@ from fedgist.data.partition import PARTITIONS
 from fedgist.engines.plan import Plan
 from fedgist.methods import METHODS
 
+# settings that leave an experiment what it is, by the beginnings of their keys
+SAME_EXPERIMENT = ("seed", "method.name", "engine.", "evaluate.every", "evaluate.save_features", "paper.")
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -137,6 +139,16 @@ class EngineSection(_Section):
     plans: dict[str, Plan] = {}  # chosen before round 1, by architecture
 
 
+class PaperSection(_Section):
+    """What the paper printed for this experiment. It stands beside our numbers and changes nothing."""
+
+    source: str = ""
+    target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None  # percent
+    accuracy: dict[str, tuple[float, float]] = {}  # by method: percent, and its standard error
+    communication: dict[str, float] = {}  # by method: bits both ways until the target accuracy
+    departs: tuple[str, ...] = ()  # settings changed since, filled in when the recipe is read
+
+
 class Recipe(_Section):
     """A run, completely."""
 
@@ -150,6 +162,7 @@ class Recipe(_Section):
     privacy: PrivacySection = PrivacySection()
     evaluate: EvaluateSection = EvaluateSection()
     engine: EngineSection = EngineSection()
+    paper: PaperSection = PaperSection()
 
     def to_toml(self) -> str:
         """Write the recipe, every value given."""
@@ -201,6 +214,10 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     merged["train"] = {**_table(raw, "train"), **train}
     for key, value in changes.items():
         _put(merged, key, value)
+    if "paper" in merged:
+        old = _table(merged, "paper").get("departs", [])
+        departs = [f"{key} = {value}" for key, value in changes.items() if not key.startswith(SAME_EXPERIMENT)]
+        _put(merged, "paper.departs", [*old, *departs])
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
