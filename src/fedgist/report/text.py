@@ -25,6 +25,11 @@ def size(count: float) -> str:
     return f"{count / 1000**power:.{0 if power == 0 else 1}f} {UNITS[power]}"
 
 
+def bits(count: float) -> str:
+    """Bits, in thousands, as the papers print them."""
+    return size(count).removesuffix("B") + "b"
+
+
 def duration(seconds: float) -> str:
     """Seconds, minutes or hours."""
     if seconds < 60:  # noqa: PLR2004

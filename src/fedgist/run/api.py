@@ -25,11 +25,12 @@ from fedgist.engines.choice import choose_plans
 from fedgist.engines.local import LocalEngine
 from fedgist.engines.visit import Settings
 from fedgist.run import checkpoint as checkpoints
+from fedgist.run import features
 from fedgist.run.federation import Federation, Observer, loop, start_server, totals
 from fedgist.run.models import ClientModel, client_model
 from fedgist.run.recipe import Recipe, RecipeError, make, read
-from fedgist.run.record import RECIPE, RESULT, ROUNDS, Line, Record, read_lines, summary, to_json
-from fedgist.run.world import Given, World, make_world, module_group
+from fedgist.run.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line, Record, read_lines, summary, to_json
+from fedgist.run.world import Given, World, class_counts, make_world, module_group
 
 MAIN = "eval/client/accuracy_mean"
 
@@ -165,7 +166,7 @@ def _enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; or anew: --overwrite"
         )
         raise RecipeError(msg)
-    for name in (str(checkpoints.FILE), ROUNDS, "clients.jsonl", RESULT, RECIPE):
+    for name in (str(checkpoints.FILE), ROUNDS, CLIENTS, RESULT, RECIPE, PARTITION, features.FEATURES):
         (folder / name).unlink(missing_ok=True)
     return False
 
@@ -234,6 +235,7 @@ def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, obse
         folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder, saved.round if saved else -1)
     record.write(RECIPE, world.recipe.to_toml())
+    record.write(PARTITION, to_json(class_counts(world)) + "\n")
     engine = LocalEngine(world.method, world.task, world.population, settings(world.recipe), world.recipe.engine.plans)
     try:
         federation = Federation(world, engine, server)
@@ -264,6 +266,8 @@ def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, obse
         }  # fmt: skip
         if any("eval/global/accuracy" in line for line in record.rounds):
             end["eval/global/accuracy"] = summary(record.rounds, "eval/global/accuracy")
+        if folder and world.recipe.evaluate.save_features:
+            features.save(federation, folder, world.recipe.evaluate.save_features)
         record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
     finally:
         engine.close()

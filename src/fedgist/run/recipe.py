@@ -125,6 +125,7 @@ class EvaluateSection(_Section):
     every: Positive = 1
     on: Literal["client", "test"] = "client"  # each client's own test rows, or the whole test set
     train: bool = False  # also on each client's training rows
+    save_features: Annotated[int, Field(ge=0)] = 0  # at the end, of so many test rows of each client, for pictures
 
 
 class EngineSection(_Section):

@@ -10,11 +10,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedgist.run import files
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
+PARTITION = "partition.json"
 Line = dict[str, Any]
 
 
@@ -61,12 +62,12 @@ def to_json(value: Any) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
 
 
-def summary(rounds: list[Line], key: str) -> dict[str, Any]:
+def summary(rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher") -> dict[str, Any]:
     """Return final, best and last-10 mean of a column, each labelled; the best is never the result."""
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values:
         return {}
-    best = max(values, key=lambda pair: pair[1])
+    best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
     last = [v for _, v in values[-10:]]
     return {
         "final": values[-1][1], "final_round": values[-1][0], "best": best[1], "best_round": best[0],

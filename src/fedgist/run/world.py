@@ -258,3 +258,11 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
             raise RecipeError(msg)
         out.setdefault(number, set()).add(client)
     return out
+
+
+def class_counts(world: World) -> dict[str, Any]:
+    """Return the names of the classes, and how many training rows of each every client has."""
+    names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
+    train = world.partition.train
+    counts = [world.data.y[train[i]].bincount(minlength=world.data.num_classes).tolist() for i in range(len(train))]
+    return {"classes": list(names), "train": counts}

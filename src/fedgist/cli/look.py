@@ -1,0 +1,118 @@
+"""Looking at runs: tables, curves, pages."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fedgist.cli.app import LOOK, Folders, app
+from fedgist.report import figures, page, pictures, runs, tables, text
+from fedgist.report.compare import study
+from fedgist.run import files
+from fedgist.run.recipe import one_of
+
+Reference = Annotated[
+    str | None,
+    typer.Option("--reference", metavar="ROW", help="Row to compare the others with: its label or method."),
+]
+Metric = Annotated[str, typer.Option("--metric", help="Column of rounds.jsonl to compare by.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        "--target-accuracy", min=0, max=100, metavar="PERCENT",
+        help="Count rounds and bytes until this accuracy. [default: the paper's, in a paper's recipe]",
+    ),
+]  # fmt: skip
+
+
+@app.command(rich_help_panel=LOOK)
+def show(
+    folders: Folders,
+    png: Annotated[Path | None, typer.Option(help="Draw the curves into this file.")] = None,
+) -> None:
+    """Show runs: a table, the rounds, and a curve in the terminal or a PNG."""
+    found = runs.find(folders)
+    console = Console()
+    if len(found) == 1:
+        console.print(text.by_round(found[0]))
+    console.print(text.overview(found))
+    if png:
+        figures.curves_png(found, png)
+        console.print(f"drawn in {png}")
+    elif any(run.rounds for run in found):
+        console.print(Text(figures.curves_text(found, min(console.width, 100))))
+
+
+@app.command(rich_help_panel=LOOK)
+def compare(
+    folders: Folders,
+    reference: Reference = None,
+    target_accuracy: Target = None,
+    metric: Metric = runs.ACCURACY,
+    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(tables.Format))}.")] = "terminal",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: standard output]")] = None,
+) -> None:
+    """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
+
+    Runs that differ in nothing but the seed are one row. Differences are paired by seed.
+
+    Examples
+    --------
+    fedgist compare runs/demo/fedlog runs/demo/fedavg --reference fedlog
+    fedgist compare runs --target-accuracy 97 --format latex -o table.tex
+    """
+    chosen: tables.Format = one_of(form, get_args(tables.Format), "format")  # type: ignore[assignment]  # one of them
+    found = study(
+        runs.find(folders), reference=reference, metric=metric,
+        target_accuracy=None if target_accuracy is None else target_accuracy / 100,
+    )  # fmt: skip
+    whole = tables.render(found, chosen)
+    if out is not None:
+        if not isinstance(whole, str):
+            console = Console(width=160, file=io.StringIO(), record=True)
+            console.print(whole)
+            whole = console.export_text()
+        files.write(out, whole)
+    elif isinstance(whole, str):
+        sys.stdout.write(whole)
+    else:
+        Console().print(whole)
+
+
+@app.command(rich_help_panel=LOOK)
+def report(
+    folders: Folders,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    reference: Reference = None,
+    target_accuracy: Target = None,
+    metric: Metric = runs.ACCURACY,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
+    figure_folder: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Also write each figure here as PNG, SVG and CSV.")
+    ] = None,
+) -> None:
+    """Write a page about runs: tables, curves, who has what, bytes, time, settings; one file that needs no network.
+
+    Examples
+    --------
+    fedgist report runs/demo --reference fedlog -o demo.html
+    """
+    found = study(
+        runs.find(folders), reference=reference, metric=metric,
+        target_accuracy=None if target_accuracy is None else target_accuracy / 100,
+    )  # fmt: skip
+    drawn = pictures.pictures(found)
+    whole = page.render(found, drawn, title)
+    files.write(out, whole)
+    if figure_folder is not None:
+        pictures.write(drawn, figure_folder)
+    console = Console()
+    for note in found.notes:
+        console.print(Text(f"! {note}", style="yellow"))
+    console.print(f"{out}: {text.size(len(whole.encode()))}, {len(drawn)} figures")

@@ -1,0 +1,71 @@
+"""A study as one page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from importlib import metadata, resources
+from typing import Any
+
+import jinja2
+
+from fedgist.report.compare import Study
+from fedgist.report.pictures import Picture, legend
+from fedgist.report.tables import sheets
+from fedgist.report.text import duration
+
+
+def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
+    """Return the page as HTML."""
+    runs = [run for row in study.rows for run in row.runs]
+    settings = [row.settings for row in study.rows]
+    keys = sorted({key for one in settings for key in one})
+    values = {key: [_word(one.get(key)) for one in settings] for key in keys}
+    differing = [(key, found) for key, found in values.items() if len(set(found)) > 1]
+    seeds = len({run.seed for run in runs})
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        _part("report.html.j2")
+    )
+    return template.render(
+        title=title,
+        lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, {_count(seeds, 'seed')}",
+        css=_part("report.css"),
+        js=_part("report.js"),
+        legend=legend(study.rows),
+        notes=study.notes,
+        sheets=sheets(study),
+        pictures=[_shown(picture) for picture in pictures],
+        privacy=any(picture.name == "privacy" for picture in pictures),
+        labels=[row.label for row in study.rows],
+        differing=differing,
+        common=[(key, found[0]) for key, found in values.items() if len(set(found)) == 1],
+        runs=[_run(row.label, run) for row in study.rows for run in row.runs],
+        version=metadata.version("fedgist"),
+    )
+
+
+def _part(name: str) -> str:
+    return (resources.files(__package__ or __name__) / name).read_text(encoding="utf-8")
+
+
+def _shown(picture: Picture) -> dict[str, str]:
+    return {
+        "name": picture.name, "title": picture.title, "caption": picture.caption, "svg": picture.svg(),
+        "png": base64.b64encode(picture.png()).decode(), "csv": base64.b64encode(picture.csv().encode()).decode(),
+    }  # fmt: skip
+
+
+def _run(label: str, run: Any) -> tuple[str, ...]:
+    versions = ", ".join(f"{name} {version}" for name, version in run.result.get("versions", {}).items())
+    return (
+        label, str(run.seed), f"{run.done} of {run.planned}", "finished" if run.finished else "unfinished",
+        duration(run.result["time/total_s"]) if "time/total_s" in run.result else "-", versions or "-", str(run.folder),
+    )  # fmt: skip
+
+
+def _word(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,57 @@
+"use strict";
+
+// rows: a box ticked off hides a row's marks in every figure and greys it in the tables
+for (const box of document.querySelectorAll(".legend input")) {
+  box.addEventListener("change", () => {
+    for (const mark of document.querySelectorAll(`.row-${box.dataset.row}, tbody tr[data-row="${box.dataset.row}"]`)) {
+      mark.classList.toggle("off", !box.checked);
+    }
+  });
+}
+
+// tables: a click on a column's name sorts by it, once more the other way round
+const UNITS = { k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
+function number(text) {
+  const found = text.match(/^([-+]?[\d.]+(?:e[-+]?\d+)?)(?: ([kMGT])?[Bb]\b)?/);
+  return found ? parseFloat(found[1]) * (UNITS[found[2]] || 1) : null;
+}
+function compare(a, b) {
+  const [x, y] = [number(a), number(b)];
+  if (x !== null && y !== null) return x - y;
+  return x === null && y === null ? a.localeCompare(b) : x === null ? 1 : -1;
+}
+for (const head of document.querySelectorAll(".sortable th")) {
+  const sort = () => {
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const body = head.closest("table").tBodies[0];
+    const text = (row) => row.cells[head.cellIndex].textContent;
+    const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * compare(text(a), text(b)));
+    body.append(...rows);
+  };
+  head.addEventListener("click", sort);
+  head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+}
+
+// figures: the drawing as a file of its own, in the colours that are seen
+for (const button of document.querySelectorAll("[data-svg]")) {
+  button.addEventListener("click", () => {
+    const drawing = document.querySelector(`#${button.dataset.svg} svg`).cloneNode(true);
+    const style = getComputedStyle(document.documentElement);
+    drawing.style.color = getComputedStyle(document.body).color;
+    drawing.style.setProperty("--grid", style.getPropertyValue("--grid"));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([drawing.outerHTML], { type: "image/svg+xml" }));
+    link.download = `${button.dataset.svg}.svg`;
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+}
+
+// light and dark: the reader's system decides until the button does
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+});
