@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from fedgist.cli.app import LOOK, Folders, app
-from fedgist.report import figures, page, pictures, runs, tables, text
+from fedgist.report import figures, page, pictures, runs, tables, text, watch
+from fedgist.report import track as track_
 from fedgist.report.compare import study
 from fedgist.run import files
 from fedgist.run.recipe import one_of
@@ -116,3 +120,47 @@ def report(
     for note in found.notes:
         console.print(Text(f"! {note}", style="yellow"))
     console.print(f"{out}: {text.size(len(whole.encode()))}, {len(drawn)} figures")
+
+
+@app.command("watch", rich_help_panel=LOOK)
+def watch_(
+    folders: Folders,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,  # noqa: FBT002
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also send the rounds on: tensorboard[:FOLDER] or mlflow[:URI]; may be given twice."),
+    ] = None,
+) -> None:
+    """Watch runs as they go, and send them on to TensorBoard or MLflow; ends when all are finished.
+
+    Works from the files alone: for runs of another terminal, another machine's shared disk, or finished ones.
+
+    Examples
+    --------
+    fedgist watch runs --track tensorboard
+    """
+    trackers = [track_.tracker(text) for text in track or []]
+    console = Console()
+    view = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    said: set[str] = set()
+    try:
+        with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
+            while True:
+                found = runs.find(folders)
+                for one in found:
+                    for tracker in trackers:
+                        tracker.send(one)
+                if view:
+                    view.update(watch.overview(found), refresh=True)
+                else:
+                    new = [line for line in watch.lines(found) if line not in said]
+                    said.update(new)
+                    sys.stdout.write("".join(f"{line}\n" for line in new))
+                    sys.stdout.flush()
+                if once or all(one.finished for one in found):
+                    return
+                time.sleep(every)
+    finally:
+        for tracker in trackers:
+            tracker.close()

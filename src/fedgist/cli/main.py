@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedgist.cli import look, run  # each module registers its commands
+from fedgist.cli import look, run, search  # each module registers its commands
 from fedgist.cli.app import LOOK, app
 from fedgist.cli.shipped import shipped
 from fedgist.data import SOURCES
@@ -20,16 +20,17 @@ from fedgist.engines.crew import WorkerError
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.run import api
+from fedgist.run.jobs import Interrupted
 from fedgist.run.recipe import one_of
 
-__all__ = ["app", "look", "main", "run"]
+__all__ = ["app", "look", "main", "run", "search"]
 
 
 def main() -> None:
     """Run the command line: bad input is one line and exit code 2; Ctrl-C is 130."""
     try:
         app()
-    except api.Stopped as stopped:
+    except (api.Stopped, Interrupted) as stopped:
         _fail(str(stopped), 130)
     except KeyboardInterrupt:
         _fail("stopped at once; what the last checkpoint holds can be resumed", 130)
@@ -38,7 +39,7 @@ def main() -> None:
         sys.exit(1)
     except ValueError as error:
         _fail(f"error: {error}", 2)
-    except (OSError, WorkerError) as error:
+    except (OSError, WorkerError, search.FailedError) as error:
         _fail(f"error: {error}", 1)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgist.run.recipe import RecipeError
+from fedgist.run.recipe import RecipeError, one_of
+from fedgist.run.table import is_table
 
 DEFAULT = "demo"
 
@@ -24,9 +25,23 @@ def find_recipe(name: str | None) -> Path:
         return Path(name)
     inside = folder() / Path(name).with_suffix(".toml")
     if name in shipped():
+        if is_table(inside):
+            msg = f"{name} is a paper's table: fedgist reproduce {name}"
+            raise RecipeError(msg)
         return inside
     msg = f"no recipe {name}: no such file, and none that comes with fedgist ({', '.join(shipped())})"
     raise RecipeError(msg)
+
+
+def find_table(name: str) -> Path:
+    """Return the file of a table: a path, or a shipped table's name such as ``fedlog/table1``."""
+    if Path(name).is_file():
+        return Path(name)
+    tables = [known for known in shipped() if is_table(folder() / f"{known}.toml")]
+    try:
+        return folder() / f"{one_of(name, tables, 'table')}.toml"
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def shipped() -> dict[str, str]:

@@ -137,7 +137,7 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()
     while True:
@@ -166,7 +166,7 @@ def keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End this process with its parent, even one killed in the middle of a task."""
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -37,8 +38,9 @@ class Sheet:
 
 
 def sheets(study: Study) -> list[Sheet]:
-    """Return the tables of a study: results, and what they cost."""
-    return [_results(study), _costs(study)]
+    """Return the tables of a study: results, differences to the reference, what they cost, and cost to the target."""
+    found = [_results(study), _differences(study), _costs(study), _to_target(study)]
+    return [sheet for sheet in found if sheet is not None]
 
 
 def render(study: Study, form: Format) -> str | Group:
@@ -47,11 +49,16 @@ def render(study: Study, form: Format) -> str | Group:
         return _csv(study)
     if form == "json":
         return json.dumps(as_data(study), indent=2) + "\n"
+    return in_words(sheets(study), study.notes, form)
+
+
+def in_words(found: Sequence[Sheet], notes: Sequence[str], form: Format) -> str | Group:
+    """Return tables and notes for a reader: in a terminal, Markdown or LaTeX."""
     if form == "markdown":
-        return "\n".join([_markdown(sheet) for sheet in sheets(study)] + [f"- {note}" for note in study.notes]) + "\n"
+        return "\n".join([_markdown(sheet) for sheet in found] + [f"- {note}" for note in notes]) + "\n"
     if form == "latex":
-        return "\n".join([_latex(sheet) for sheet in sheets(study)] + [f"% {note}" for note in study.notes]) + "\n"
-    return Group(*(_rich(sheet) for sheet in sheets(study)), *(Text(f"! {note}") for note in study.notes))
+        return "\n".join([_latex(sheet) for sheet in found] + [f"% {note}" for note in notes]) + "\n"
+    return Group(*(_rich(sheet) for sheet in found), *(Text(f"! {note}") for note in notes))
 
 
 def _results(study: Study) -> Sheet:
@@ -66,53 +73,68 @@ def _results(study: Study) -> Sheet:
         lambda row: show(row.last10),
         lambda row: show(row.best),
     ]
-    if study.reference is not None:
-        columns += [f"- {study.reference}", "its interval", "p"]
-        cells += [
-            lambda row: show(row.versus.difference, signed=True) if row.versus else "-",
-            lambda row: _interval(row.versus.difference, show, signed=True) if row.versus else "-",
-            lambda row: f"{row.versus.p:.3g}" if row.versus and row.versus.p is not None else "-",
-        ]
     if any(row.paper and row.paper.accuracy for row in study.rows):
         columns.append("paper")
         cells.append(lambda row: _printed(row.paper))
     sources = dict.fromkeys(row.paper.source for row in study.rows if row.paper and row.paper.source)
-    caption = [CAPTION, *([PAIRED.format(study.reference)] if study.reference is not None else [])]
+    caption = [CAPTION]
     caption += [f"paper: {source}" for source in sources]
     caption += ["*: not every run is finished"] if any(row.unfinished for row in study.rows) else []
     return Sheet(_title(study.metric), tuple(columns), _cells(study, cells), ". ".join(caption))
 
 
+def _differences(study: Study) -> Sheet | None:
+    compared = [row for row in study.rows if row.versus]
+    if study.reference is None or not compared:
+        return None
+    show = _shower(study.metric)
+    rows = []
+    for row in compared:
+        assert row.versus is not None  # chosen so
+        p = "-" if row.versus.p is None else f"{row.versus.p:.3g}"
+        difference = row.versus.difference
+        numbers = (show(difference, signed=True), _interval(difference, show, signed=True), p)
+        rows.append((row.label, str(difference.count), *numbers))
+    columns = ("method", "pairs", "difference", "95 % interval", "p")
+    return Sheet(f"Against {study.reference}", columns, tuple(rows), PAIRED.format(study.reference))
+
+
 def _costs(study: Study) -> Sheet:
-    columns = ["method", "sent up", "sent down", "in all"]
+    columns = ("method", "sent up", "sent down", "in all")
     cells: list[Callable[[Row], str]] = [
         lambda row: row.label,
         lambda row: _mean(row.up, size),
         lambda row: _mean(row.down, size),
         lambda row: size(row.up.mean + row.down.mean) if row.up and row.down else "-",
     ]
-    caption = "payload bytes of a whole run, mean over seeds; b is bits, B is bytes"
-    if study.target_accuracy is not None:
-        goal = percent(study.target_accuracy, 1) if "accuracy" in study.metric else f"{study.target_accuracy:g}"
-        columns += [f"rounds to {goal}", "up", "down", "both ways", "in bits", "reached"]
+    return Sheet("Communication", columns, _cells(study, cells), "payload bytes of a whole run, mean over seeds")
 
-        def of(value: Callable[[Target], str]) -> Callable[[Row], str]:
-            return lambda row: value(row.target) if row.target else "-"
 
-        cells += [
-            of(lambda t: _with_error(t.rounds, lambda v: f"{v:.1f}")),
-            of(lambda t: _mean(t.up, size)),
-            of(lambda t: _mean(t.down, size)),
-            of(lambda t: _with_error(t.both, size)),
-            of(lambda t: bits(8 * t.both.mean)),
-            of(lambda t: f"{t.reached} of {t.rounds.count}" + ("" if t.reached == t.rounds.count else " †")),
-        ]
-        if any(row.target and row.target.reached < row.target.rounds.count for row in study.rows):
-            caption += ". †: for a seed that never reached it, until the round of its highest accuracy"
+def _to_target(study: Study) -> Sheet | None:
+    if study.target_accuracy is None:
+        return None
+
+    def of(value: Callable[[Target], str]) -> Callable[[Row], str]:
+        return lambda row: value(row.target) if row.target else "-"
+
+    columns = ["method", "reached", "rounds", "up", "down", "both ways", "bits"]
+    cells: list[Callable[[Row], str]] = [
+        lambda row: row.label,
+        of(lambda t: f"{t.reached} of {t.rounds.count}" + ("" if t.reached == t.rounds.count else " †")),
+        of(lambda t: _with_error(t.rounds, lambda v: f"{v:.1f}")),
+        of(lambda t: _mean(t.up, size)),
+        of(lambda t: _mean(t.down, size)),
+        of(lambda t: _with_error(t.both, size)),
+        of(lambda t: bits(8 * t.both.mean)),
+    ]
+    caption = "rounds and payload until it is first reached, mean ± standard error over seeds; B is bytes, b is bits"
+    if any(row.target and row.target.reached < row.target.rounds.count for row in study.rows):
+        caption += ". †: for a seed that never reached it, until the round of its highest accuracy"
     if any(row.paper and row.paper.bits for row in study.rows):
         columns.append("paper")
         cells.append(lambda row: bits(row.paper.bits) if row.paper and row.paper.bits else "-")
-    return Sheet("Communication", tuple(columns), _cells(study, cells), caption)
+    goal = percent(study.target_accuracy, 1) if "accuracy" in study.metric else f"{study.target_accuracy:g}"
+    return Sheet(f"Communication to {goal}", tuple(columns), _cells(study, cells), caption)
 
 
 def _cells(study: Study, cells: Sequence[Callable[[Row], str]]) -> tuple[tuple[str, ...], ...]:
@@ -158,7 +180,10 @@ def _printed(paper: Paper | None) -> str:
 
 
 def _rich(sheet: Sheet) -> Table:
-    table = Table(title=sheet.title, title_justify="left", caption=sheet.caption, caption_justify="left")
+    table = Table(
+        title=sheet.title, title_justify="left", title_style="bold", caption=sheet.caption, caption_justify="left",
+        box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
     for i, name in enumerate(sheet.columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold")
     for row in sheet.rows:
