@@ -9,6 +9,7 @@ all processes of a run, shared pages counted once (Linux: the sum of their propo
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -28,11 +29,15 @@ from fedgist.engines.crew import default_workers
 from fedgist.methods.fedlog import gradient_head, log_posterior, map_head
 
 sys.path.insert(0, str(Path(__file__).parent))
+from reports import reports
 from workloads import W1, W1_DROPOUT, W2, W3, W3_LARGE, WORKLOADS, Workload, bare_rounds, fedgist_rounds
 
 TURN_S = 1 / 3
 TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
-LIMITS = {"W1.memory_ratio": 2.0, "W3_large.time_ratio": 1.3, "W3_large.memory_ratio": 1.3}
+LIMITS = {
+    "W1.memory_ratio": 2.0, "W3_large.time_ratio": 1.3, "W3_large.memory_ratio": 1.3,
+    "compare: 1000 runs x 100 rounds, median s": 5.0, "report: 50 runs, median s": 10.0, "report: 50 runs, MB": 5.0,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -40,26 +45,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--only", nargs="*", default=["W1", "W1 with dropouts", "W2", "W3", "large", "memory", "shares", "head"]
-    )
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.memory_of:
         _rounds_for_memory(*args.memory_of)
         return
     figures: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "repeats": args.repeats}
-    for work in (W1, W1_DROPOUT, W2, W3):
-        if work.name in args.only:
-            figures |= times(work, args.repeats)
-    if "large" in args.only:
-        figures |= large(args.repeats)
-    if "memory" in args.only:
-        figures |= memory()
-    if "shares" in args.only:
-        figures |= shares()
-    if "head" in args.only:
-        figures |= head()
+    for part in args.only:
+        figures |= PARTS[part](args.repeats)
     for key, value in figures.items():
         goal = (
             f"  (at least {TARGETS[key]})" if key in TARGETS else f"  (at most {LIMITS[key]})" if key in LIMITS else ""
@@ -227,6 +221,16 @@ def shares() -> dict[str, float]:
         "10 rounds of FedLog's MNIST: share of start-up": (whole - rounds) / whole,
         "10 rounds of FedLog's MNIST: share of evaluation": (rounds - training) / whole,
     }
+
+
+PARTS: dict[str, Callable[[int], dict[str, float]]] = {
+    **{work.name: functools.partial(times, work) for work in (W1, W1_DROPOUT, W2, W3)},
+    "large": large,
+    "memory": lambda _: memory(),
+    "shares": lambda _: shares(),
+    "head": lambda _: head(),
+    "reports": reports,
+}
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(cli: Cli
         "rounds.jsonl",
         "clients.jsonl",
         "result.json",
+        "partition.json",
         "checkpoint",
     }
     line = rounds(here)[-1]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedgist.cli.shipped import folder
 from fedgist.run.recipe import Recipe, RecipeError, make, read
+from fedgist.run.table import is_table
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
     assert read(path) == made
 
 
-@pytest.mark.parametrize("path", sorted(folder().rglob("*.toml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(p for p in folder().rglob("*.toml") if not is_table(p)), ids=lambda p: p.stem)
 def test_every_shipped_recipe_is_valid_and_says_what_it_is(path: Path) -> None:
     assert isinstance(read(path), Recipe)
     assert path.read_text().startswith("# ")

@@ -106,6 +106,9 @@ def _resume(
         msg = f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and engine.device may change"
         raise RecipeError(msg)
     found = runs.find([folder])
+    if any(folder not in {one.folder, one.folder.parent} for one in found):
+        msg = f"{folder} holds runs of several settings: give the command that began them again, or resume one"
+        raise RecipeError(msg)
     for one in found:
         recipe = read(one.folder / RECIPE, settings)
         if (

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -99,10 +100,13 @@ def tune(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
     tuner = Tuner(path, settings or [], space, out, seeds)
-    _do(tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear)
+    _do(tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear, metric=OBJECTIVE)
     console = Console()
     if folders := tuner.folders():
-        console.print(tables.render(study(runs.find(folders), metric=OBJECTIVE), "terminal"))
+        found = study(runs.find(folders), metric=OBJECTIVE)
+        best_first = sorted(found.rows, key=lambda row: -row.final.mean if row.final else 0.0)
+        whole = replace(found, rows=tuple(best_first))
+        console.print(tables.in_words(tables.sheets(whole)[:1], [], "terminal"))
     best, chosen = tuner.best(), tuner.best_recipe()
     if best is None or chosen is None:
         console.print("no trial is complete")
@@ -165,7 +169,7 @@ def reproduce(
 
 def _do(
     todo: Iterable[Job], count: int | None, at_once: int | None, data_root: Path | None,
-    *, quiet: bool, hear: Hear | None = None,
+    *, quiet: bool, hear: Hear | None = None, metric: str = runs.ACCURACY,
 ) -> None:  # fmt: skip
     """Do the jobs, saying how far they are; a failed one does not stop the others.
 
@@ -177,7 +181,7 @@ def _do(
         After Ctrl-C.
     """
     failed: list[str] = []
-    with _showing(count, quiet=quiet) as show:
+    with _showing(count, metric, quiet=quiet) as show:
 
         def heard(job: Job, event: Event) -> bool:
             show(job, event)
@@ -197,29 +201,30 @@ def _do(
 
 
 @contextlib.contextmanager
-def _showing(count: int | None, *, quiet: bool) -> Iterator[Hear]:
+def _showing(count: int | None, metric: str, *, quiet: bool) -> Iterator[Hear]:
     """Yield what tells a person how the jobs go: bars in a terminal, a line for each end in a pipe."""
     console = Console(stderr=True)
     if quiet:
         yield lambda _job, _event: False
     elif console.is_terminal:
-        yield from _bars(console, count)
+        yield from _bars(console, count, metric)
     else:
-        yield _Lines(count)
+        yield _Lines(count, metric)
 
 
 class _Lines:
     """A line for each job that ends."""
 
-    def __init__(self, count: int | None) -> None:
+    def __init__(self, count: int | None, metric: str) -> None:
+        self.metric = metric
         self.of, self.ended = "" if count is None else f"/{count}", 0
         self.accuracy: dict[str, float] = {}
         self.began: dict[str, float] = {}
 
     def __call__(self, job: Job, event: Event) -> bool:
         self.began.setdefault(job.name, time.perf_counter())
-        if event.line and runs.ACCURACY in event.line:
-            self.accuracy[job.name] = event.line[runs.ACCURACY]
+        if event.line and self.metric in event.line:
+            self.accuracy[job.name] = event.line[self.metric]
         if event.kind in {"done", "stopped", "failed"}:
             self.ended += 1
             took = duration(time.perf_counter() - self.began[job.name])
@@ -229,7 +234,7 @@ class _Lines:
         return False
 
 
-def _bars(console: Console, count: int | None) -> Iterator[Hear]:
+def _bars(console: Console, count: int | None, metric: str) -> Iterator[Hear]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -246,8 +251,8 @@ def _bars(console: Console, count: int | None) -> Iterator[Hear]:
             bar = bars[job.name]
             if event.line:
                 progress.update(bar, completed=event.line["round"])
-                if runs.ACCURACY in event.line:
-                    progress.update(bar, accuracy=percent(event.line[runs.ACCURACY]))
+                if metric in event.line:
+                    progress.update(bar, accuracy=percent(event.line[metric]))
             if event.kind in {"done", "stopped", "failed"}:
                 progress.remove_task(bar)
                 progress.advance(whole)

@@ -160,17 +160,23 @@ def _groups(runs: Sequence[RunFiles], notes: list[str]) -> list[tuple[dict[str, 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name each row by its method, and by those settings in which rows of that method differ."""
-    labels = []
-    for mine in settings:
-        alike = [s for s in settings if s["method.name"] == mine["method.name"]]
-        differing = [k for k in mine if any(other.get(k) != mine[k] for other in alike)]
-        words = [f"{k.removeprefix('method.')}={_short(mine[k])}" for k in differing]
-        labels.append(" ".join([mine["method.name"], *words]))
-    return labels
+    short = [_label(mine, settings, briefly=True) for mine in settings]
+    return [
+        label if short.count(label) == 1 else _label(mine, settings, briefly=False)
+        for label, mine in zip(short, settings, strict=True)
+    ]
 
 
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _label(mine: Mapping[str, Any], settings: Sequence[Mapping[str, Any]], *, briefly: bool) -> str:
+    alike = [s for s in settings if s["method.name"] == mine["method.name"]]
+    differing = [k for k in mine if any(other.get(k) != mine[k] for other in alike)]
+    words = [mine["method.name"]]
+    for key in differing:
+        last = key.rpartition(".")[2]
+        alone = sum(k.rpartition(".")[2] == last for k in differing) == 1
+        value = f"{mine[key]:.3g}" if briefly and isinstance(mine[key], float) else str(mine[key])
+        words.append(f"{last if briefly and alone else key}={value}")
+    return " ".join(words)
 
 
 def _reference(name: str | None, labels: Sequence[str], methods: Sequence[str]) -> int | None:

@@ -93,7 +93,7 @@ def find(folders: Iterable[Path]) -> list[RunFiles]:
     for folder in folders:
         inner = list(_below(folder, DEEPEST))
         if not inner:
-            msg = f"{folder} holds no run" if folder.is_dir() else f"there is no folder {folder}"
+            msg = f"{folder} holds no run{'' if folder.is_dir() else ': there is no such folder'}"
             raise ReportError(msg)
         out |= {path.resolve(): _read(path) for path in inner if path.resolve() not in out}
     return list(out.values())

@@ -80,7 +80,12 @@ class MLflow:
         """``where`` is a tracking URI."""
         module = _need("mlflow", "mlflow-skinny")
         self.entities = _need("mlflow.entities", "mlflow-skinny")
-        self.client = module.MlflowClient(tracking_uri=where)
+        errors = _need("mlflow.exceptions", "mlflow-skinny")
+        try:
+            self.client = module.MlflowClient(tracking_uri=where)
+        except errors.MlflowException as error:
+            msg = f"MLflow: {str(error).splitlines()[0]}"
+            raise ReportError(msg) from error
         self.ids: dict[Path, str] = {}
         self.sent: dict[Path, int] = {}
         self.running: set[Path] = set()

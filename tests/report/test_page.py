@@ -1,0 +1,251 @@
+"""The page, in a real browser: what is drawn, what is clicked, what is read, and what it asks of the network."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+import torch
+
+from fedgist.report import page, pictures
+from fedgist.report.compare import study
+from fedgist.report.runs import find
+from fedgist.report.tsne import CACHE, embedding
+from fedgist.run import api
+from fedgist.run.features import FEATURES
+from fedgist.run.record import PARTITION
+
+from written import write_run  # isort: skip
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+
+SPLIT = {"classes": ["cat", "<dog>"], "train": [[3, 0], [1, 9]]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    for method, best in (("fedlog", 0.9), ("fedavg", 0.7), ("local", 0.8)):
+        for seed in range(2):
+            curve = [best - 0.3 / r + 0.01 * seed for r in range(1, 11)]
+            run = write_run(
+                root / method / f"seed-{seed}", curve, seed=seed, method=method, clients=[best, best - 0.2, 1.0],
+                up=0 if method == "local" else 1000, down=0 if method == "local" else 3000,
+            )  # fmt: skip
+            (run / PARTITION).write_text(json.dumps(SPLIT))
+    draw = torch.Generator().manual_seed(0)
+    safetensors.numpy.save_file(
+        {
+            "features": torch.randn(24, 5, generator=draw).numpy(),
+            "client": torch.arange(24).div(8, rounding_mode="floor").numpy(),
+            "label": (torch.arange(24) % 2).numpy(),
+        },
+        root / "fedlog" / "seed-0" / FEATURES,
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> Path:
+    found = study(find([folder]), reference="fedlog", target_accuracy=0.75)
+    path = folder / "report.html"
+    path.write_text(page.render(found, pictures.pictures(found), "Two seeds <of> three"))
+    return path
+
+
+class Links(HTMLParser):
+    """Everything that a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [
+            value or "" for name, value in attrs if name in {"src", "href", "action", "srcset", "xlink:href"}
+        ]
+
+
+def test_the_page_needs_nothing_else(written: Path) -> None:
+    links = Links()
+    links.feed(written.read_text())
+    assert all(link.startswith(("data:", "#")) for link in links.found)
+    assert "<of>" not in written.read_text()
+    assert "@import" not in written.read_text()
+
+
+def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
+    found = study(find([folder]), target_accuracy=0.75)
+    drawn = {picture.name: picture for picture in pictures.pictures(found)}
+    assert list(drawn) == [
+        "by-round", "by-bytes", "over-clients", "partition-1", "bytes-by-round", "times", "features-1",
+    ]  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(drawn["by-round"].csv())))
+    last = next(row for row in rows if row["row"] == "fedlog" and row["round"] == "10")
+    assert float(last["mean"]) == pytest.approx(0.9 - 0.03 + 0.005)
+    assert float(last["high"]) - float(last["mean"]) == pytest.approx(0.005)  # the standard error of two seeds
+    assert {row["row"] for row in csv.DictReader(io.StringIO(drawn["by-bytes"].csv()))} == {"fedlog", "fedavg"}
+    assert drawn["partition-1"].table == [["client", "cat", "<dog>"], [0, 3, 0], [1, 1, 9]]
+    assert len(drawn["over-clients"].table) == 1 + 3 * 2 * 3
+
+
+def test_the_spread_over_clients_is_the_band_of_a_single_seed(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.5, 0.6])
+    (table,) = [p.table for p in pictures.pictures(study(find([tmp_path]))) if p.name == "by-round"]
+    assert table[2] == ["fedlog", 2, 800.0, 0.6, pytest.approx(0.5), pytest.approx(0.7)]
+
+
+def test_privacy_is_drawn_where_it_was_spent(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.5, 0.6], columns={"privacy/epsilon": 1.5})
+    found = study(find([tmp_path]))
+    assert "privacy" in [picture.name for picture in pictures.pictures(found)]
+
+
+def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
+    drawn = pictures.pictures(study(find([folder / "fedlog"])))
+    pictures.write(drawn, tmp_path / "figures")
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".csv"}
+    assert (tmp_path / "figures" / "by-round.png").read_bytes()[:4] == b"\x89PNG"
+    drawing = (tmp_path / "figures" / "by-round.svg").read_text()
+    assert pictures.INK not in drawing  # the page's own colours
+    assert 'class="row-0"' in drawing
+
+
+def test_features_are_arranged_once(folder: Path) -> None:
+    run = folder / "fedlog" / "seed-0"
+    first = embedding(run)
+    kept = json.loads((run / CACHE).read_text())
+    assert len(kept["points"]) == 24
+    kept["points"][0] = [7.0, 7.0]
+    (run / CACHE).write_text(json.dumps(kept))
+    assert embedding(run)[0][0] == (7.0, 7.0)  # read, not computed again
+    (run / CACHE).write_text("{")
+    assert embedding(run) == first  # a damaged cache is made anew
+
+
+def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
+    recipe = {
+        "data": {"train_rows": 100}, "train": {"num_rounds": 1}, "evaluate": {"save_features": 3},
+        "clients": {"num_clients": 4}, "engine": {"workers": 1, "cohort_size": 2},
+    }  # fmt: skip
+    result = api.run(recipe, out=tmp_path / "run")
+    arrays = safetensors.numpy.load_file(tmp_path / "run" / FEATURES)
+    assert set(arrays["client"].tolist()) <= {0, 1, 2, 3}
+    assert max(arrays["client"].tolist().count(c) for c in range(4)) == 3
+    world = result.federation.world
+    client = int(arrays["client"][0])
+    row = world.partition.test[client][:1]
+    # an oracle: the model that is handed out gives the logits that the head makes of these features
+    orders, downs, ctx = result.federation.downloads(1)
+    net = result.federation.engine.client(ctx, orders[client], downs[client]).net
+    expected = result.model(client)(world.data.x_test[row])
+    torch.testing.assert_close(net.logits(torch.from_numpy(arrays["features"][:1])), expected)
+    assert arrays["label"][0] == world.data.y_test[row]
+
+
+# in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page that is open, and what it said and asked for."""
+
+    def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
+        self.page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+
+
+@BROWSER
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_opens_from_the_disk_without_a_word_or_a_request(
+    browser: Any, written: Path, tmp_path: Path, width: int, scheme: str
+) -> None:
+    visit = Visit(browser, written, width, scheme)
+    assert visit.said == []
+    assert [url for url in visit.asked if not url.startswith("data:")] == [written.as_uri()]
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width  # nothing hangs over the edge
+    dark = visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert dark == (scheme == "dark")
+    ink = visit.page.evaluate("getComputedStyle(document.querySelector('#by-round svg')).color")
+    assert ink == ("rgb(230, 232, 234)" if dark else "rgb(28, 31, 35)")
+    shot = tmp_path / f"report-{'phone' if width < 500 else 'desktop'}-{scheme}.png"
+    visit.page.screenshot(path=shot)
+    assert shot.stat().st_size > 10_000
+
+
+@BROWSER
+def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path) -> None:
+    visit = Visit(browser, written, 1280, "light")
+    table = visit.page.locator("table.sortable").first
+
+    def column(place: int) -> list[str]:
+        found: list[str] = table.locator(f"tbody tr td:nth-child({place})").all_inner_texts()
+        return found
+
+    finals = dict(zip(column(1), column(4), strict=True))
+    assert finals == {"fedavg": "67.50 ± 0.50", "fedlog": "87.50 ± 0.50", "local": "77.50 ± 0.50"}
+    head = table.locator("th", has_text="final")
+    head.click()
+    assert column(1) == ["fedavg", "local", "fedlog"]
+    head.click()
+    assert column(1) == ["fedlog", "local", "fedavg"]
+    assert head.get_attribute("aria-sort") == "descending"
+    costs = visit.page.locator("table.sortable", has_text="in all")
+    costs.locator("th", has_text="in all").click()  # 0 B, 4.0 kB: by size, not by letter
+    assert costs.locator("tbody tr td:first-child").all_inner_texts()[0] == "local"
+
+
+@BROWSER
+def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Path) -> None:
+    visit = Visit(browser, written, 1280, "light")
+    box = visit.page.locator(".legend input").nth(1)
+    marks = visit.page.locator(".row-1")
+    assert marks.count() >= 6  # lines and bands by round and by bytes, a box, traffic
+    assert visit.page.locator("#by-round .row-1").first.is_visible()
+    box.uncheck()
+    assert not any(marks.nth(i).is_visible() for i in range(marks.count()))
+    assert visit.page.locator("#by-round .row-0").first.is_visible()
+    box.check()
+    assert visit.page.locator("#by-round .row-1").first.is_visible()
+
+
+@BROWSER
+def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Path) -> None:
+    visit = Visit(browser, written, 1280, "light")
+    visit.page.locator("#theme").click()
+    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    figure = visit.page.locator("#by-round")
+    with visit.page.expect_download() as download:
+        figure.locator("button", has_text="SVG").click()
+    assert Path(download.value.path()).read_text().startswith("<svg")
+    assert download.value.suggested_filename == "by-round.svg"
+    for name, start in (("PNG", b"\x89PNG"), ("CSV", b"row,round,bytes,mean")):
+        link = figure.locator("a", has_text=name).get_attribute("href")
+        blob = base64.b64decode(re.sub(r"^data:[^,]*,", "", link))
+        assert blob.startswith(start)
+    assert visit.said == []

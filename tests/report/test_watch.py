@@ -1,0 +1,113 @@
+"""Runs as they go, from their files; and their rounds in TensorBoard and MLflow, read back by those."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedgist.report import watch
+from fedgist.report.runs import ReportError, RunFiles, find
+from fedgist.report.track import tracker
+
+from written import write_run  # isort: skip
+
+
+def one(folder: Path) -> RunFiles:
+    return find([folder])[0]
+
+
+def add_round(folder: Path, number: int, accuracy: float) -> None:
+    line = {"round": number, "eval/client/accuracy_mean": accuracy, "comm/up_bytes": 5, "comm/down_bytes": 5}
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_a_run_is_running_until_it_is_finished_or_silent(tmp_path: Path) -> None:
+    run = one(write_run(tmp_path / "a", [0.5, 0.6], planned=12, result=False))
+    assert watch.state(run) == "running"
+    assert watch.left(run) == 10.0  # a second a round
+    old = time.time() - 3600
+    os.utime(run.folder / "rounds.jsonl", (old, old))
+    os.utime(run.folder / "recipe.toml", (old, old))
+    assert watch.state(run) == "silent for 1 h 00 min"
+    whole = one(write_run(tmp_path / "b", [0.5, 0.6]))
+    assert watch.state(whole) == "finished"
+    assert watch.left(whole) is None
+
+
+def test_a_run_that_has_not_done_a_round_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [], planned=3, result=False)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(watch.overview(find([tmp_path])))
+    assert "0/3" in console.export_text()
+    assert watch.lines(find([tmp_path]))[0].endswith("round 0/3 accuracy - running")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=50), st.integers(1, 20))
+def test_a_sparkline_is_as_wide_as_asked_and_ends_with_the_last(values: list[float], width: int) -> None:
+    text = watch.sparkline(values, width)
+    assert len(text) == min(width, len(values))
+    if len(text) > 1 and values[-1] == max(values) > min(values) == values[0]:
+        assert (text[0], text[-1]) == ("▁", "█")
+
+
+def scalars(folder: Path) -> list[tuple[int, float]]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    read = accumulator.EventAccumulator(str(folder))
+    read.Reload()
+    return [(event.step, round(event.value, 6)) for event in read.Scalars("eval/client/accuracy_mean")]
+
+
+def test_tensorboard_reads_every_round_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    folder = write_run(tmp_path / "a", [0.5, 0.6], planned=4, result=False)
+    live = tracker("tensorboard")
+    assert live.send(one(folder)) == 2
+    add_round(folder, 3, 0.7)
+    assert live.send(one(folder)) == 1
+    assert live.send(one(folder)) == 0
+    live.close()
+    assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7)]
+    again = tracker("tensorboard")  # after a resume that cut the record back
+    add_round(folder, 4, 0.8)
+    again.send(one(folder))
+    again.close()
+    assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
+def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path / 'ml.db'}"
+    folder = write_run(tmp_path / "a", [0.5, 0.6], planned=3, result=False)
+    for _ in range(2):  # a second watcher goes on where the first one stopped
+        live = tracker(f"mlflow:{uri}")
+        live.send(one(folder))
+        live.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("digits")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "KILLED"  # nobody watches it any more
+    add_round(folder, 3, 0.7)
+    live = tracker(f"mlflow:{uri}")
+    assert live.send(one(folder)) == 1
+    live.close()
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "eval/client/accuracy_mean")
+    assert sorted((m.step, m.value) for m in history) == [(1, 0.5), (2, 0.6), (3, 0.7)]
+    assert run.data.params["method.name"] == "fedlog"
+    assert run.info.status == "FINISHED"
+
+
+def test_an_unknown_tracker_is_refused_with_the_choices() -> None:
+    with pytest.raises(ReportError, match="unknown tracker 'wandb'; known: tensorboard, mlflow"):
+        tracker("wandb")
