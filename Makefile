@@ -25,6 +25,7 @@ demo: $(STAMP) ## Two minutes: FedLog, local training and FedAvg on ten clients 
 	$(BIN)/fedgist run demo --out runs/demo/local --overwrite --set method.name=local
 	$(BIN)/fedgist run demo --out runs/demo/fedavg --overwrite --set method.name=fedavg
 	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --png runs/demo/accuracy.png
+	$(BIN)/fedgist report runs/demo/fedlog runs/demo/local runs/demo/fedavg --title "The demo" -o runs/demo/report.html
 
 test: $(STAMP) ## All that CI runs: format, lint, types, imports, and the whole test suite
 	$(MAKE) --no-print-directory lint

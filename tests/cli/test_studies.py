@@ -107,6 +107,16 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
         browser.close()
 
 
+def test_a_run_that_fails_is_named_below_the_table_of_the_others(cli: Cli, place: Path) -> None:
+    done = cli(
+        "sweep", "demo", "--grid", "clients.availability=1.0,nowhere.csv", "--out", "half", "--set",
+        "train.num_rounds=1", "--set", "data.train_rows=200", code=1,
+    )  # fmt: skip
+    assert "fedlog" in done.stdout
+    assert "1 run failed; the others are done:" in done.stderr
+    assert "nowhere.csv" in done.stderr
+
+
 def test_watching_what_is_finished_ends(cli: Cli, swept: Path) -> None:
     lines = cli("watch", swept).stdout.splitlines()
     assert len(lines) == len(METHODS) * SEEDS

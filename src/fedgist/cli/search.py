@@ -68,10 +68,12 @@ def sweep(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"sweep-{path.stem}"
     todo = grid(path, settings or [], axes, seeds, out)
-    _do(todo, len(todo), jobs, data_root, quiet=quiet)
+    failed = _do(todo, len(todo), jobs, data_root, quiet=quiet)
+    _complain(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
     found = runs.find(dict.fromkeys(job.folder.parent for job in todo))
     Console().print(tables.render(study(found, reference=reference, target_accuracy=goal), "terminal"))
+    _complain(failed)
 
 
 @app.command(rich_help_panel=SEARCH)
@@ -100,7 +102,7 @@ def tune(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
     tuner = Tuner(path, settings or [], space, out, seeds)
-    _do(tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear, metric=OBJECTIVE)
+    failed = _do(tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear, metric=OBJECTIVE)
     console = Console()
     if folders := tuner.folders():
         found = study(runs.find(folders), metric=OBJECTIVE)
@@ -110,11 +112,13 @@ def tune(
     best, chosen = tuner.best(), tuner.best_recipe()
     if best is None or chosen is None:
         console.print("no trial is complete")
+        _complain(failed)
         return
     files.write(out / "best.toml", chosen.to_toml())
     words = ", ".join(f"{key} = {value}" for key, value in best[0].items())
     console.print(Text(f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {words}"))
     console.print(Text(f"fedgist run {out / 'best.toml'} --seeds 5", style="dim"))
+    _complain(failed)
 
 
 @app.command(rich_help_panel=SEARCH)
@@ -148,7 +152,8 @@ def reproduce(
         parsed, size, find_recipe, out, seeds=seeds, columns=column or (), methods=method or (),
         settings=settings or (),
     )  # fmt: skip
-    _do(todo, len(todo), jobs, data_root, quiet=quiet)
+    failed = _do(todo, len(todo), jobs, data_root, quiet=quiet)
+    _complain(failed, at_least=len(todo))
     have = {job.folder.parent.name for job in todo}
     reference = parsed.table.reference if parsed.table.reference in have else None
     studies: dict[str, Study] = {}
@@ -165,18 +170,17 @@ def reproduce(
         sys.stdout.write(shown)
     else:
         Console().print(shown)
+    _complain(failed)
 
 
 def _do(
     todo: Iterable[Job], count: int | None, at_once: int | None, data_root: Path | None,
     *, quiet: bool, hear: Hear | None = None, metric: str = runs.ACCURACY,
-) -> None:  # fmt: skip
-    """Do the jobs, saying how far they are; a failed one does not stop the others.
+) -> list[str]:  # fmt: skip
+    """Do the jobs, saying how far they are; return which ones failed and why: they do not stop the others.
 
     Raises
     ------
-    FailedError
-        If some failed.
     Interrupted
         After Ctrl-C.
     """
@@ -195,8 +199,12 @@ def _do(
             command = " ".join(["fedgist", *sys.argv[1:]])
             msg = f"stopped; what was running is saved; go on with: {command}"
             raise Interrupted(msg) from None
-    if failed:
-        msg = "\n".join(["some runs failed:", *failed])
+    return failed
+
+
+def _complain(failed: Sequence[str], at_least: int = 1) -> None:
+    if len(failed) >= max(1, at_least):
+        msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed; the others are done:", *failed])
         raise FailedError(msg)
 
 
