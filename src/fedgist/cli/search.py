@@ -23,7 +23,7 @@ from fedgist.report import runs, side, tables
 from fedgist.report.compare import Study, study
 from fedgist.report.text import duration, percent
 from fedgist.run import files
-from fedgist.run.jobs import Event, Hear, Interrupted, Job, run_jobs
+from fedgist.run.jobs import Event, Hear, Interrupted, Job, is_done, run_jobs
 from fedgist.run.recipe import one_of
 from fedgist.run.sweep import grid
 from fedgist.run.table import Scale, cells, read_table
@@ -185,6 +185,8 @@ def _do(
         After Ctrl-C.
     """
     failed: list[str] = []
+    for job in todo if isinstance(todo, list) else ():
+        is_done(job)  # a folder with another run is found before anything runs
     with _showing(count, metric, quiet=quiet) as show:
 
         def heard(job: Job, event: Event) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +27,7 @@ from fedgist.run.federation import Federation, Observer, loop, start_server, tot
 from fedgist.run.models import ClientModel, client_model
 from fedgist.run.recipe import Recipe, RecipeError, make, read
 from fedgist.run.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line, Record, read_lines, summary, to_json
+from fedgist.run.signals import stoppable
 from fedgist.run.world import Given, World, class_counts, make_world, module_group
 
 MAIN = "eval/client/accuracy_mean"
@@ -255,7 +253,8 @@ def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, obse
             if folder:
                 checkpoints.save(folder, federation.checkpoint())
 
-        with _stoppable(observer) as stop:
+        hint = "stopping: this round is finished and saved first; once more to stop at once"
+        with stoppable(lambda: observer.note(hint)) as stop:
             whole = loop(federation, keep, save, stop)
         if not whole:
             raise Stopped(folder)
@@ -272,29 +271,6 @@ def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, obse
     finally:
         engine.close()
     return Result(record.rounds, record.clients, end, folder, federation)
-
-
-@contextlib.contextmanager
-def _stoppable(observer: Observer) -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C (or SIGTERM) into a wish to stop after this round; the second stops at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may catch signals
-        yield lambda: False
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        del frame
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        observer.note("stopping: this round is finished and saved first; once more to stop at once")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def versions() -> dict[str, str]:

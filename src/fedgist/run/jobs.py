@@ -6,10 +6,8 @@ let every child finish and save its round.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +23,7 @@ from fedgist.engines.crew import die_with_parent, keep_memory
 from fedgist.run import api, files
 from fedgist.run.recipe import Recipe, RecipeError, read
 from fedgist.run.record import RECIPE, RESULT, ROUNDS, Line, read_lines
+from fedgist.run.signals import stoppable
 from fedgist.run.world import World
 
 
@@ -85,28 +84,57 @@ def run_jobs(jobs: Iterable[Job], at_once: int, hear: Hear, data_root: Path | No
     Interrupted
         After Ctrl-C or SIGTERM, when every running job has saved its round.
     """
-    todo, running = iter(jobs), dict[Connection, _Child]()
-    with _interruptible(running) as stopping:
-        while True:
-            while len(running) < at_once and not stopping() and (job := next(todo, None)) is not None:
-                if is_done(job):
-                    hear(job, Event("done"))
-                    continue
-                child = _Child(job, data_root)
-                running[child.connection] = child
-            if not running:
-                break
-            for ready in wait(list(running)):
-                assert isinstance(ready, Connection)  # of all that can be waited for, these were
-                child = running[ready]
-                event = child.next_event()
-                if hear(child.job, event):
-                    child.stop()
-                if event.kind in {"done", "stopped", "failed"}:
-                    del running[ready]
-                    child.join()
-        if stopping():
-            raise Interrupted
+    crowd = _Crowd(iter(jobs), at_once, hear, data_root)
+    try:
+        with stoppable(crowd.stop, crowd.kill) as stopping:
+            while crowd.fill():
+                crowd.listen()
+            if stopping():
+                raise Interrupted
+    finally:  # whatever went wrong here, no child goes on alone
+        crowd.kill()
+
+
+class _Crowd:
+    """The children at work, and the jobs to come."""
+
+    def __init__(self, todo: Iterator[Job], at_once: int, hear: Hear, data_root: Path | None) -> None:
+        self.todo, self.at_once, self.hear, self.data_root = todo, at_once, hear, data_root
+        self.running: dict[Connection, _Child] = {}
+        self.closed = False
+
+    def fill(self) -> bool:
+        """Start jobs while there is room; return whether any is running."""
+        while len(self.running) < self.at_once and not self.closed and (job := next(self.todo, None)) is not None:
+            if is_done(job):
+                self.hear(job, Event("done"))
+            else:
+                child = _Child(job, self.data_root)
+                self.running[child.connection] = child
+        return bool(self.running)
+
+    def listen(self) -> None:
+        """Wait until some child says something, and hear it."""
+        for ready in wait(list(self.running)):
+            assert isinstance(ready, Connection)  # of all that can be waited for, these were
+            child = self.running[ready]
+            event = child.next_event()
+            if self.hear(child.job, event):
+                child.stop()
+            if event.kind in {"done", "stopped", "failed"}:
+                del self.running[ready]
+                child.join()
+
+    def stop(self) -> None:
+        """Begin nothing more, and let the children save and stop."""
+        self.closed = True
+        for child in list(self.running.values()):
+            child.stop()
+
+    def kill(self) -> None:
+        """End the children at once: their checkpoints stay."""
+        for child in list(self.running.values()):
+            child.process.kill()
 
 
 class _Child:
@@ -142,32 +170,6 @@ class _Child:
         """Wait for its end."""
         self.connection.close()
         self.process.join()
-
-
-@contextlib.contextmanager
-def _interruptible(running: dict[Connection, _Child]) -> Iterator[Callable[[], bool]]:
-    """Pass Ctrl-C and SIGTERM on to the children; the second one kills them."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may catch signals
-        yield lambda: False
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        del frame
-        if asked:
-            for child in running.values():
-                child.process.kill()
-            raise KeyboardInterrupt
-        asked.append(number)
-        for child in running.values():
-            child.stop()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Teller:

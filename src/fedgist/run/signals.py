@@ -1,0 +1,37 @@
+"""Ctrl-C and SIGTERM as wishes: the first is passed on, the second is obeyed at once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def stoppable(first: Callable[[], None], second: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
+    """Yield whether somebody has asked to stop.
+
+    ``first`` is called at the first signal; at the second one ``second`` is, and KeyboardInterrupt raised. Outside the
+    main thread, which alone may catch signals, nothing changes.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        del frame
+        if asked:
+            second()
+            raise KeyboardInterrupt
+        asked.append(number)
+        first()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
