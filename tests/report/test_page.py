@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from fedgist.report import page, pictures
+from fedgist.report import drawing, page, pictures
 from fedgist.report.compare import study
 from fedgist.report.runs import find
 from fedgist.report.tsne import CACHE, embedding
@@ -114,12 +114,12 @@ def test_privacy_is_drawn_where_it_was_spent(tmp_path: Path) -> None:
 
 def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
     drawn = pictures.pictures(study(find([folder / "fedlog"])))
-    pictures.write(drawn, tmp_path / "figures")
+    drawing.write(drawn, tmp_path / "figures")
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".csv"}
     assert (tmp_path / "figures" / "by-round.png").read_bytes()[:4] == b"\x89PNG"
-    drawing = (tmp_path / "figures" / "by-round.svg").read_text()
-    assert pictures.INK not in drawing  # the page's own colours
-    assert 'class="row-0"' in drawing
+    svg = (tmp_path / "figures" / "by-round.svg").read_text()
+    assert drawing.INK not in svg  # the page's own colours
+    assert 'class="row-0"' in svg
 
 
 def test_features_are_arranged_once(folder: Path) -> None:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedgist.cli.app import LOOK, Folders, app
-from fedgist.report import figures, page, pictures, runs, tables, text, watch
+from fedgist.report import drawing, figures, page, pictures, runs, tables, text, watch
 from fedgist.report import track as track_
 from fedgist.report.compare import study
 from fedgist.run import files
@@ -115,7 +115,7 @@ def report(
     whole = page.render(found, drawn, title)
     files.write(out, whole)
     if figure_folder is not None:
-        pictures.write(drawn, figure_folder)
+        drawing.write(drawn, figure_folder)
     console = Console()
     for note in found.notes:
         console.print(Text(f"! {note}", style="yellow"))

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgist.report.chart import chart
+from fedgist.report.drawing import bubbles, new_figure
 from fedgist.report.runs import ACCURACY, ReportError, RunFiles
-
-
-def _need(name: str) -> Any:
-    """Import a plotting library, or say how to get it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        msg = f"pictures need {name.partition('.')[0]}: pip install 'fedgist[plot]'"
-        raise ReportError(msg) from error
 
 
 def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
     """Accuracy by round, and by bytes sent, of several runs; the band is the spread over clients."""
-    figure_class = _need("matplotlib.figure").Figure
-    figure = figure_class(figsize=(10, 4), layout="constrained")
-    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    figure, (by_round, by_bytes) = new_figure(10, 4, columns=2)
     for run in runs:
         rounds, values = run.column(ACCURACY)
         if not rounds:
@@ -63,14 +52,9 @@ def curves_text(runs: Sequence[RunFiles], width: int = 78) -> str:
 
 def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[str], path: Path) -> None:
     """Who has what: a bubble for each client and class, its area the rows."""
-    figure_class = _need("matplotlib.figure").Figure
-    figure = figure_class(figsize=(max(5.0, 0.22 * len(counts) + 2), 0.3 * len(classes) + 1.5), layout="constrained")
-    axes = figure.subplots()
-    most = max((n for line in counts for n in line), default=1) or 1
-    points = [(i, c, 220 * n / most) for i, line in enumerate(counts) for c, n in enumerate(line) if n]
-    axes.scatter([p[0] for p in points], [p[1] for p in points], s=[p[2] for p in points], alpha=0.7)
-    axes.set(xlabel="client", ylabel="class", title=f"Training rows; the largest bubble is {most}")
-    axes.set_yticks(range(len(classes)), classes)
+    figure, axes = new_figure(max(5.0, 0.22 * len(counts) + 2), 0.3 * len(classes) + 1.5)
+    most = bubbles(axes, counts, classes)
+    axes.set_title(f"Training rows; the largest bubble is {most}")
     axes.grid(alpha=0.2)
     _save(figure, path)
 

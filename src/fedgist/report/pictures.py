@@ -2,108 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import importlib
-import io
 import json
-import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedgist.report.compare import Row, Study
-from fedgist.report.runs import ReportError, RunFiles
+from fedgist.report.drawing import COLORS, INK, STYLE, Picture, Table, bubbles, color, dashes, matplotlib, new_figure
+from fedgist.report.runs import RunFiles
 from fedgist.report.tsne import embedding
-from fedgist.run import files
 from fedgist.run.features import FEATURES
 from fedgist.run.record import PARTITION
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, on white and on black
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9467BD", "#7F7F7F")
-INK, GRID = "#010101", "#dadad9"  # the page puts its own colours in their place
-STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "fedgist", "font.family": "sans-serif", "font.size": 10,
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
-    "axes.axisbelow": True, "lines.linewidth": 1.8, "legend.frameon": False,
-    "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-}  # fmt: skip
 MOST_EMBEDDED = 6  # rows whose features are drawn
-Table = list[list[Any]]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, what it shows, and its numbers (the first line names the columns)."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Any
-    table: Table
-
-    def csv(self) -> str:
-        """Return its numbers."""
-        buffer = io.StringIO(newline="")
-        csv.writer(buffer, lineterminator="\n").writerows(self.table)
-        return buffer.getvalue()
-
-    def png(self) -> bytes:
-        """Return it as pixels, on white."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=110, facecolor="white")
-        return buffer.getvalue()
-
-    def svg(self) -> str:
-        """Return it as a drawing whose ink is the page's, each row's marks in the class ``row-N``."""
-        buffer = io.StringIO()
-        with _matplotlib().rc_context(STYLE):
-            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
-        text = buffer.getvalue()
-        text = text[text.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid, #dadad9)")
-        text = re.sub(r'id="(row-\d+)"', r'class="\1"', text)
-        return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
-
-
-def _matplotlib() -> Any:
-    try:
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        msg = "pictures need matplotlib: pip install 'fedgist[plot]'"
-        raise ReportError(msg) from error
-
-
-def write(pictures: Iterable[Picture], folder: Path) -> None:
-    """Write each picture as PNG, SVG and CSV."""
-    for picture in pictures:
-        for suffix, content in (("png", picture.png()), ("svg", picture.svg()), ("csv", picture.csv())):
-            files.write(folder / f"{picture.name}.{suffix}", content)
 
 
 def pictures(study: Study) -> list[Picture]:
     """Return every picture that the runs have something for."""
-    with _matplotlib().rc_context(STYLE):
+    with matplotlib().rc_context(STYLE):
         made = [
             _by_round(study), _by_bytes(study), _over_clients(study), *_partitions(study), _traffic(study),
             _privacy(study), _times(study), *_embeddings(study),
         ]  # fmt: skip
     return [picture for picture in made if picture is not None]
-
-
-def _figure(width: float = 6.4, height: float = 3.6) -> tuple[Any, Any]:
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def color(place: int) -> str:
-    """Return the colour of a row."""
-    return COLORS[place % len(COLORS)]
-
-
-def _dashes(place: int) -> str:
-    return ("-", "--", ":", "-.")[place // len(COLORS) % 4]
 
 
 @dataclass(frozen=True)
@@ -147,7 +70,7 @@ def _curves(study: Study, axes: Any, *, by_bytes: bool) -> Table:
             continue
         x = curve.sent if by_bytes else curve.rounds
         mean, low, high = ([scale * v for v in column] for column in (curve.mean, curve.low, curve.high))
-        axes.plot(x, mean, color=color(i), linestyle=_dashes(i), gid=f"row-{i}", label=row.label)
+        axes.plot(x, mean, color=color(i), linestyle=dashes(i), gid=f"row-{i}", label=row.label)
         axes.fill_between(x, low, high, color=color(i), alpha=0.15, linewidth=0, gid=f"row-{i}")
         columns = (curve.rounds, curve.sent, curve.mean, curve.low, curve.high)
         table += [[row.label, *line] for line in zip(*columns, strict=True)]
@@ -161,14 +84,14 @@ BAND = "Line: mean over seeds; band: its standard error, or with one seed the sp
 
 
 def _by_round(study: Study) -> Picture:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     table = _curves(study, axes, by_bytes=False)
     axes.set_xlabel("round")
     return Picture("by-round", "By round", BAND, figure, table)
 
 
 def _by_bytes(study: Study) -> Picture | None:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     table = _curves(study, axes, by_bytes=True)
     if len(table) == 1:
         return None
@@ -192,7 +115,7 @@ def _over_clients(study: Study) -> Picture | None:
             boxes.append((i, row.label, values))
     if not boxes:
         return None
-    figure, axes = _figure(height=max(2.0, 0.45 * len(boxes) + 1.0))
+    figure, axes = new_figure(height=max(2.0, 0.45 * len(boxes) + 1.0))
     parts = axes.boxplot(
         [values for _, _, values in boxes], orientation="horizontal", widths=0.6, patch_artist=True,
         flierprops={"markersize": 3, "markeredgecolor": INK}, medianprops={"color": INK},
@@ -218,13 +141,8 @@ def _partitions(study: Study) -> list[Picture]:
     for number, (text, owners) in enumerate(seen.items(), 1):
         split = json.loads(text)
         counts, classes = split["train"], split["classes"]
-        figure, axes = _figure(max(5.0, min(12.0, 0.22 * len(counts) + 2)), max(2.6, 0.26 * len(classes) + 1.2))
-        most = max((n for line in counts for n in line), default=1) or 1
-        points = [(i, c, n) for i, line in enumerate(counts) for c, n in enumerate(line) if n]
-        sizes = [220 * n / most for _, _, n in points]
-        axes.scatter([p[0] for p in points], [p[1] for p in points], s=sizes, color=COLORS[0], alpha=0.7, linewidths=0)
-        axes.set(xlabel="client", ylabel="class")
-        axes.set_yticks(range(len(classes)), classes)
+        figure, axes = new_figure(max(5.0, min(12.0, 0.22 * len(counts) + 2)), max(2.6, 0.26 * len(classes) + 1.2))
+        most = bubbles(axes, counts, classes)
         title = "Who has what" if len(seen) == 1 else f"Who has what ({number})"
         others = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
         caption = f"Training rows of {owners[0]}{others}; the largest bubble is {most}."
@@ -234,7 +152,7 @@ def _partitions(study: Study) -> list[Picture]:
 
 
 def _traffic(study: Study) -> Picture | None:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     table: Table = [["row", "round", "up_bytes", "down_bytes"]]
     for i, row in enumerate(study.rows):
         run = row.runs[0]
@@ -254,12 +172,12 @@ def _traffic(study: Study) -> Picture | None:
 
 
 def _privacy(study: Study) -> Picture | None:
-    figure, axes = _figure()
+    figure, axes = new_figure()
     table: Table = [["row", "round", "epsilon"]]
     for i, row in enumerate(study.rows):
         rounds, spent = row.runs[0].column("privacy/epsilon")
         if rounds:
-            axes.plot(rounds, spent, color=color(i), linestyle=_dashes(i), gid=f"row-{i}")
+            axes.plot(rounds, spent, color=color(i), linestyle=dashes(i), gid=f"row-{i}")
             table += [[row.label, r, e] for r, e in zip(rounds, spent, strict=True)]
     if len(table) == 1:
         return None
@@ -275,7 +193,7 @@ def _times(study: Study) -> Picture | None:
             table.append([row.label, *(statistics.fmean(column) for column in zip(*parts, strict=True))])
     if len(table) == 1:
         return None
-    figure, axes = _figure(height=max(2.0, 0.4 * len(table) + 1.0))
+    figure, axes = new_figure(height=max(2.0, 0.4 * len(table) + 1.0))
     labels = [line[0] for line in table[1:]]
     left = [0.0] * len(labels)
     for place, name in enumerate(table[0][1:], 1):
@@ -303,7 +221,7 @@ def _embeddings(study: Study) -> list[Picture]:
 
 def _embedding(number: int, row: Row) -> Picture:
     points, clients, labels = embedding(row.runs[0].folder)
-    figure, axes = _figure(5.0, 4.6)
+    figure, axes = new_figure(5.0, 4.6)
     most = max(labels, default=0) or 1
     shades = [0.25 + 0.75 * label / most for label in labels]
     axes.scatter(

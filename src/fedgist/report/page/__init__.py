@@ -10,7 +10,8 @@ from typing import Any
 import jinja2
 
 from fedgist.report.compare import Study
-from fedgist.report.pictures import Picture, legend
+from fedgist.report.drawing import Picture
+from fedgist.report.pictures import legend
 from fedgist.report.tables import sheets
 from fedgist.report.text import duration
 
