@@ -41,10 +41,16 @@ def test_seeds_are_one_row_and_the_last_round_is_the_result(folder: Path) -> Non
     fedlog = found.rows[1]
     assert fedlog.final is not None
     assert fedlog.best is not None
-    assert fedlog.last10 is not None
     assert fedlog.final.mean == pytest.approx((0.93 + 0.96 + 0.91) / 3)
     assert fedlog.best.mean == pytest.approx((0.95 + 0.96 + 0.91) / 3)  # labelled best, never mixed in
-    assert fedlog.last10.mean == pytest.approx(sum(sum(c) / 4 for c in CURVES["fedlog"]) / 3)
+    assert fedlog.last10 is None  # of four rounds there are no last ten
+
+
+def test_the_last_ten_are_the_mean_of_ten(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.1, 0.2] + [0.5] * 9 + [0.6])
+    last10 = of(tmp_path).rows[0].last10
+    assert last10 is not None
+    assert last10.mean == pytest.approx(0.51)
 
 
 def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None:
@@ -128,11 +134,17 @@ def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
     lines[1] = lines[1][:20]
     (run / "rounds.jsonl").write_text("\n".join([*lines, '{"round": 4, "ev']))  # the last one is being written
     found = of(tmp_path)
-    assert found.notes == (f"{run / 'rounds.jsonl'}: line 2 cannot be read and is left out",)
+    assert found.notes == (f"{run / 'rounds.jsonl'}: line 2 cannot be read and left out, also of the bytes counted",)
     assert found.rows[0].rounds == (3, 3)
 
 
-@pytest.mark.parametrize("text", ["[]", "7", '{"accuracy": 1}', '{"round": "x"}', "null", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "7", '{"accuracy": 1}', '{"round": "x"}', "null", "\x00", '{"round": 9, "eval/x": "nan"}',
+        '{"round": 9, "eval/x": NaN}', '{"round": 9, "eval/x": 1e999}',
+    ],
+)  # fmt: skip
 def test_a_line_that_is_no_round_is_corrupt(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", [0.5])
     (run / "rounds.jsonl").write_text(text + "\n" + (run / "rounds.jsonl").read_text())
@@ -214,3 +226,40 @@ def test_runs_are_found_below_any_folder_once(folder: Path) -> None:
     for seed in (9, 10):
         write_run(folder / "more" / f"seed-{seed}", [0.5], seed=seed)
     assert [run.seed for run in find([folder / "more"])] == [9, 10]
+
+
+def test_one_damaged_run_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    for name, text in (("recipe.toml", "\x00["), ("recipe.toml", ""), ("result.json", "[]"), ("result.json", "")):
+        here = tmp_path / f"{name}{len(text)}"
+        write_run(here / "a", [0.5])
+        bad = write_run(here / "b", [0.6], seed=1)
+        (bad / name).write_text(text)
+        found = of(here)
+        assert found.rows[0].seeds == ([0] if name == "recipe.toml" else [0, 1])
+        assert any(str(bad / name) in note for note in found.notes)
+
+
+def test_a_round_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5, 0.6])
+    text = (run / "rounds.jsonl").read_text()
+    (run / "rounds.jsonl").write_text(text + text.splitlines()[1] + "\n")
+    found = of(tmp_path)
+    assert found.rows[0].up is not None
+    assert found.rows[0].up.mean == 200
+    assert any("1 rounds stand there twice" in note for note in found.notes)
+
+
+def test_a_last_round_without_a_value_and_refused_uploads_are_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5, 0.6])
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    lines[1]["eval/client/accuracy_mean"] = None
+    lines[1]["refused"] = [{"client": 3, "reason": "total is not finite"}]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    notes = of(tmp_path).notes
+    assert f"{run}: its last eval/client/accuracy_mean is of round 1, not 2" in notes
+    assert f"{run}: 1 uploads were refused; the first: total is not finite" in notes
+
+
+def test_an_accuracy_is_no_target_for_a_loss(folder: Path) -> None:
+    with pytest.raises(ReportError, match="a target accuracy is no target for train/loss"):
+        of(folder, metric="train/loss", target_accuracy=0.9)

@@ -112,6 +112,16 @@ def test_privacy_is_drawn_where_it_was_spent(tmp_path: Path) -> None:
     assert "privacy" in [picture.name for picture in pictures.pictures(found)]
 
 
+def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5, 0.6])
+    for name, blob in ((PARTITION, b"[]"), (FEATURES, b"\xb5\x00"), ("clients.jsonl", b"\xff\n")):
+        (run / name).write_bytes(blob)
+    found = study(find([tmp_path]))
+    assert [picture.name for picture in pictures.pictures(found)] == ["by-round", "by-bytes", "bytes-by-round", "times"]
+    for name, remark in zip((PARTITION, "clients.jsonl", FEATURES), pictures.remarks(found), strict=True):
+        assert remark.startswith(str(run / name))
+
+
 def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
     drawn = pictures.pictures(study(find([folder / "fedlog"])))
     drawing.write(drawn, tmp_path / "figures")
@@ -129,7 +139,9 @@ def test_features_are_arranged_once(folder: Path) -> None:
     assert len(kept["points"]) == 24
     kept["points"][0] = [7.0, 7.0]
     (run / CACHE).write_text(json.dumps(kept))
-    assert embedding(run)[0][0] == (7.0, 7.0)  # read, not computed again
+    again = embedding(run)
+    assert again is not None
+    assert again[0][0] == (7.0, 7.0)  # read, not computed again
     (run / CACHE).write_text("{")
     assert embedding(run) == first  # a damaged cache is made anew
 
@@ -229,6 +241,8 @@ def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Pa
     assert visit.page.locator("#by-round .row-1").first.is_visible()
     box.uncheck()
     assert not any(marks.nth(i).is_visible() for i in range(marks.count()))
+    greyed = visit.page.locator("tbody tr.off td:first-child").all_inner_texts()
+    assert set(greyed) == {"fedlog"}  # in the table of differences, too, where the rows are others
     assert visit.page.locator("#by-round .row-0").first.is_visible()
     box.check()
     assert visit.page.locator("#by-round .row-1").first.is_visible()
@@ -242,7 +256,10 @@ def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Pa
     figure = visit.page.locator("#by-round")
     with visit.page.expect_download() as download:
         figure.locator("button", has_text="SVG").click()
-    assert Path(download.value.path()).read_text().startswith("<svg")
+    saved = Path(download.value.path()).read_text()
+    assert saved.startswith("<svg")
+    assert "var(" not in saved  # its own colours, dark on white, whatever the theme
+    assert "#010101" in saved
     assert download.value.suggested_filename == "by-round.svg"
     for name, start in (("PNG", b"\x89PNG"), ("CSV", b"row,round,bytes,mean")):
         link = figure.locator("a", has_text=name).get_attribute("href")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 import fedgist
@@ -194,3 +195,18 @@ def test_the_public_names_are_all_there_and_no_others() -> None:
         "version",
     }
     assert shown | {"run"} == set(fedgist.__all__)
+
+
+def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
+    # rejects a record in which every round stands twice
+    recipe = {"train": {"num_rounds": 1}, "data": {"train_rows": 100}, "engine": {"workers": 1, "cohort_size": 5}}
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    with FileLock(tmp_path / "run" / "checkpoint" / "lock"), pytest.raises(ValueError, match="another process is at"):
+        fedgist.run(recipe, out=tmp_path / "run")
+    assert len(fedgist.run(recipe, out=tmp_path / "run").rounds) == 1
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        fedgist.run({"data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

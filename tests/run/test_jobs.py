@@ -41,7 +41,9 @@ def test_an_axis_is_split_at_its_own_commas(text: str, values: list[str]) -> Non
     assert axis(text) == (text.partition("=")[0], values)
 
 
-@pytest.mark.parametrize("text", ["train.lr", "train.lr=", "=1,2", "train.lr=1,1", "model.hidden=[[1],[2]],[3]"])
+@pytest.mark.parametrize(
+    "text", ["train.lr", "train.lr=", "=1,2", "train.lr=1,1", "model.hidden=[[1],[2]],[3]", "seed=1,2", "a=1,,2"]
+)
 def test_an_axis_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--grid "):
         axis(text)
@@ -67,6 +69,8 @@ def test_a_grid_is_every_combination_and_seed(tmp_path: Path) -> None:
         (["method.name=fedavg,fedlgo"], "method.name=fedlgo: .*unknown method 'fedlgo'; did you mean 'fedlog'"),
         (["method.name=fedavg,fedprox", "method.mu=0,1"], "method.name=fedavg method.mu=0: .*unknown key of fedavg"),
         (["train.lr=1", "train.lr=2"], "train.lr stands there twice"),
+        (["train.lr=0.01,0.0100"], "train.lr=0.01 seed 0 and train.lr=0.0100 seed 0 are the same run"),
+        (["train.lr=0.01,inf"], "train.lr=inf: .*finite"),
     ],
 )
 def test_every_cell_is_checked_before_anything_runs(tmp_path: Path, axes: list[str], says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.run import checkpoint
+from fedgist.run import checkpoint, files
 from fedgist.run.checkpoint import Checkpoint, CheckpointError
 from fedgist.run.record import Record, read_lines, summary, to_json
 
@@ -89,3 +90,30 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         checkpoint.save(tmp_path, arrays())
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
     assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["state.safetensors"]
+
+
+def test_a_file_is_replaced_whole_and_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    files.write(tmp_path / "link", "new")
+    assert (tmp_path / "old").read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "old"]
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    # rejects a rename over a device: /dev/null would become a file
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, says in ((tmp_path, "is a folder"), (tmp_path / "file" / "below", "cannot be written: ")):
+        with pytest.raises(files.OutputError, match=says):
+            files.write(path, "text")

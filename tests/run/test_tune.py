@@ -57,6 +57,9 @@ def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
         ('["train.lr"]\nchoices = []', r"choices = \[\]: expected a list"),
         ('["train.lr"]\nchoices = [1]\nlow = 1', "either choices, or low and high"),
         ('["train.lr"]\nlow = 1\nhigh = 2\nlgo = true', "known keys: low, high, log"),
+        ('["train.lr"]\nlow = true\nhigh = true', "expected two numbers"),
+        ('["train.lr"]\nlow = 1\nhigh = 2\nlog = "yes"', "log = 'yes': expected true or false"),
+        ('["seed"]\nlow = 1\nhigh = 2', "seed cannot be searched"),
         ('["train.lr"', "space.toml"),
     ],
 )
@@ -70,7 +73,7 @@ def test_a_space_that_cannot_be_searched_is_refused(tmp_path: Path, text: str, s
 def test_a_space_that_does_not_fit_the_recipe_is_refused_before_anything_runs(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text('["method.mu"]\nlow = 0.1\nhigh = 1.0')
-    with pytest.raises(RecipeError, match=r"method.mu: unknown key of fedlog"):
+    with pytest.raises(RecipeError, match=r"space.toml: method.mu: unknown key of fedlog"):
         Tuner(DEMO, SMALL, path, tmp_path / "study", 1)
     assert not (tmp_path / "study").exists()
 

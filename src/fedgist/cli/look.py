@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -25,12 +26,12 @@ Reference = Annotated[
     str | None,
     typer.Option("--reference", metavar="ROW", help="Row to compare the others with: its label or method."),
 ]
-Metric = Annotated[str, typer.Option("--metric", help="Column of rounds.jsonl to compare by.")]
+Metric = Annotated[str, typer.Option("--metric", help="Column of rounds.jsonl; of a loss lower is better.")]
 Target = Annotated[
     float | None,
     typer.Option(
         "--target-accuracy", min=0, max=100, metavar="PERCENT",
-        help="Count rounds and bytes until this accuracy. [default: the paper's, in a paper's recipe]",
+        help="Count rounds and bytes until this accuracy. Default: the paper's, in a paper's recipe.",
     ),
 ]  # fmt: skip
 
@@ -60,7 +61,7 @@ def compare(
     target_accuracy: Target = None,
     metric: Metric = runs.ACCURACY,
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(tables.Format))}.")] = "terminal",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. [default: standard output]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")] = None,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
 
@@ -112,6 +113,7 @@ def report(
         target_accuracy=None if target_accuracy is None else target_accuracy / 100,
     )  # fmt: skip
     drawn = pictures.pictures(found)
+    found = replace(found, notes=(*found.notes, *pictures.remarks(found)))
     whole = page.render(found, drawn, title)
     files.write(out, whole)
     if figure_folder is not None:
@@ -158,7 +160,7 @@ def watch_(
                     said.update(new)
                     sys.stdout.write("".join(f"{line}\n" for line in new))
                     sys.stdout.flush()
-                if once or all(one.finished for one in found):
+                if once or all(watch.state(one) == "finished" for one in found):
                     return
                 time.sleep(every)
     finally:

@@ -36,7 +36,7 @@ def run(
     seeds: Annotated[
         int, typer.Option(min=1, help="Run so many seeds, from the recipe's on, each in its own folder.")
     ] = 1,
-    out: Annotated[Path | None, typer.Option(help="Run directory. [default: runs/RECIPE-METHOD]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/RECIPE-METHOD.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")] = False,  # noqa: FBT002
     data_root: DataRoot = None,
@@ -174,7 +174,7 @@ def predict(
         Path, typer.Argument(help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder.")
     ],
     client: ClientId,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file. [default: standard output]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Predict labels and probabilities by a client's own final model, as CSV."""

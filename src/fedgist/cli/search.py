@@ -30,7 +30,7 @@ from fedgist.run.table import Scale, cells, read_table
 from fedgist.run.tune import OBJECTIVE, Tuner
 
 AtOnce = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, one core each. [default: as many as cores]")
+    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, one core each. Default: as many as cores.")
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each cell, from the recipe's on.")]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
@@ -46,11 +46,15 @@ def sweep(
     recipe: RecipeName,
     axes: Annotated[
         list[str],
-        typer.Option("--grid", metavar="SECTION.KEY=V,V...", help="Values of a key; several: every combination."),
+        typer.Option(
+            "--grid",
+            metavar="SECTION.KEY=V,V...",
+            help="Values of a key; may be given again: every combination.",
+        ),
     ],
     settings: Settings = None,
     seeds: Seeds = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/sweep-RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/sweep-RECIPE.")] = None,
     jobs: AtOnce = None,
     reference: Reference = None,
     target_accuracy: Target = None,
@@ -85,7 +89,7 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="Trials in all; those of earlier calls count.")] = 20,
     settings: Settings = None,
     seeds: Seeds = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study. [default: runs/tune-RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: runs/tune-RECIPE.")] = None,
     jobs: AtOnce = None,
     data_root: DataRoot = None,
     quiet: Quiet = False,  # noqa: FBT002
@@ -124,12 +128,12 @@ def tune(
 @app.command(rich_help_panel=SEARCH)
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A paper's table, such as fedlog/table1.")],
-    scale: Annotated[str, typer.Option(help="small: what two cores finish; paper: the paper's settings.")] = "small",
+    scale: Annotated[str, typer.Option(help="small (for two cores) or paper (its settings).")] = "small",
     column: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given several times.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given several times.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds. [default: the table's at this scale]")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds. Default: the table's at this scale.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. [default: runs/TABLE-SCALE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/TABLE-SCALE.")] = None,
     jobs: AtOnce = None,
     form: Annotated[str, typer.Option("--format", help="terminal, markdown or latex.")] = "terminal",
     data_root: DataRoot = None,

@@ -20,6 +20,8 @@ from fedgist.run.record import summary
 # what does not make an experiment another one: the seed, how the work was done, what the paper printed
 ASIDE = ("seed", "engine.", "paper.", "evaluate.every", "evaluate.save_features")
 SIGNIFICANT = 0.05
+SIGNIFICANT_SEEDS = math.ceil(-math.log2(SIGNIFICANT))  # the fewest pairs that can give such a p, one-tailed
+LAST = 10  # evaluations that a mean of the last ones takes
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,11 @@ def study(
         If no run has the metric, or there is no such reference.
     """
     better: Better = "lower" if "loss" in metric else "higher"
+    if target_accuracy is not None and "accuracy" not in metric:
+        msg = f"a target accuracy is no target for {metric}"
+        raise ReportError(msg)
     notes = [problem for run in runs for problem in run.problems]
-    groups = _groups(runs, notes)
+    groups = _groups([run for run in runs if run.recipe], notes)
     if not any(run.last(metric) is not None for run in runs):
         columns = sorted(
             {k for run in runs for line in run.rounds[-1:] for k in line if k.startswith(("eval/", "train/"))}
@@ -123,7 +128,7 @@ def study(
         raise ReportError(msg)
     if target_accuracy is None:
         named = {run.recipe.get("paper", {}).get("target_accuracy") for run in runs}
-        target_accuracy = named.pop() if len(named) == 1 else None
+        target_accuracy = named.pop() if len(named) == 1 and "accuracy" in metric else None
         target_accuracy = None if target_accuracy is None else target_accuracy / 100
     labels = _labels([settings for settings, _ in groups])
     chosen = _reference(reference, labels, [s["method.name"] for s, _ in groups])
@@ -212,7 +217,7 @@ def _row(
         settings=settings,
         runs=tuple(runs),
         final=estimate([end["final"] for end in ends], interval=True),
-        last10=estimate([end["last10_mean"] for end in ends]),
+        last10=estimate([end["last10_mean"] for end in ends if end["last10_count"] == LAST]),
         best=estimate([end["best"] for end in ends]),
         up=over_seeds(lambda run: run.total("comm/up_bytes")),
         down=over_seeds(lambda run: run.total("comm/down_bytes")),
@@ -253,27 +258,42 @@ def _paper(runs: Sequence[RunFiles], method: str) -> Paper | None:
 
 def _remarks(rows: Sequence[Row], metric: str, reference: str | None) -> list[str]:
     """Say what the numbers alone do not."""
-    notes = []
-    for row in rows:
-        notes += [
-            f"{run.folder} is unfinished: round {run.done} of {run.planned}" for run in row.runs if not run.finished
-        ]
-        missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
-        if missing:
-            notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
-        if row.rounds[0] != row.rounds[1]:
-            notes.append(f"{row.label}: its seeds have come to different rounds, {row.rounds[0]} to {row.rounds[1]}")
-    kinds = {row.settings.get("evaluate.on", "client") for row in rows}
-    if len(kinds) > 1:
+    notes = [note for row in rows for note in _remarks_on_row(row, metric)]
+    few = [len(row.runs) for row in rows if 1 < len(row.runs) < SIGNIFICANT_SEEDS]
+    if few:
+        notes.append(f"{min(few)} seeds: the interval of so few is little more than their range")
+    if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
         notes.append("mixed metrics: some runs are tested on each client's own rows, others on the whole test set")
     data = {str(row.settings.get("data.name")) for row in rows}
     if len(data) > 1:
         notes.append(f"different data sets: {', '.join(sorted(data))}")
     if reference is not None:
         notes += _remarks_on_pairs(rows, reference)
-    for departs in sorted({row.paper.departs for row in rows if row.paper and row.paper.departs}):
-        notes.append(f"these runs depart from the paper's settings: {', '.join(departs)}")
+    departs = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
+    return notes + [f"these runs depart from the paper's settings: {', '.join(some)}" for some in departs]
+
+
+def _remarks_on_row(row: Row, metric: str) -> list[str]:
+    notes = []
+    for run in row.runs:
+        rounds, _ = run.column(metric)
+        if not run.finished:
+            notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
+        if any(line.get("refused") for line in run.rounds):
+            notes.append(_refusals(run))
+        if rounds and rounds[-1] != run.done:
+            notes.append(f"{run.folder}: its last {metric} is of round {rounds[-1]}, not {run.done}")
+    missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
+    if missing:
+        notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
+    if row.rounds[0] != row.rounds[1]:
+        notes.append(f"{row.label}: its seeds have come to different rounds, {row.rounds[0]} to {row.rounds[1]}")
     return notes
+
+
+def _refusals(run: RunFiles) -> str:
+    refused = [one for line in run.rounds for one in line.get("refused") or ()]
+    return f"{run.folder}: {len(refused)} uploads were refused; the first: {refused[0].get('reason')}"
 
 
 def _remarks_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
@@ -283,7 +303,7 @@ def _remarks_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
     ]
     pairs = [row.versus.difference.count for row in compared if row.versus]
     if pairs and (least := smallest_p(min(pairs))) > SIGNIFICANT / 2:
-        few, enough = min(pairs), math.ceil(-math.log2(SIGNIFICANT))
+        few, enough = min(pairs), SIGNIFICANT_SEEDS
         possible = f"the smallest p possible is {least:.4g} one-tailed, {min(1.0, 2 * least):.4g} two-sided"
         more = f"; p < {SIGNIFICANT} takes {enough} seeds" if few < enough else ""
         notes.append(f"{few} pair{'s' if few > 1 else ''}: {possible}{more}")

@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedgist.report.compare import Row, Study
@@ -14,13 +13,13 @@ from fedgist.report.drawing import COLORS, INK, STYLE, Picture, Table, bubbles, 
 from fedgist.report.runs import RunFiles
 from fedgist.report.tsne import embedding
 from fedgist.run.features import FEATURES
-from fedgist.run.record import PARTITION
+from fedgist.run.record import CLIENTS, PARTITION
 
 MOST_EMBEDDED = 6  # rows whose features are drawn
 
 
 def pictures(study: Study) -> list[Picture]:
-    """Return every picture that the runs have something for."""
+    """Return every picture that the runs have something for; what is damaged is left out."""
     with matplotlib().rc_context(STYLE):
         made = [
             _by_round(study), _by_bytes(study), _over_clients(study), *_partitions(study), _traffic(study),
@@ -134,9 +133,8 @@ def _partitions(study: Study) -> list[Picture]:
     """Return a picture for each way in which the rows' first seeds split the data."""
     seen: dict[str, list[str]] = {}
     for row in study.rows:
-        text = _text(row.runs[0].folder / PARTITION)
-        if text:
-            seen.setdefault(text, []).append(f"{row.label}, seed {row.runs[0].seed}")
+        if row.runs[0].split:
+            seen.setdefault(json.dumps(row.runs[0].split), []).append(f"{row.label}, seed {row.runs[0].seed}")
     out = []
     for number, (text, owners) in enumerate(seen.items(), 1):
         split = json.loads(text)
@@ -216,11 +214,31 @@ def _seconds(run: RunFiles) -> tuple[float, float, float]:
 def _embeddings(study: Study) -> list[Picture]:
     """Return t-SNE of the features of each row's first seed, where they were saved."""
     rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
-    return [_embedding(i, row) for i, row in enumerate(rows[:MOST_EMBEDDED])]
+    made = (_embedding(i, row) for i, row in enumerate(rows[:MOST_EMBEDDED]))
+    return [picture for picture in made if picture is not None]
 
 
-def _embedding(number: int, row: Row) -> Picture:
-    points, clients, labels = embedding(row.runs[0].folder)
+def remarks(study: Study) -> list[str]:
+    """Name the files that a picture could not be made of."""
+    firsts = [row.runs[0] for row in study.rows]
+    found = [f"{run.folder / PARTITION} cannot be read" for run in firsts if _there(run, PARTITION) and not run.split]
+    found += [f"{run.folder / CLIENTS} holds nothing to read" for run in firsts if run.done and not run.clients]
+    return found + [
+        f"{run.folder / FEATURES} cannot be read"
+        for run in firsts
+        if _there(run, FEATURES) and not embedding(run.folder)
+    ]
+
+
+def _there(run: RunFiles, name: str) -> bool:
+    return (run.folder / name).exists()
+
+
+def _embedding(number: int, row: Row) -> Picture | None:
+    found = embedding(row.runs[0].folder)
+    if found is None:
+        return None
+    points, clients, labels = found
     figure, axes = new_figure(5.0, 4.6)
     most = max(labels, default=0) or 1
     shades = [0.25 + 0.75 * label / most for label in labels]
@@ -238,13 +256,6 @@ def _embedding(number: int, row: Row) -> Picture:
     table: Table = [["x", "y", "client", "class"]]
     table += [[*point, c, label] for point, c, label in zip(points, clients, labels, strict=True)]
     return Picture(f"features-{number + 1}", f"Features of {row.label}", caption, figure, table)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def legend(rows: Sequence[Row]) -> list[tuple[int, str, str]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgist.run.record import CLIENTS, RECIPE, RESULT, ROUNDS, Line
+from fedgist.run.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line
 
 ACCURACY = "eval/client/accuracy_mean"
+NOT_FINITE = (math.inf, -math.inf)
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
 
 
@@ -63,6 +65,15 @@ class RunFiles:
         """Whether it came to its end."""
         return bool(self.rounds) and self.done >= self.planned
 
+    @functools.cached_property
+    def split(self) -> dict[str, Any] | None:
+        """Who has what: names of ``classes``, and each client's ``train`` rows of them; None if it is not there."""
+        kept = _table(self.folder / PARTITION, json.loads, [])
+        counts, classes = kept.get("train"), kept.get("classes")
+        if not (isinstance(classes, list) and isinstance(counts, list) and counts):
+            return None
+        return kept if all(isinstance(li, list) and len(li) == len(classes) for li in counts) else None
+
     def last(self, key: str) -> float | None:
         """The last value of a column."""
         values: list[float] = [line[key] for line in self.rounds if line.get(key) is not None]
@@ -93,7 +104,8 @@ def find(folders: Iterable[Path]) -> list[RunFiles]:
     for folder in folders:
         inner = list(_below(folder, DEEPEST))
         if not inner:
-            msg = f"{folder} holds no run{'' if folder.is_dir() else ': there is no such folder'}"
+            why = "" if folder.is_dir() else ": it is a file" if folder.exists() else ": there is no such folder"
+            msg = f"{folder} holds no run{why}"
             raise ReportError(msg)
         out |= {path.resolve(): _read(path) for path in inner if path.resolve() not in out}
     return list(out.values())
@@ -114,14 +126,34 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def _read(folder: Path) -> RunFiles:
+    """Read a run; what cannot be read is named. A run without a recipe has no rounds either: nothing counts."""
+    problems: list[str] = []
+    recipe = _table(folder / RECIPE, _toml, problems)
+    if not isinstance(recipe.get("method"), dict):
+        problems.append(f"{folder / RECIPE} names no method: this run is left out")
+        return RunFiles(folder, {}, [], {}, tuple(problems))
+    result = _table(folder / RESULT, json.loads, problems) if (folder / RESULT).exists() else {}
+    rounds, broken = _lines(folder / ROUNDS)
+    return RunFiles(folder, recipe, _once(rounds, broken, folder / ROUNDS), result, (*problems, *broken))
+
+
+def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
     try:
-        recipe = _toml((folder / RECIPE).read_text(encoding="utf-8"))
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8")) if (folder / RESULT).exists() else {}
-    except (OSError, ValueError) as error:
-        msg = f"{folder}: {error}"
-        raise ReportError(msg) from error
-    rounds, problems = _lines(folder / ROUNDS)
-    return RunFiles(folder, recipe, rounds, result, problems)
+        value = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        problems.append(f"{path} cannot be read")
+        return {}
+    return value
+
+
+def _once(lines: list[Line], broken: list[str], path: Path) -> list[Line]:
+    """Return each round once, in order: of a round that stands there twice the later line counts."""
+    by_round = {line["round"]: line for line in lines}
+    if len(by_round) < len(lines):
+        broken.append(f"{path}: {len(lines) - len(by_round)} rounds stand there twice; the later lines count")
+    return lines if len(by_round) == len(lines) else [by_round[number] for number in sorted(by_round)]
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -137,21 +169,33 @@ def _parsed(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _lines(path: Path) -> tuple[list[Line], tuple[str, ...]]:
+def _no_number(key: str, value: object) -> bool:
+    return (isinstance(value, str) and key != "split") or (isinstance(value, float) and value in NOT_FINITE)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)  # NaN, Infinity: no JSON
+
+
+def _lines(path: Path) -> tuple[list[Line], list[str]]:
     """Read a file of lines; those that cannot be read are named and skipped, a last one still being written is not."""
     if not path.exists():
-        return [], ()
+        return [], []
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
     lines: list[Line] = []
-    problems = []
+    bad = []
     for number, text in enumerate(texts, 1):
         try:
-            line = json.loads(text)
+            line = json.loads(text, parse_constant=_refuse)
             sound = isinstance(line, dict) and isinstance(line.get("round"), int)
+            sound = sound and not any(_no_number(key, value) for key, value in line.items())
         except ValueError:
             sound = False
         if sound:
             lines.append(line)
         elif number < len(texts):
-            problems.append(f"{path}: line {number} cannot be read and is left out")
-    return lines, tuple(problems)
+            bad.append(number)
+    if not bad:
+        return lines, []
+    which = f"line {bad[0]}" if len(bad) == 1 else f"{len(bad)} lines, the first of them {bad[0]},"
+    return lines, [f"{path}: {which} cannot be read and left out, also of the bytes counted"]

@@ -58,7 +58,8 @@ def in_words(found: Sequence[Sheet], notes: Sequence[str], form: Format) -> str 
         return "\n".join([_markdown(sheet) for sheet in found] + [f"- {note}" for note in notes]) + "\n"
     if form == "latex":
         return "\n".join([_latex(sheet) for sheet in found] + [f"% {note}" for note in notes]) + "\n"
-    return Group(*(_rich(sheet) for sheet in found), *(Text(f"! {note}") for note in notes))
+    spaced = [part for sheet in found for part in (_rich(sheet), Text())]
+    return Group(*spaced, *(Text(f"! {note}") for note in notes))
 
 
 def _results(study: Study) -> Sheet:
@@ -161,7 +162,7 @@ def _interval(value: Estimate | None, show: Callable[..., str], *, signed: bool 
     if value is None or value.low is None or value.high is None:
         return "-"
     low, high = (show(Estimate(1, end), signed=signed) for end in (value.low, value.high))
-    return f"{low} .. {high}"
+    return f"{low}..{high}"
 
 
 def _mean(value: Estimate | None, show: Callable[[float], str]) -> str:
@@ -182,7 +183,7 @@ def _printed(paper: Paper | None) -> str:
 def _rich(sheet: Sheet) -> Table:
     table = Table(
         title=sheet.title, title_justify="left", title_style="bold", caption=sheet.caption, caption_justify="left",
-        box=SIMPLE_HEAD, pad_edge=False,
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for i, name in enumerate(sheet.columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold")

@@ -11,7 +11,6 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedgist.report.runs import ReportError
 from fedgist.run import files
 from fedgist.run.features import FEATURES
 from fedgist.run.record import to_json
@@ -21,21 +20,17 @@ MOST = 1000  # points: more take long and show no more
 Points = list[tuple[float, float]]
 
 
-def embedding(folder: Path) -> tuple[Points, list[int], list[int]]:
+def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     """Return points, clients and classes of a run's saved features, by t-SNE (van der Maaten and Hinton 2008).
 
-    Raises
-    ------
-    ReportError
-        If the file of features is damaged.
+    None if the file of features is damaged.
     """
     blob = (folder / FEATURES).read_bytes()
     try:
         arrays = safetensors.numpy.load(blob)
         z, clients, labels = (arrays[name] for name in ("features", "client", "label"))
-    except (safetensors.SafetensorError, KeyError) as error:
-        msg = f"{folder / FEATURES} is damaged: {error}"
-        raise ReportError(msg) from error
+    except (safetensors.SafetensorError, KeyError):
+        return None
     some = np.linspace(0, len(z) - 1, min(MOST, len(z))).round().astype(int)
     mark = hashlib.sha256(blob).hexdigest()
     points = _kept(folder / CACHE, mark)

@@ -21,7 +21,7 @@ LEAST_S = 60.0
 
 def state(run: RunFiles, now: float | None = None) -> str:
     """Say how a run is doing: finished, running, or silent for too long to be running."""
-    if run.finished:
+    if run.finished or run.result.get("status") == "finished":
         return "finished"
     last = _last_sign(run.folder)
     seconds = [line.get("time/round_s") or 0.0 for line in run.rounds]

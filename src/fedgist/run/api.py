@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from fedgist.core.method import Method
@@ -124,10 +126,43 @@ def run(
         method=method,
         root=None if data_root is None else Path(data_root),
     )
-    saved = _enter(folder, resume=resume, overwrite=overwrite)
-    if saved and folder and (folder / RECIPE).exists():
-        parsed = _resumed(parsed, folder)
-    return _run(parsed, given, folder, saved, observer or _Silent())
+    with _alone(folder):
+        saved = _enter(folder, resume=resume, overwrite=overwrite)
+        if saved and folder and (folder / RECIPE).exists():
+            parsed = _resumed(parsed, folder)
+        return _run(parsed, given, folder, saved, observer or _Silent())
+
+
+@contextlib.contextmanager
+def _alone(folder: Path | None) -> Iterator[None]:
+    """Hold the folder's lock: two processes in one run directory would write every round twice."""
+    place = None if folder is None else folder / checkpoints.FILE.parent
+    if place is None or not _can_hold(place):
+        yield
+        return
+    lock = FileLock(place / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        msg = f"{folder}: another process is at this run"
+        raise RecipeError(msg) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        if folder is not None and not (folder / RECIPE).exists():  # nothing was begun: nothing is left
+            with contextlib.suppress(OSError):
+                (place / "lock").unlink()
+                place.rmdir()
+                folder.rmdir()
+
+
+def _can_hold(place: Path) -> bool:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:  # the run itself will say what is wrong with its folder
+        return False
+    return True
 
 
 def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:

@@ -6,16 +6,41 @@ import os
 from pathlib import Path
 
 
+class OutputError(ValueError):
+    """A path cannot be written to."""
+
+
 def write(path: Path, content: bytes | str) -> None:
-    """Write to a temporary file beside ``path``, flush it to the disk, and rename it."""
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
+
+    What is no ordinary file (a device, a pipe) is written to as it is, and a link is followed.
+
+    Raises
+    ------
+    OutputError
+        If ``path`` is a folder, or in a place that cannot be written to.
+    """
     blob = content.encode() if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    if path.is_dir():
+        msg = f"{path} is a folder, not a file to write"
+        raise OutputError(msg)
+    if path.exists() and not path.is_file():
+        path.write_bytes(blob)
+        return
+    target = path.resolve() if path.is_symlink() else path
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = part.open("wb")
+        except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+            msg = f"{path} cannot be written: {error.strerror}"
+            raise OutputError(msg) from error
+        with file:
             file.write(blob)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        part.replace(target)
     finally:
-        part.unlink(missing_ok=True)
+        if part.parent.is_dir():
+            part.unlink(missing_ok=True)

@@ -27,8 +27,14 @@ def axis(text: str) -> tuple[str, list[str]]:
     except tomllib.TOMLDecodeError:
         count = None  # bare words
     parts = _split(values)
+    if key.strip() == "seed":
+        msg = f"--grid {text}: the seeds of a cell are given by --seeds"
+        raise RecipeError(msg)
     if count is not None and count != len(parts):
         msg = f"--grid {text}: {count} values are meant, {len(parts)} were read; quote strings that hold commas"
+        raise RecipeError(msg)
+    if re.search(r",\s*(,|$)", values):
+        msg = f"--grid {text}: a value is empty"
         raise RecipeError(msg)
     if len(set(parts)) < len(parts):
         msg = f"--grid {text}: a value stands there twice"
@@ -69,4 +75,10 @@ def grid(path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, o
             Job(f"{name} seed {seed}", recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
             for seed in range(recipe.seed, recipe.seed + seeds)
         ]
+    first: dict[str, Job] = {}
+    for job in jobs:
+        twin = first.setdefault(job.recipe.model_dump_json(), job)
+        if twin is not job:
+            msg = f"--grid: {twin.name} and {job.name} are the same run"
+            raise RecipeError(msg)
     return jobs

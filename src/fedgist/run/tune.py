@@ -21,6 +21,7 @@ from fedgist.run.recipe import Recipe, RecipeError, read
 from fedgist.run.record import ROUNDS, read_lines
 
 OBJECTIVE = "eval/validation/accuracy_mean"
+FIXED = ("seed", "data.validation", "evaluate.", "engine.", "paper.", "train.num_rounds")
 VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
 STUDY = "study.db"
 
@@ -43,6 +44,9 @@ def read_space(path: Path) -> dict[str, dict[str, Any]]:
         msg = f'{path} names no key; write ["train.lr"] and below it low = 1e-4, high = 1e-1, log = true'
         raise RecipeError(msg)
     for key, one in space.items():
+        if key.startswith(FIXED):
+            msg = f"{path}: {key} cannot be searched: it is no hyper-parameter"
+            raise RecipeError(msg)
         if problem := _problem(one):
             msg = f"{path}: {key}: {problem}"
             raise RecipeError(msg)
@@ -69,13 +73,14 @@ def _problem(one: Mapping[str, Any]) -> str | None:
         ("choices" not in one or len(one) == 1, "either choices, or low and high"),
         ("choices" not in one or (isinstance(choices, list) and choices), f"choices = {choices!r}: expected a list"),
         ("choices" in one or ordered, f"low = {low!r}, high = {high!r}: expected two numbers in this order"),
+        (isinstance(one.get("log", False), bool), f"log = {one.get('log')!r}: expected true or false"),
         (not one.get("log") or (ordered and one["low"] > 0 and "step" not in one), "log takes low > 0 and no step"),
     ]
     return next((text for sound, text in checks if not sound), None)
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass
@@ -106,7 +111,10 @@ class Tuner:
         if base.data.validation == 0:
             self.settings.append(f"data.validation={VALIDATION}")
         for end in ("low", "high"):
-            self._recipe({k: one["choices"][0] if "choices" in one else one[end] for k, one in self.space.items()})
+            self._try(space, {k: one["choices"][0] if "choices" in one else one[end] for k, one in self.space.items()})
+        for key, one in self.space.items():
+            for choice in one.get("choices", ()):
+                self._try(space, {key: choice})
         self.open: dict[str, _Open] = {}
         out.mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{(out / STUDY).resolve()}"
@@ -123,6 +131,13 @@ class Tuner:
         for trial in self.study.get_trials(states=(states.RUNNING,)):  # of a study that was killed
             self.study.tell(trial.number, state=states.FAIL)
             self.study.enqueue_trial(trial.params)
+
+    def _try(self, space: Path, params: Mapping[str, Any]) -> None:
+        try:
+            self._recipe(params)
+        except RecipeError as error:
+            msg = f"{space}: {str(error).removeprefix(f'{self.path}: ')}"
+            raise RecipeError(msg) from error
 
     def _load(self, storage: str) -> int:
         """Return how many trials there are already."""

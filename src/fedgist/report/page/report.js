@@ -3,7 +3,8 @@
 // rows: a box ticked off hides a row's marks in every figure and greys it in the tables
 for (const box of document.querySelectorAll(".legend input")) {
   box.addEventListener("change", () => {
-    for (const mark of document.querySelectorAll(`.row-${box.dataset.row}, tbody tr[data-row="${box.dataset.row}"]`)) {
+    const lines = [...document.querySelectorAll("tbody tr")].filter((line) => line.dataset.label === box.dataset.label);
+    for (const mark of [...document.querySelectorAll(`.row-${box.dataset.row}`), ...lines]) {
       mark.classList.toggle("off", !box.checked);
     }
   });
@@ -34,15 +35,14 @@ for (const head of document.querySelectorAll(".sortable th")) {
   head.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
 }
 
-// figures: the drawing as a file of its own, in the colours that are seen
+// figures: the drawing as a file of its own, dark ink for white paper whatever the page's theme
 for (const button of document.querySelectorAll("[data-svg]")) {
   button.addEventListener("click", () => {
     const drawing = document.querySelector(`#${button.dataset.svg} svg`).cloneNode(true);
-    const style = getComputedStyle(document.documentElement);
-    drawing.style.color = getComputedStyle(document.body).color;
-    drawing.style.setProperty("--grid", style.getPropertyValue("--grid"));
+    const text = new XMLSerializer().serializeToString(drawing)
+      .replaceAll("currentColor", "#010101").replaceAll("var(--grid, #dadad9)", "#dadad9");
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([drawing.outerHTML], { type: "image/svg+xml" }));
+    link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
     link.download = `${button.dataset.svg}.svg`;
     link.click();
     URL.revokeObjectURL(link.href);
