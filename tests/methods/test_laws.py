@@ -16,6 +16,7 @@ from fedgist.core.tree import build, map_leaves, named
 from fedgist.data.base import Dataset
 from fedgist.data.order import Rows
 from fedgist.engines import cohort as trainer
+from fedgist.engines import gate
 from fedgist.engines.base import Answer
 from fedgist.engines.local import LocalEngine
 from fedgist.engines.plan import Plan
@@ -235,7 +236,7 @@ def test_11_bad_uploads_are_refused_by_name(name: str, how: str) -> None:
     order, message = uploads(fed)[0]
     ctx, orders, downs = first_stage(fed)
     down = downs[orders.index(order)]
-    expected = trainer.template(fed.method, ctx, order.architecture, down)
+    expected = gate.template(fed.method, ctx, order.architecture, down)
     assert refuse(message, expected) is None
     if named(message):
         reason = refuse(spoil(message, how), expected)

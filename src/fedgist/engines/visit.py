@@ -21,6 +21,7 @@ from fedgist.core.tree import STATIC, build, map_leaves, named, take, tree
 from fedgist.data.batches import Examples
 from fedgist.data.order import Rows
 from fedgist.engines import cohort as trainer
+from fedgist.engines import gate
 from fedgist.engines.base import Score, Split
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.home import Home
@@ -100,8 +101,8 @@ class Site:
         shape_key = (visit.stage, visit.architecture)
         if shape_key not in self.shapes:
             first = visit.down if visit.broadcast else take(visit.down, 0)
-            self.shapes[shape_key] = trainer.template(self.method, cohort.ctx, visit.architecture, first)
-        message, refused = trainer.settle(message, self.shapes[shape_key], len(visit.ids))
+            self.shapes[shape_key] = gate.template(self.method, cohort.ctx, visit.architecture, first)
+        message, refused = gate.settle(message, self.shapes[shape_key], len(visit.ids))
         accepted = tuple(k for k in range(len(visit.ids)) if k not in refused)
         return Outcome(accepted, refused, message, losses)
 
