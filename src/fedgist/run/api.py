@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from fedgist.core.method import Method
@@ -26,9 +24,10 @@ from fedgist.engines.visit import Settings
 from fedgist.run import checkpoint as checkpoints
 from fedgist.run import features
 from fedgist.run.federation import Federation, Observer, loop, start_server, totals
+from fedgist.run.folder import alone, enter
 from fedgist.run.models import ClientModel, client_model
 from fedgist.run.recipe import Recipe, RecipeError, make, read
-from fedgist.run.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line, Record, read_lines, summary, to_json
+from fedgist.run.record import PARTITION, RECIPE, RESULT, Line, Record, summary, to_json
 from fedgist.run.signals import stoppable
 from fedgist.run.world import Given, World, class_counts, make_world, module_group
 
@@ -126,43 +125,11 @@ def run(
         method=method,
         root=None if data_root is None else Path(data_root),
     )
-    with _alone(folder):
-        saved = _enter(folder, resume=resume, overwrite=overwrite)
+    with alone(folder):
+        saved = enter(folder, resume=resume, overwrite=overwrite)
         if saved and folder and (folder / RECIPE).exists():
             parsed = _resumed(parsed, folder)
         return _run(parsed, given, folder, saved, observer or _Silent())
-
-
-@contextlib.contextmanager
-def _alone(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock: two processes in one run directory would write every round twice."""
-    place = None if folder is None else folder / checkpoints.FILE.parent
-    if place is None or not _can_hold(place):
-        yield
-        return
-    lock = FileLock(place / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        msg = f"{folder}: another process is at this run"
-        raise RecipeError(msg) from error
-    try:
-        yield
-    finally:
-        lock.release()
-        if folder is not None and not (folder / RECIPE).exists():  # nothing was begun: nothing is left
-            with contextlib.suppress(OSError):
-                (place / "lock").unlink()
-                place.rmdir()
-                folder.rmdir()
-
-
-def _can_hold(place: Path) -> bool:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError:  # the run itself will say what is wrong with its folder
-        return False
-    return True
 
 
 def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
@@ -178,30 +145,6 @@ def _resumed(asked: Recipe, folder: Path) -> Recipe:
     old = read(folder / RECIPE)
     engine = old.engine.model_copy(update={"workers": asked.engine.workers, "device": asked.engine.device})
     return old.model_copy(update={"engine": engine})
-
-
-def _enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
-    """Decide what to do with ``folder``: return True to go on with the run in it."""
-    if folder is None:
-        return False
-    if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
-        msg = f"{folder} is not a folder"
-        raise RecipeError(msg)
-    if resume:
-        if not (folder / RECIPE).exists():
-            msg = f"{folder} holds no run to resume"
-            raise RecipeError(msg)
-        return True
-    if (folder / checkpoints.FILE).exists() and not overwrite:
-        lines = read_lines(folder / ROUNDS)
-        done = lines[-1]["round"] if lines else 0
-        msg = (
-            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; or anew: --overwrite"
-        )
-        raise RecipeError(msg)
-    for name in (str(checkpoints.FILE), ROUNDS, CLIENTS, RESULT, RECIPE, PARTITION, features.FEATURES):
-        (folder / name).unlink(missing_ok=True)
-    return False
 
 
 def open_world(recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None) -> tuple[World, Any]:
