@@ -13,7 +13,6 @@ from fedgist.run.features import FEATURES
 from fedgist.run.recipe import RecipeError
 from fedgist.run.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, read_lines
 
-
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they have noticed
 
 
