@@ -51,6 +51,12 @@ def test_a_run_that_has_not_done_a_round_is_shown(tmp_path: Path) -> None:
     assert watch.lines(find([tmp_path]))[0].endswith("round 0/3 accuracy - running")
 
 
+def test_of_a_run_with_validation_rows_those_are_shown(tmp_path: Path) -> None:
+    # rejects the test's accuracy in the eyes of somebody who is tuning
+    write_run(tmp_path / "a", [0.5, 0.6], columns={"eval/validation/accuracy_mean": 0.25})
+    assert watch.lines(find([tmp_path]))[0].endswith("accuracy 25.00 % (validation) finished")
+
+
 @given(st.lists(st.floats(-1e6, 1e6), max_size=50), st.integers(1, 20))
 def test_a_sparkline_is_as_wide_as_asked_and_ends_with_the_last(values: list[float], width: int) -> None:
     text = watch.sparkline(values, width)

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedgist.report.runs import ACCURACY, RunFiles
 from fedgist.report.text import duration, percent, size
 from fedgist.run.record import ROUNDS
+from fedgist.run.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENT = 5  # rounds' time without a new one after which a run is called silent
@@ -52,12 +53,12 @@ def overview(runs: Sequence[RunFiles]) -> Table:
     for name in ("run", "", "round", "accuracy", "", "sent", "left"):
         table.add_column(name, justify="left" if name in {"", "run"} else "right", no_wrap=name != "run")
     for run in runs:
-        _, values = run.column(ACCURACY)
+        _, values = run.column(_metric(run))
         now = state(run)
         rest = left(run)
         table.add_row(
             f"{run.name} {run.seed}  {run.folder}", ProgressBar(run.planned, run.done, width=12),
-            f"{run.done}/{run.planned}", percent(run.last(ACCURACY)), sparkline(values),
+            f"{run.done}/{run.planned}", _accuracy(run), sparkline(values),
             size(run.total("comm/up_bytes") + run.total("comm/down_bytes")),
             now if now != "running" else "-" if rest is None else duration(rest),
         )  # fmt: skip
@@ -66,7 +67,17 @@ def overview(runs: Sequence[RunFiles]) -> Table:
 
 def lines(runs: Sequence[RunFiles]) -> list[str]:
     """Return the same in plain words, for a pipe."""
-    return [f"{r.folder} round {r.done}/{r.planned} accuracy {percent(r.last(ACCURACY))} {state(r)}" for r in runs]
+    return [f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}" for run in runs]
+
+
+def _metric(run: RunFiles) -> str:
+    """Of a run that holds out validation rows those are shown: who watches decides, and the test is not for that."""
+    return ACCURACY if run.last(OBJECTIVE) is None else OBJECTIVE
+
+
+def _accuracy(run: RunFiles) -> str:
+    metric = _metric(run)
+    return percent(run.last(metric)) + (" (validation)" if metric == OBJECTIVE else "")
 
 
 def _last_sign(folder: Path) -> float:
