@@ -113,7 +113,7 @@ def test_a_run_that_fails_is_named_below_the_table_of_the_others(cli: Cli, place
         "train.num_rounds=1", "--set", "data.train_rows=200", code=1,
     )  # fmt: skip
     assert "fedlog" in done.stdout
-    assert "1 run failed; the others are done:" in done.stderr
+    assert "1 run failed:" in done.stderr
     assert "nowhere.csv" in done.stderr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -180,7 +180,7 @@ def reproduce(
 def _do(
     todo: Iterable[Job], count: int | None, at_once: int | None, data_root: Path | None,
     *, quiet: bool, hear: Hear | None = None, metric: str = runs.ACCURACY,
-) -> list[str]:  # fmt: skip
+) -> dict[str, str]:  # fmt: skip
     """Do the jobs, saying how far they are; return which ones failed and why: they do not stop the others.
 
     Raises
@@ -188,7 +188,7 @@ def _do(
     Interrupted
         After Ctrl-C.
     """
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     for job in todo if isinstance(todo, list) else ():
         is_done(job)  # a folder with another run is found before anything runs
     with _showing(count, metric, quiet=quiet) as show:
@@ -196,7 +196,7 @@ def _do(
         def heard(job: Job, event: Event) -> bool:
             show(job, event)
             if event.kind == "failed":
-                failed.append(f"{job.name}: {event.text}")
+                failed[job.name] = event.text
             return hear(job, event) if hear else False
 
         try:
@@ -208,10 +208,16 @@ def _do(
     return failed
 
 
-def _complain(failed: Sequence[str], at_least: int = 1) -> None:
-    if len(failed) >= max(1, at_least):
-        msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed; the others are done:", *failed])
-        raise FailedError(msg)
+def _complain(failed: Mapping[str, str], at_least: int = 1) -> None:
+    """Name the runs that failed, those of one reason together."""
+    if len(failed) < max(1, at_least):
+        return
+    reasons: dict[str, list[str]] = {}
+    for name, text in failed.items():
+        reasons.setdefault(text, []).append(name)
+    lines = [f"{', '.join(names)}: {text}" for text, names in reasons.items()]
+    msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:", *lines])
+    raise FailedError(msg)
 
 
 @contextlib.contextmanager
