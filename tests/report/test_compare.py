@@ -239,6 +239,12 @@ def test_one_damaged_run_does_not_take_the_others_with_it(tmp_path: Path) -> Non
         assert any(str(bad / name) in note for note in found.notes)
 
 
+def test_of_damaged_runs_alone_the_reason_is_the_error(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a", [0.5]) / "recipe.toml").write_text("[")
+    with pytest.raises(ReportError, match=r"recipe.toml cannot be read"):
+        of(tmp_path)
+
+
 def test_a_round_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     text = (run / "rounds.jsonl").read_text()

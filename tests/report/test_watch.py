@@ -106,6 +106,7 @@ def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     add_round(folder, 3, 0.7)
     live = tracker(f"mlflow:{uri}")
     assert live.send(one(folder)) == 1
+    assert live.send(one(folder)) == 0
     live.close()
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "eval/client/accuracy_mean")

@@ -130,6 +130,20 @@ def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(tmp_path:
     assert next(again.jobs(3)).folder == killed.folder  # the same parameters: the run in its folder goes on
 
 
+def test_a_run_without_validation_rows_is_an_error_that_says_so(tmp_path: Path, space: Path) -> None:
+    tuner = Tuner(DEMO, [*SMALL, "data.validation=0.1"], space, tmp_path / "study", 1)
+    job = next(tuner.jobs(1))
+    job.folder.mkdir(parents=True)
+    (job.folder / "rounds.jsonl").write_text('{"round": 3, "eval/client/accuracy_mean": 0.5}\n')
+    with pytest.raises(RecipeError, match="has no validation accuracy"):
+        tuner.hear(job, Event("done"))
+    finish(job, 0.5)
+    tuner.hear(job, Event("done"))
+    recipe = tuner.best_recipe()
+    assert recipe is not None
+    assert recipe.data.validation == 0.1  # as it was asked for
+
+
 def test_a_study_of_another_question_is_refused(tmp_path: Path, space: Path) -> None:
     Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     with pytest.raises(RecipeError, match="holds a study of another recipe, space or number of seeds"):

@@ -119,7 +119,10 @@ def study(
         msg = f"a target accuracy is no target for {metric}"
         raise ReportError(msg)
     notes = [problem for run in runs for problem in run.problems]
-    groups = _groups([run for run in runs if run.recipe], notes)
+    runs = [run for run in runs if run.recipe]
+    if not runs:
+        raise ReportError(notes[0] if notes else "there is no run")  # said once
+    groups = _groups(runs, notes)
     if not any(run.last(metric) is not None for run in runs):
         columns = sorted(
             {k for run in runs for line in run.rounds[-1:] for k in line if k.startswith(("eval/", "train/"))}

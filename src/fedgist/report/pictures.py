@@ -245,7 +245,7 @@ def _embedding(number: int, row: Row) -> Picture | None:
     axes.scatter(
         [x for x, _ in points],
         [y for _, y in points],
-        s=9,
+        s=16,
         color=[color(c) for c in clients],
         alpha=shades,
         linewidths=0,

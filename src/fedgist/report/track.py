@@ -101,13 +101,13 @@ class MLflow:
             self.client.log_batch(number, metrics=metrics)
             self.client.set_tag(number, "fedgist.round", str(line["round"]))
             self.sent[run.folder] = line["round"]
-        if run.finished:
+        if run.finished and run.folder in self.running:
             self.client.set_terminated(number)
-            self.running.discard(run.folder)
+            self.running.remove(run.folder)
         return len(new)
 
     def close(self) -> None:
-        """Leave runs that are not finished as they are."""
+        """Mark runs that are not finished: nobody watches them any more, until the next call."""
         for folder in self.running:
             self.client.set_terminated(self.ids[folder], "KILLED")
 
@@ -120,6 +120,9 @@ class MLflow:
         if known:
             tags = known[0].data.tags
             if int(tags.get("fedgist.round", -1)) <= run.done:
+                if known[0].info.status != "FINISHED":
+                    self.client.update_run(known[0].info.run_id, status="RUNNING")
+                    self.running.add(run.folder)
                 return known[0].info.run_id, int(tags.get("fedgist.round", -1))
             self.client.delete_run(known[0].info.run_id)  # the folder holds another, younger run
         made = self.client.create_run(number, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder})

@@ -5,6 +5,7 @@ A table is a TOML file among the recipes with a section ``[table]``. The paper's
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,7 +106,7 @@ def cells(
             continue
         path = find(column.recipe)
         recipes[name] = read(path)
-        small = [f"{key}={_toml(value)}" for key, value in column.small.items()] if scale == "small" else []
+        small = [f"{key}={json.dumps(value)}" for key, value in column.small.items()] if scale == "small" else []
         for method in [m for m in have if not methods or m in methods]:
             recipe = read(path, [*small, *settings, f"method.name={method}"])
             count = seeds or getattr(table.table.seeds, scale)
@@ -118,7 +119,3 @@ def cells(
                 for seed in range(recipe.seed, recipe.seed + count)
             ]
     return jobs, recipes
-
-
-def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -108,6 +108,7 @@ class Tuner:
         self.path, self.settings, self.out, self.seeds = path, list(settings), out, seeds
         self.space = read_space(space)
         base = read(path, settings)
+        self.held_out = base.data.validation
         if base.data.validation == 0:
             self.settings.append(f"data.validation={VALIDATION}")
         for end in ("low", "high"):
@@ -221,8 +222,7 @@ class Tuner:
         if found is None:
             return None
         recipe = self._recipe(found[0])
-        kept = read(self.path, []).data.validation
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"validation": kept})})
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"validation": self.held_out})})
 
     def folders(self) -> list[Path]:
         """Return the folders of the trials that have begun."""
@@ -257,7 +257,10 @@ def _distributions(optuna: Any, space: Mapping[str, Mapping[str, Any]]) -> dict[
 
 def _objective(folder: Path) -> float:
     """The last round's validation accuracy: never the test's, never the best round's."""
-    values = [line[OBJECTIVE] for line in read_lines(folder / ROUNDS) if OBJECTIVE in line]
+    values = [line[OBJECTIVE] for line in read_lines(folder / ROUNDS) if line.get(OBJECTIVE) is not None]
+    if not values:
+        msg = f"{folder} has no validation accuracy: its clients hold too few rows; raise data.validation"
+        raise RecipeError(msg)
     return float(values[-1])
 
 
