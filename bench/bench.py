@@ -2,8 +2,9 @@
 
     python bench/bench.py [--out bench.json] [--repeats 5] [--only W1 W3]
 
-A ratio is the fastest bare loop's best round over fedgist's best round: how many times as fast. Memory is the peak of
-all processes of a run, shared pages counted once (Linux: the sum of their proportional set sizes).
+A ratio is the fastest bare loop's best round over fedgist's best round: how many times as fast.
+Memory is the peak of all processes of a run, shared pages counted once (Linux: the sum of their
+proportional set sizes).
 """
 
 from __future__ import annotations
@@ -30,14 +31,28 @@ from fedgist.methods.fedlog import gradient_head, log_posterior, map_head
 
 sys.path.insert(0, str(Path(__file__).parent))
 from reports import reports
-from workloads import W1, W1_DROPOUT, W2, W3, W3_LARGE, WORKLOADS, Workload, bare_rounds, fedgist_rounds
+from workloads import (
+    W1,
+    W1_DROPOUT,
+    W2,
+    W3,
+    W3_LARGE,
+    WORKLOADS,
+    Workload,
+    bare_rounds,
+    fedgist_rounds,
+)
 
 TURN_S = 1 / 3
 TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
 LIMITS = {
-    "W1.memory_ratio": 2.0, "W3_large.time_ratio": 1.3, "W3_large.memory_ratio": 1.3,
-    "compare: 1000 runs x 100 rounds, median s": 5.0, "report: 50 runs, median s": 10.0, "report: 50 runs, MB": 5.0,
-}  # fmt: skip
+    "W1.memory_ratio": 2.0,
+    "W3_large.time_ratio": 1.3,
+    "W3_large.memory_ratio": 1.3,
+    "compare: 1000 runs x 100 rounds, median s": 5.0,
+    "report: 50 runs, median s": 10.0,
+    "report: 50 runs, MB": 5.0,
+}
 
 
 def main() -> None:
@@ -51,14 +66,26 @@ def main() -> None:
     if args.memory_of:
         _rounds_for_memory(*args.memory_of)
         return
-    figures: dict[str, Any] = {"torch": torch.__version__, "cores": os.cpu_count(), "repeats": args.repeats}
+    figures: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "repeats": args.repeats,
+    }
     for part in args.only:
         figures |= PARTS[part](args.repeats)
     for key, value in figures.items():
         goal = (
-            f"  (at least {TARGETS[key]})" if key in TARGETS else f"  (at most {LIMITS[key]})" if key in LIMITS else ""
+            f"  (at least {TARGETS[key]})"
+            if key in TARGETS
+            else f"  (at most {LIMITS[key]})"
+            if key in LIMITS
+            else ""
         )
-        print(f"{key:44s} {value:.3f}{goal}" if isinstance(value, float) else f"{key:44s} {value}{goal}")
+        print(
+            f"{key:44s} {value:.3f}{goal}"
+            if isinstance(value, float)
+            else f"{key:44s} {value}{goal}"
+        )
     if args.out:
         args.out.write_text(json.dumps(figures, indent=2) + "\n")
         print(f"written to {args.out}")
@@ -67,13 +94,22 @@ def main() -> None:
 def times(work: Workload, repeats: int) -> dict[str, float]:
     """Seconds a round of every contender, in turns."""
     threads = torch.get_num_threads()
-    kinds = [(False, 1), (False, threads)] + ([(True, 1), (True, threads)] if work.optimizer == "adam" else [])
-    bare = {f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n) for f, n in kinds}
+    kinds = [(False, 1), (False, threads)] + (
+        [(True, 1), (True, threads)] if work.optimizer == "adam" else []
+    )
+    bare = {
+        f"bare, {'fused, ' if f else ''}{n} threads": bare_rounds(work, fused=f, threads=n)
+        for f, n in kinds
+    }
     seconds: dict[str, list[float]] = {}
     one = fedgist_rounds(work, workers=1)
     every = fedgist_rounds(work)
     with one as with_one, every as with_all:
-        contenders = {f"fedgist, {default_workers('cpu')} workers": with_all, "fedgist, 1 worker": with_one, **bare}
+        contenders = {
+            f"fedgist, {default_workers('cpu')} workers": with_all,
+            "fedgist, 1 worker": with_one,
+            **bare,
+        }
         for repeat in range(repeats + 1):
             for name, round_of in contenders.items():
                 took = turn(round_of)
@@ -96,7 +132,10 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
 
 
 def turn(round_of: Callable[[], float]) -> list[float]:
-    """Do rounds for a third of a second, at least one: idle threads of the contender before spin for a while."""
+    """Do rounds for a third of a second, at least one.
+
+    Idle threads of the contender before spin for a while.
+    """
     took = [round_of()]
     while sum(took) < TURN_S:
         took.append(round_of())
@@ -104,10 +143,15 @@ def turn(round_of: Callable[[], float]) -> list[float]:
 
 
 def head() -> dict[str, float]:
-    """FedLog's head for 100 classes and 101 features: the exact solution against 1000 steps of Adam."""
+    """FedLog's head for 100 classes and 101 features.
+
+    The exact solution against 1000 steps of Adam.
+    """
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(50_000) % 100
-    z = torch.relu(torch.randn(100, 100, generator=draw)[y] + torch.randn(50_000, 100, generator=draw))
+    z = torch.relu(
+        torch.randn(100, 100, generator=draw)[y] + torch.randn(50_000, 100, generator=draw)
+    )
     phi = torch.cat([torch.ones(50_000, 1), z], dim=1).double()
     s = torch.zeros(100, 101, dtype=torch.float64).index_add_(0, y, phi)
     begin = time.perf_counter()
@@ -137,7 +181,8 @@ def large(repeats: int) -> dict[str, float]:
         data = work.data()
         beyond[work.name] = peak("fedgist", work.name) - data.x.numel() - 8 * data.y.numel()
     return {
-        "W3_large.time_ratio": statistics.median(seconds[W3_LARGE.name]) / statistics.median(seconds[W3.name]),
+        "W3_large.time_ratio": statistics.median(seconds[W3_LARGE.name])
+        / statistics.median(seconds[W3.name]),
         "W3_large.memory_ratio": beyond[W3_LARGE.name] / beyond[W3.name],
     }
 
@@ -145,7 +190,11 @@ def large(repeats: int) -> dict[str, float]:
 def memory() -> dict[str, float]:
     """Peak memory of W1, fedgist and the bare loop."""
     ours, bare = peak("fedgist", W1.name), peak("bare", W1.name)
-    return {"W1: fedgist, peak MB": ours / 1e6, "W1: bare, peak MB": bare / 1e6, "W1.memory_ratio": ours / bare}
+    return {
+        "W1: fedgist, peak MB": ours / 1e6,
+        "W1: bare, peak MB": bare / 1e6,
+        "W1.memory_ratio": ours / bare,
+    }
 
 
 def peak(kind: str, workload: str) -> int:
@@ -188,12 +237,13 @@ def _rounds_for_memory(kind: str, workload: str) -> None:
 
 
 def shares() -> dict[str, float]:
-    """What of a 10-round run of FedLog's MNIST experiment (on random images) is start-up and evaluation."""
+    """The share of start-up and evaluation in 10 rounds of FedLog's MNIST, on random images."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "random.npz")
         draw = np.random.default_rng(0)
         images = {
-            name: draw.integers(0, 256, (n, 28, 28), dtype=np.uint8) for name, n in (("x", 3000), ("x_test", 10000))
+            name: draw.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+            for name, n in (("x", 3000), ("x_test", 10000))
         }
         labels = {"y": np.arange(3000) % 10, "y_test": np.arange(10000) % 10}
         np.savez(arrays, **images, **labels)  # type: ignore[arg-type]  # numpy's stubs take a flag among the arrays
@@ -213,7 +263,10 @@ def shares() -> dict[str, float]:
         begin = time.perf_counter()
         subprocess.run(command, check=True)
         whole = time.perf_counter() - begin
-        lines = [json.loads(line) for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in Path(folder, "run", "rounds.jsonl").read_text().splitlines()
+        ]
     rounds = sum(line["time/round_s"] for line in lines)
     training = sum(line["time/train_s"] for line in lines)
     return {

@@ -16,15 +16,22 @@ METHODS = ("fedlog", "fedavg", "local")
 
 
 def write_runs(root: Path, count: int, rounds: int, seeds: int, clients: int) -> None:
-    """Write run directories: cells of methods and learning rates, so many seeds each, every client every round."""
+    """Write run directories.
+
+    Cells of methods and learning rates, so many seeds each, every client every round.
+    """
     draw = random.Random(0)  # noqa: S311  # numbers to look at
     for cell, seed in ((i // seeds, i % seeds) for i in range(count)):
         sections = {"num_rounds": rounds, "lr": 1e-3 * (1 + cell // len(METHODS))}
-        recipe = make({"seed": seed, "method": {"name": METHODS[cell % len(METHODS)]}, "train": sections})
+        recipe = make(
+            {"seed": seed, "method": {"name": METHODS[cell % len(METHODS)]}, "train": sections}
+        )
         folder = root / f"cell-{cell}" / f"seed-{seed}"
         folder.mkdir(parents=True)
         (folder / "recipe.toml").write_text(recipe.to_toml())
-        (folder / "result.json").write_text(json.dumps({"status": "finished", "time/total_s": 12.0}))
+        (folder / "result.json").write_text(
+            json.dumps({"status": "finished", "time/total_s": 12.0})
+        )
         (folder / "partition.json").write_text(
             json.dumps({"classes": list("0123456789"), "train": [[5] * 10] * clients})
         )
@@ -33,13 +40,26 @@ def write_runs(root: Path, count: int, rounds: int, seeds: int, clients: int) ->
             accuracy = 0.9 - 0.5 / number + draw.gauss(0, 0.01)
             lines.append(
                 {
-                    "round": number, "clients/asked": 10, "clients/replied": 10, "train/loss": 1 / number,
-                    "comm/up_bytes": 20400, "comm/down_bytes": 20400, "time/train_s": 0.1, "time/round_s": 0.12,
-                    "eval/client/accuracy_mean": accuracy, "eval/client/accuracy_std": 0.05,
+                    "round": number,
+                    "clients/asked": 10,
+                    "clients/replied": 10,
+                    "train/loss": 1 / number,
+                    "comm/up_bytes": 20400,
+                    "comm/down_bytes": 20400,
+                    "time/train_s": 0.1,
+                    "time/round_s": 0.12,
+                    "eval/client/accuracy_mean": accuracy,
+                    "eval/client/accuracy_std": 0.05,
                 }
-            )  # fmt: skip
+            )
             details += [
-                {"round": number, "client": k, "split": "client", "rows": 20, "accuracy": draw.random()}
+                {
+                    "round": number,
+                    "client": k,
+                    "split": "client",
+                    "rows": 20,
+                    "accuracy": draw.random(),
+                }
                 for k in range(clients)
             ]
         for name, some in (("rounds.jsonl", lines), ("clients.jsonl", details)):
@@ -49,7 +69,9 @@ def write_runs(root: Path, count: int, rounds: int, seeds: int, clients: int) ->
 def timed(*words: str) -> float:
     """Run a command; return its seconds, the start of Python among them."""
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "fedgist.cli", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "fedgist.cli", *words], check=True, stdout=subprocess.DEVNULL
+    )
     return time.perf_counter() - begin
 
 
@@ -61,7 +83,10 @@ def reports(repeats: int) -> dict[str, float]:
         write_runs(some, 50, 100, 5, 50)
         page = Path(folder, "report.html")
         tables = [timed("compare", str(many), "--target-accuracy", "88") for _ in range(repeats)]
-        pages = [timed("report", str(some), "--target-accuracy", "88", "-o", str(page)) for _ in range(repeats)]
+        pages = [
+            timed("report", str(some), "--target-accuracy", "88", "-o", str(page))
+            for _ in range(repeats)
+        ]
         return {
             "compare: 1000 runs x 100 rounds, median s": sorted(tables)[repeats // 2],
             "report: 50 runs, median s": sorted(pages)[repeats // 2],

@@ -1,4 +1,7 @@
-"""The workloads, and the two ways to go through a round of them: fedgist, and a bare PyTorch loop."""
+"""The workloads, and the two ways to go through a round of them.
+
+Fedgist, and a bare PyTorch loop.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,15 @@ class Workload:
             return torch.randint(0, 256, (number, *self.shape), dtype=torch.uint8, generator=draw)
 
         x, y = images(count), torch.randint(0, 10, (count,), generator=draw)
-        return Dataset("random", x, y, images(1000), torch.randint(0, 10, (1000,), generator=draw), 10, scale=255.0)
+        return Dataset(
+            "random",
+            x,
+            y,
+            images(1000),
+            torch.randint(0, 10, (1000,), generator=draw),
+            10,
+            scale=255.0,
+        )
 
     def module(self) -> nn.Module:
         """The model."""
@@ -55,9 +66,13 @@ class Workload:
         return MODELS[self.model["name"]](self.shape, 10, **options)
 
 
-W1 = Workload("W1", 50, 50, 60, (1, 28, 28), {"name": "fedlog_mnist", "dropout": 0.0}, "adam", 1e-3, 10, 5)
+W1 = Workload(
+    "W1", 50, 50, 60, (1, 28, 28), {"name": "fedlog_mnist", "dropout": 0.0}, "adam", 1e-3, 10, 5
+)
 W1_DROPOUT = replace(W1, name="W1 with dropouts", model={"name": "fedlog_mnist", "dropout": 0.5})
-W2 = Workload("W2", 100, 100, 500, (3, 32, 32), {"name": "fedlog_cifar", "dropout": 0.0}, "adam", 5e-4, 50, 1)
+W2 = Workload(
+    "W2", 100, 100, 500, (3, 32, 32), {"name": "fedlog_cifar", "dropout": 0.0}, "adam", 5e-4, 50, 1
+)
 W3 = Workload("W3", 1000, 100, 20, (1, 28, 28), {"name": "mlp", "hidden": [64]}, "sgd", 0.1, 20, 1)
 W3_LARGE = replace(W3, name="W3 with 10,000 clients", clients=10_000)
 WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
@@ -74,14 +89,26 @@ def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Call
             "evaluate": {"every": NEVER},
             "engine": {"workers": workers},
             "train": {
-                "num_rounds": NEVER, "fraction_train": work.sampled / work.clients, "local_epochs": work.epochs,
-                "batch_size": work.batch_size, "optimizer": work.optimizer, "lr": work.lr,
+                "num_rounds": NEVER,
+                "fraction_train": work.sampled / work.clients,
+                "local_epochs": work.epochs,
+                "batch_size": work.batch_size,
+                "optimizer": work.optimizer,
+                "lr": work.lr,
             },
         }
-    )  # fmt: skip
+    )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
-    world, server = open_world(recipe, Given(data=work.data(), clients=rows, clients_test=[rows[0][:1]] * work.clients))
-    engine = LocalEngine(world.method, world.task, world.population, settings(world.recipe), world.recipe.engine.plans)
+    world, server = open_world(
+        recipe, Given(data=work.data(), clients=rows, clients_test=[rows[0][:1]] * work.clients)
+    )
+    engine = LocalEngine(
+        world.method,
+        world.task,
+        world.population,
+        settings(world.recipe),
+        world.recipe.engine.plans,
+    )
     federation = Federation(world, engine, server)
 
     def one() -> float:
@@ -96,7 +123,7 @@ def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Call
 
 
 def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], float]:
-    """Return a function that does the same by one module and ``torch.optim``, client after client."""
+    """Return a function that does the same by one module and ``torch.optim``, one by one."""
     data = work.data()
     x, y = data.x.float().div_(255), data.y
     module = work.module()
@@ -115,7 +142,9 @@ def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], fl
             module.load_state_dict(glob)
             steps = optimizer()
             for _ in range(work.epochs):
-                for rows in torch.split(torch.randperm(work.rows) + client * work.rows, work.batch_size):
+                for rows in torch.split(
+                    torch.randperm(work.rows) + client * work.rows, work.batch_size
+                ):
                     steps.zero_grad()
                     torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
                     steps.step()

@@ -1,4 +1,7 @@
-"""Small worlds for tests of methods and engines: blobs of numbers, uneven clients, two architectures."""
+"""Small worlds for tests of methods and engines.
+
+Blobs of numbers, uneven clients, two architectures.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def blobs(seed: int = 0, features: int = 6, classes: int = CLASSES) -> Dataset:
     y_test = torch.arange(30) % classes
     x = centers[y] + random.normal(random.fold(key, 1), (len(y), features))
     x_test = centers[y_test] + random.normal(random.fold(key, 2), (30, features))
-    return Dataset("blobs", x, y, x_test, y_test, classes, mean=(0.5,) * features, std=(2.0,) * features)
+    return Dataset(
+        "blobs", x, y, x_test, y_test, classes, mean=(0.5,) * features, std=(2.0,) * features
+    )
 
 
 def rows() -> list[torch.Tensor]:
@@ -46,13 +51,21 @@ def world(method: str = "fedavg", *, given: dict[str, Any] | None = None, **sect
         "clients": {"num_clients": len(SIZES), "architectures": sections.pop("architectures", {})},
         "model": {"name": "mlp", "hidden": [5]},
         "method": {"name": method, **sections.pop("options", {})},
-        "train": {"num_rounds": 3, "local_epochs": 2, "batch_size": 4, "lr": 0.05, "optimizer": "sgd"},
+        "train": {
+            "num_rounds": 3,
+            "local_epochs": 2,
+            "batch_size": 4,
+            "lr": 0.05,
+            "optimizer": "sgd",
+        },
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
     tests = list(torch.split(torch.arange(30), 6))
-    mine: dict[str, Any] = {"data": blobs(), "clients": rows(), "clients_test": tests} | (given or {})
+    mine: dict[str, Any] = {"data": blobs(), "clients": rows(), "clients_test": tests} | (
+        given or {}
+    )
     return make_world(make(raw), Given(**mine))
 
 
@@ -75,7 +88,9 @@ class Trace:
     state: dict[str, torch.Tensor]
 
 
-def federation(here: World, plan: Plan = Plan(2), engine: type[LocalEngine] = LocalEngine) -> Federation:
+def federation(
+    here: World, plan: Plan = Plan(2), engine: type[LocalEngine] = LocalEngine
+) -> Federation:
     """A federation whose every architecture has one plan."""
     plans = dict.fromkeys(here.task.architectures, plan)
     made = engine(here.method, here.task, here.population, settings(here.recipe), plans)

@@ -11,30 +11,58 @@ from fedgist.run.recipe import make
 
 
 def write_run(
-    folder: Path, accuracies: Sequence[float], *, seed: int = 0, method: str = "fedlog", planned: int | None = None,
-    up: int = 100, down: int = 300, result: bool = True, clients: Sequence[float] = (),
-    raw: Mapping[str, Any] | None = None, columns: Mapping[str, float] | None = None,
-) -> Path:  # fmt: skip
+    folder: Path,
+    accuracies: Sequence[float],
+    *,
+    seed: int = 0,
+    method: str = "fedlog",
+    planned: int | None = None,
+    up: int = 100,
+    down: int = 300,
+    result: bool = True,
+    clients: Sequence[float] = (),
+    raw: Mapping[str, Any] | None = None,
+    columns: Mapping[str, float] | None = None,
+) -> Path:
     """Write a run with these accuracies by round."""
     folder.mkdir(parents=True)
     sections = dict(raw or {})
-    sections["train"] = {"num_rounds": planned or max(1, len(accuracies))} | sections.get("train", {})
+    sections["train"] = {"num_rounds": planned or max(1, len(accuracies))} | sections.get(
+        "train", {}
+    )
     sections["method"] = {"name": method} | sections.get("method", {})
     (folder / "recipe.toml").write_text(make({"seed": seed, **sections}).to_toml())
     lines = [
         {
-            "round": r, "comm/up_bytes": up, "comm/down_bytes": down, "time/train_s": 0.5, "time/round_s": 1.0,
-            "eval/client/accuracy_mean": a, "eval/client/accuracy_std": 0.1, **(columns or {}),
+            "round": r,
+            "comm/up_bytes": up,
+            "comm/down_bytes": down,
+            "time/train_s": 0.5,
+            "time/round_s": 1.0,
+            "eval/client/accuracy_mean": a,
+            "eval/client/accuracy_std": 0.1,
+            **(columns or {}),
         }
         for r, a in enumerate(accuracies, 1)
-    ]  # fmt: skip
+    ]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "clients.jsonl").write_text(
         "".join(
-            json.dumps({"round": len(accuracies), "client": i, "split": "client", "rows": 10, "accuracy": a}) + "\n"
+            json.dumps(
+                {
+                    "round": len(accuracies),
+                    "client": i,
+                    "split": "client",
+                    "rows": 10,
+                    "accuracy": a,
+                }
+            )
+            + "\n"
             for i, a in enumerate(clients)
         )
     )
     if result:
-        (folder / "result.json").write_text(json.dumps({"status": "finished", "time/total_s": 12.0}))
+        (folder / "result.json").write_text(
+            json.dumps({"status": "finished", "time/total_s": 12.0})
+        )
     return folder

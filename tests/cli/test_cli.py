@@ -41,9 +41,13 @@ def cli(tmp_path: Path) -> Cli:
     def call(*args: object, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "fedgist.cli", *(str(a) for a in args)],
-            cwd=tmp_path, env={**os.environ, "COLUMNS": "120", **env}, timeout=120,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "120", **env},
+            timeout=120,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -58,11 +62,16 @@ def rounds(folder: Path) -> list[dict[str, object]]:
 def weights(folder: Path) -> dict[str, bytes]:
     saved = checkpoint.load(folder)
     assert saved is not None
-    both = {**{f"s/{k}": v for k, v in saved.server.items()}, **{f"c/{k}": v for k, v in saved.clients.items()}}
+    both = {
+        **{f"s/{k}": v for k, v in saved.server.items()},
+        **{f"c/{k}": v for k, v in saved.clients.items()},
+    }
     return {k: v.numpy().tobytes() for k, v in both.items()}
 
 
-def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(cli: Cli, tmp_path: Path) -> None:
+def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
+    cli: Cli, tmp_path: Path
+) -> None:
     done = cli("run", "demo", *SMALL, "--out", "here")
     assert done.stdout.count("round ") >= 4
     assert "round 4/4  accuracy" in done.stdout
@@ -93,7 +102,9 @@ def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:
     assert cli("run", *SMALL, "--quiet", "--out", "b").stdout == ""
 
 
-def test_several_seeds_have_their_own_folders_and_a_mean_with_its_error(cli: Cli, tmp_path: Path) -> None:
+def test_several_seeds_have_their_own_folders_and_a_mean_with_its_error(
+    cli: Cli, tmp_path: Path
+) -> None:
     done = cli("run", *SMALL, "--seeds", 2, "--out", "many", "--set", "seed=5")
     assert sorted(p.name for p in (tmp_path / "many").iterdir()) == ["seed-5", "seed-6"]
     assert "fedlog, 2 seeds" in done.stdout
@@ -156,8 +167,14 @@ def test_help_teaches_every_command(cli: Cli) -> None:
             ["--set", "clients.num_clients=60", "--set", "data.train_rows=50"],
             "clients.num_clients = 60, but digits has only 50 training samples",
         ),
-        (["--set", "model.name=nowhere:net", "--set", "clients.architectures={}"], "model.name = 'nowhere:net'"),
-        (["--set", "clients.architectures={mlp=0.5,lenet5=0.5}"], "all bodies need one feature width"),
+        (
+            ["--set", "model.name=nowhere:net", "--set", "clients.architectures={}"],
+            "model.name = 'nowhere:net'",
+        ),
+        (
+            ["--set", "clients.architectures={mlp=0.5,lenet5=0.5}"],
+            "all bodies need one feature width",
+        ),
         (["--set", "data.name=mnist", "--data-root", "none"], "--data-root or FEDGIST_DATA"),
         (["--set", "engine.device=gpu9"], "engine.device = 'gpu9'"),
         (["--seeds", "0"], "--seeds"),
@@ -177,7 +194,9 @@ def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, args: list[str], says: 
 def test_data_that_cannot_be_trusted_are_refused(cli: Cli, tmp_path: Path) -> None:
     raw = tmp_path / "data/MNIST/raw"
     raw.mkdir(parents=True)
-    (raw / "train-images-idx3-ubyte").write_bytes((2051).to_bytes(4, "big") + (5).to_bytes(4, "big") * 3 + b"xx")
+    (raw / "train-images-idx3-ubyte").write_bytes(
+        (2051).to_bytes(4, "big") + (5).to_bytes(4, "big") * 3 + b"xx"
+    )
     labels = (2049).to_bytes(4, "big") + (5).to_bytes(4, "big") + bytes(5)
     for name in ("train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
         (raw / name).write_bytes(labels)
@@ -199,7 +218,14 @@ def test_data_that_cannot_be_trusted_are_refused(cli: Cli, tmp_path: Path) -> No
     assert "refused" in done.stderr
     assert not (tmp_path / "owned").exists()
     (tmp_path / "t.csv").write_text("a,diagnosis\n1,x\n2,\n3,y\n")
-    table = ["--set", "data.name=table", "--set", "data.path=t.csv", "--set", "data.label=diagnosis"]
+    table = [
+        "--set",
+        "data.name=table",
+        "--set",
+        "data.path=t.csv",
+        "--set",
+        "data.label=diagnosis",
+    ]
     done = cli("run", *table, "--out", "x", code=2)
     assert "diagnosis" in done.stderr
 
@@ -213,7 +239,9 @@ def test_a_folder_that_holds_a_run_is_kept(cli: Cli) -> None:
     cli("run", *SMALL, "--quiet", "--out", "a", "--overwrite")
 
 
-def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fedgist(cli: Cli, tmp_path: Path) -> None:
+def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fedgist(
+    cli: Cli, tmp_path: Path
+) -> None:
     cli("run", *SMALL, "--quiet", "--out", "a")
     from fedgist.data import load  # noqa: PLC0415
 
@@ -233,10 +261,16 @@ def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fed
         "print(torch.softmax(model(x), 1).tolist()); assert 'fedgist' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     again = torch.tensor(json.loads(done.stdout))
-    assert torch.allclose(again, torch.tensor([[float(row[f"p_{c}"]) for c in range(10)] for row in table]), atol=1e-4)
+    assert torch.allclose(
+        again, torch.tensor([[float(row[f"p_{c}"]) for c in range(10)] for row in table]), atol=1e-4
+    )
     cli("export", "a", "--client", 3, "-o", "m.safetensors")
     assert "unknown suffix" in cli("export", "a", "--client", 3, "-o", "m.onnx", code=2).stderr
     assert "clients 0..9" in cli("predict", "a", "x.npz", "--client", 10, code=2).stderr
@@ -259,9 +293,18 @@ def wait_for(path: Path, lines: int, limit: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-LONG = ["--set", "train.num_rounds=12", "--set", "engine.cohort_size=3", "--set", "data.train_rows=600",
-        "--set", "engine.checkpoint_every=2",
-        "--set", "engine.workers=2"]  # fmt: skip
+LONG = [
+    "--set",
+    "train.num_rounds=12",
+    "--set",
+    "engine.cohort_size=3",
+    "--set",
+    "data.train_rows=600",
+    "--set",
+    "engine.checkpoint_every=2",
+    "--set",
+    "engine.workers=2",
+]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -275,25 +318,40 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "fedgist run --resume cut" in err
-    cli("run", *(["--resume", "cut"] if (tmp_path / "cut/recipe.toml").exists() else [*LONG, "--out", "cut"]))
+    cli(
+        "run",
+        *(
+            ["--resume", "cut"]
+            if (tmp_path / "cut/recipe.toml").exists()
+            else [*LONG, "--out", "cut"]
+        ),
+    )
     assert rounds(tmp_path / "cut") == rounds(tmp_path / "whole")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
-def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(cli: Cli, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
+    cli: Cli, tmp_path: Path
+) -> None:
     began = time.monotonic()
     cli("run", *LONG, "--quiet", "--out", "whole")
     span = time.monotonic() - began
     kills = 0
     for i, draw in enumerate(keyed.uniform(keyed.key(0, "kill"), (100,)).tolist()):
-        # one run, killed again and again, each time at another moment; now and then, and once it is finished, from the
-        # start again
+        # one run, killed again and again, each time at another moment; now and then, and once it is
+        # finished, from the start again
         begun = (tmp_path / "cut/recipe.toml").exists()
         anew = not begun or i % 5 == 4 or (tmp_path / "cut/result.json").exists()
-        args = [*LONG, "--out", "cut", *(["--overwrite"] if begun else [])] if anew else ["--resume", "cut"]
+        args = (
+            [*LONG, "--out", "cut", *(["--overwrite"] if begun else [])]
+            if anew
+            else ["--resume", "cut"]
+        )
         process = start(tmp_path, "run", *args)
         time.sleep(draw * span)
-        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        children = (
+            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        )
         kills += process.poll() is None
         process.kill()
         process.communicate(timeout=60)
@@ -304,6 +362,13 @@ def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(cli: Cli, tmp
         if kills == 20:
             break
     assert kills == 20
-    cli("run", *(["--resume", "cut"] if (tmp_path / "cut/recipe.toml").exists() else [*LONG, "--out", "cut"]))
+    cli(
+        "run",
+        *(
+            ["--resume", "cut"]
+            if (tmp_path / "cut/recipe.toml").exists()
+            else [*LONG, "--out", "cut"]
+        ),
+    )
     assert rounds(tmp_path / "cut") == rounds(tmp_path / "whole")
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")

@@ -1,4 +1,7 @@
-"""From three methods and five seeds on digits to a table and a page, one command each; then the numbers, by scipy."""
+"""From three methods and five seeds on digits to a table and a page, one command each.
+
+Then the numbers, by scipy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ pytestmark = pytest.mark.slow  # fifteen runs
 METHODS = ("fedlog", "fedavg", "local")
 SEEDS = 5
 GOAL = 0.8
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -35,8 +40,13 @@ def cli(place: Path) -> Cli:
     def call(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "fedgist.cli", *(str(a) for a in args)],
-            cwd=place, env={**os.environ, "COLUMNS": "120"}, timeout=300, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=place,
+            env={**os.environ, "COLUMNS": "120"},
+            timeout=300,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -46,9 +56,21 @@ def cli(place: Path) -> Cli:
 @pytest.fixture(scope="module")
 def swept(cli: Cli, place: Path) -> Path:
     done = cli(
-        "sweep", "demo", "--grid", f"method.name={','.join(METHODS)}", "--seeds", SEEDS, "--out", "study",
-        "--set", "train.num_rounds=10", "--set", "evaluate.save_features=10", "--reference", "fedlog",
-    )  # fmt: skip
+        "sweep",
+        "demo",
+        "--grid",
+        f"method.name={','.join(METHODS)}",
+        "--seeds",
+        SEEDS,
+        "--out",
+        "study",
+        "--set",
+        "train.num_rounds=10",
+        "--set",
+        "evaluate.save_features=10",
+        "--reference",
+        "fedlog",
+    )
     assert "[15/15]" in done.stderr
     assert "Against fedlog" in done.stdout
     return place / "study"
@@ -61,9 +83,21 @@ def curves(folder: Path, method: str) -> list[list[dict[str, float]]]:
 
 
 def test_the_table_agrees_with_scipy(cli: Cli, swept: Path) -> None:
-    text = cli("compare", swept, "--reference", "fedlog", "--target-accuracy", 100 * GOAL, "--format", "csv").stdout
+    text = cli(
+        "compare",
+        swept,
+        "--reference",
+        "fedlog",
+        "--target-accuracy",
+        100 * GOAL,
+        "--format",
+        "csv",
+    ).stdout
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(text))}
-    finals = {m: np.array([run[-1]["eval/client/accuracy_mean"] for run in curves(swept, m)]) for m in METHODS}
+    finals = {
+        m: np.array([run[-1]["eval/client/accuracy_mean"] for run in curves(swept, m)])
+        for m in METHODS
+    }
     for method in METHODS:
         row = rows[method]
         assert float(row["final_mean"]) == pytest.approx(finals[method].mean())
@@ -77,9 +111,15 @@ def test_the_table_agrees_with_scipy(cli: Cli, swept: Path) -> None:
         for run in curves(swept, method):
             values = [line["eval/client/accuracy_mean"] for line in run]
             end = next((i for i, v in enumerate(values) if v >= GOAL), int(np.argmax(values)))
-            spent.append(sum(line["comm/up_bytes"] + line["comm/down_bytes"] for line in run[: end + 1]))
+            spent.append(
+                sum(line["comm/up_bytes"] + line["comm/down_bytes"] for line in run[: end + 1])
+            )
         assert float(row["target_total_bytes_mean"]) == pytest.approx(np.mean(spent))
-    assert float(rows["fedlog"]["final_low"]) <= finals["fedlog"].mean() <= float(rows["fedlog"]["final_high"])
+    assert (
+        float(rows["fedlog"]["final_low"])
+        <= finals["fedlog"].mean()
+        <= float(rows["fedlog"]["final_high"])
+    )
     assert float(rows["fedavg"]["p"]) == 1 / 32  # FedLog is better with every seed
 
 
@@ -88,7 +128,15 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
     assert "page.html: " in done.stdout
     text = (place / "page.html").read_text()
     assert len(text) < 5_000_000
-    for name in ("by-round", "by-bytes", "over-clients", "partition-1", "bytes-by-round", "times", "features-1"):
+    for name in (
+        "by-round",
+        "by-bytes",
+        "over-clients",
+        "partition-1",
+        "bytes-by-round",
+        "times",
+        "features-1",
+    ):
         assert f'id="{name}"' in text
         assert (place / "figures" / f"{name}.png").stat().st_size > 5_000
     if CHROMIUM is None:
@@ -96,22 +144,40 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, width, height, scheme in (("desktop", 1280, 1500, "light"), ("phone", 390, 844, "dark")):
-            tab = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+        for name, width, height, scheme in (
+            ("desktop", 1280, 1500, "light"),
+            ("phone", 390, 844, "dark"),
+        ):
+            tab = browser.new_context(
+                viewport={"width": width, "height": height}, color_scheme=scheme
+            ).new_page()
             said: list[str] = []
             tab.on("console", lambda message, said=said: said.append(message.text))
             tab.goto((place / "page.html").as_uri())
-            # the documentation's pictures are made here: FEDGIST_SCREENSHOTS=docs/img pytest tests/cli/test_studies.py
-            tab.screenshot(path=Path(os.environ.get("FEDGIST_SCREENSHOTS", place)).resolve() / f"report-{name}.png")
+            # the documentation's pictures are made here: FEDGIST_SCREENSHOTS=docs/img pytest
+            # tests/cli/test_studies.py
+            tab.screenshot(
+                path=Path(os.environ.get("FEDGIST_SCREENSHOTS", place)).resolve()
+                / f"report-{name}.png"
+            )
             assert said == []
         browser.close()
 
 
 def test_a_run_that_fails_is_named_below_the_table_of_the_others(cli: Cli, place: Path) -> None:
     done = cli(
-        "sweep", "demo", "--grid", "clients.availability=1.0,nowhere.csv", "--out", "half", "--set",
-        "train.num_rounds=1", "--set", "data.train_rows=200", code=1,
-    )  # fmt: skip
+        "sweep",
+        "demo",
+        "--grid",
+        "clients.availability=1.0,nowhere.csv",
+        "--out",
+        "half",
+        "--set",
+        "train.num_rounds=1",
+        "--set",
+        "data.train_rows=200",
+        code=1,
+    )
     assert "fedlog" in done.stdout
     assert "1 run failed:" in done.stderr
     assert "nowhere.csv" in done.stderr
@@ -125,14 +191,30 @@ def test_watching_what_is_finished_ends(cli: Cli, swept: Path) -> None:
 
 def test_a_table_is_reproduced_beside_the_papers(cli: Cli, data_sets: Path) -> None:
     args = (
-        "reproduce", "fedlog/table1", "--column", "mnist", "--seeds", 2, "--out", "table", "--data-root", data_sets,
-        "--set", "train.num_rounds=2", "--set", "evaluate.every=2", "--format", "markdown",
-    )  # fmt: skip
+        "reproduce",
+        "fedlog/table1",
+        "--column",
+        "mnist",
+        "--seeds",
+        2,
+        "--out",
+        "table",
+        "--data-root",
+        data_sets,
+        "--set",
+        "train.num_rounds=2",
+        "--set",
+        "evaluate.every=2",
+        "--format",
+        "markdown",
+    )
     first = cli(*args).stdout
     accuracy = first.partition("**Communication")[0].splitlines()
     ours = {line.split(" | ")[0].strip("| "): line for line in accuracy if line.startswith("| ")}
     assert "98.15 ± 0.05" in ours["fedlog"]
-    assert "| - | 97.85 ± 0.05 |" in ours["lg_fedavg"]  # the paper's alone, until this version has the method
+    assert (
+        "| - | 97.85 ± 0.05 |" in ours["lg_fedavg"]
+    )  # the paper's alone, until this version has the method
     assert "depart from the paper's settings: train.num_rounds" in first
     again = cli(*args)
     assert again.stdout == first
@@ -152,18 +234,41 @@ def test_a_search_ends_in_a_recipe(cli: Cli, place: Path) -> None:
     ("args", "says"),
     [
         (("compare", "nowhere"), "nowhere holds no run: there is no such folder"),
-        (("compare", "study", "--format", "html"), "unknown format 'html'; known: terminal, markdown"),
-        (("compare", "study", "--reference", "fedlg"), "unknown reference 'fedlg'; did you mean 'fedlog'?"),
-        (("report", "study", "--metric", "eval/x"), "no run has 'eval/x'; columns: eval/client/accuracy_mean"),
-        (("sweep", "demo", "--grid", "train.lr"), "--grid train.lr: expected section.key=value,value"),
-        (("reproduce", "fedlog/tabel1"), "unknown table 'fedlog/tabel1'; did you mean 'fedlog/table1'"),
-        (("reproduce", "fedlog/table1", "--scale", "big"), "unknown scale 'big'; known: small, paper"),
+        (
+            ("compare", "study", "--format", "html"),
+            "unknown format 'html'; known: terminal, markdown",
+        ),
+        (
+            ("compare", "study", "--reference", "fedlg"),
+            "unknown reference 'fedlg'; did you mean 'fedlog'?",
+        ),
+        (
+            ("report", "study", "--metric", "eval/x"),
+            "no run has 'eval/x'; columns: eval/client/accuracy_mean",
+        ),
+        (
+            ("sweep", "demo", "--grid", "train.lr"),
+            "--grid train.lr: expected section.key=value,value",
+        ),
+        (
+            ("reproduce", "fedlog/tabel1"),
+            "unknown table 'fedlog/tabel1'; did you mean 'fedlog/table1'",
+        ),
+        (
+            ("reproduce", "fedlog/table1", "--scale", "big"),
+            "unknown scale 'big'; known: small, paper",
+        ),
         (("tune", "demo", "--space", "nowhere.toml"), "nowhere.toml"),
-        (("watch", "study", "--track", "wandb"), "unknown tracker 'wandb'; known: tensorboard, mlflow"),
+        (
+            ("watch", "study", "--track", "wandb"),
+            "unknown tracker 'wandb'; known: tensorboard, mlflow",
+        ),
         (("run", "--resume", "study"), "study holds runs of several settings"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(cli: Cli, swept: Path, args: tuple[str, ...], says: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(
+    cli: Cli, swept: Path, args: tuple[str, ...], says: str
+) -> None:
     done = cli(*args, code=2)
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

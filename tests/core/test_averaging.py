@@ -27,7 +27,9 @@ def reply(client: int, architecture: str, value: Weighted) -> Reply:
     return Reply(Order(client, architecture), 1, value)
 
 
-def numpy_mean(nets: list[Net], rows: list[float], name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def numpy_mean(
+    nets: list[Net], rows: list[float], name: str
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     values = np.stack([n.state()[name].double().numpy() for n in nets])
     return np.asarray(np.average(values, axis=0, weights=rows))
 
@@ -101,7 +103,9 @@ class Counts(nn.Module):
 def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> None:
     one = split(Counts, (2,), 2).start(0)
     server = Averages({"one": Weights(one.state())})
-    replies = tuple(reply(i, "one", averaging.weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS))
+    replies = tuple(
+        reply(i, "one", averaging.weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
+    )
     arrays = averaging.average(server, Replies(each=replies)).weights["one"].arrays
     assert {n: a.dtype for n, a in arrays.items()} == {n: a.dtype for n, a in one.state().items()}
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
@@ -111,7 +115,17 @@ def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> 
 def test_buffers_that_clients_disagree_on_are_rounded() -> None:
     # rejects truncation, and a mask that is true as soon as anybody's is
     one = split(Counts, (2,), 2).start(0)
-    mine = [one.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])}) for i in range(4)]
-    replies = tuple(reply(i, "one", averaging.weighted(n, Count(torch.tensor(ROWS[i])))) for i, n in enumerate(mine))
-    new = averaging.average(Averages({"one": Weights(one.state())}), Replies(each=replies)).weights["one"].arrays
+    mine = [
+        one.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])})
+        for i in range(4)
+    ]
+    replies = tuple(
+        reply(i, "one", averaging.weighted(n, Count(torch.tensor(ROWS[i]))))
+        for i, n in enumerate(mine)
+    )
+    new = (
+        averaging.average(Averages({"one": Weights(one.state())}), Replies(each=replies))
+        .weights["one"]
+        .arrays
+    )
     assert (int(new["seen"]), new["uses"].tolist()) == (4, [True, False])  # 35 rows of 42 say so

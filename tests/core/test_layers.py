@@ -36,7 +36,11 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def grads(out: Tensor, *inputs: Tensor | None) -> list[Tensor]:
     """Gradients of a sum that weighs every number differently."""
     weights = numbers(*out.shape, seed=99)
-    return list(torch.autograd.grad((out * weights).sum(), [t for t in inputs if t is not None], retain_graph=True))
+    return list(
+        torch.autograd.grad(
+            (out * weights).sum(), [t for t in inputs if t is not None], retain_graph=True
+        )
+    )
 
 
 # batch norm
@@ -66,9 +70,13 @@ def pair(
 @pytest.mark.parametrize("mask", [ALL, SOME], ids=["full", "masked"])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": 0.7, "eps": 0.3}], ids=str)
 def test_batch_norm_learns_as_torchs_does_on_the_rows_present(
-    kind: type[nn.BatchNorm1d | nn.BatchNorm2d], shape: tuple[int, ...], mask: Tensor, options: dict[str, Any]
+    kind: type[nn.BatchNorm1d | nn.BatchNorm2d],
+    shape: tuple[int, ...],
+    mask: Tensor,
+    options: dict[str, Any],
 ) -> None:
-    # rejects: means over all rows, absent ones included; a biased running variance; momentum the other way round
+    # rejects: means over all rows, absent ones included; a biased running variance; momentum the
+    # other way round
     ours, theirs = pair(kind, **options)
     for seed in range(2):
         present = numbers(*shape, seed=seed)[mask].requires_grad_()
@@ -81,10 +89,14 @@ def test_batch_norm_learns_as_torchs_does_on_the_rows_present(
         torch.testing.assert_close(one[mask], other, rtol=1e-4, atol=1e-5)
         mine = grads(one[mask], x, ours.weight, ours.bias)
         for a, b in zip(mine, grads(other, present, theirs.weight, theirs.bias), strict=True):
-            torch.testing.assert_close(a[mask] if a.shape == x.shape else a, b, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                a[mask] if a.shape == x.shape else a, b, rtol=1e-4, atol=1e-4
+            )
         assert not mine[0][~mask].any()
         for name in ("running_mean", "running_var"):
-            torch.testing.assert_close(run.updates[f"bn.{name}"], getattr(theirs, name), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                run.updates[f"bn.{name}"], getattr(theirs, name), rtol=1e-5, atol=1e-6
+            )
             setattr(ours, name, run.updates[f"bn.{name}"])
 
 
@@ -134,7 +146,11 @@ def test_batch_norm_is_the_same_stacked_and_alone() -> None:
 
 def test_batch_norm_without_running_statistics_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"body\.bn: batch norm without running statistics"):
-        replace_layers(nn.ModuleDict({"body": nn.ModuleDict({"bn": nn.BatchNorm1d(3, track_running_stats=False)})}))
+        replace_layers(
+            nn.ModuleDict(
+                {"body": nn.ModuleDict({"bn": nn.BatchNorm1d(3, track_running_stats=False)})}
+            )
+        )
 
 
 # dropout
@@ -225,7 +241,10 @@ def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
     old = nn.Conv2d(4, 6, 3, **options)
     ours = Conv2d(old)
     ours.each = each
-    params = {n: numbers(3, *p.shape, seed=i).requires_grad_() for i, (n, p) in enumerate(ours.named_parameters())}
+    params = {
+        n: numbers(3, *p.shape, seed=i).requires_grad_()
+        for i, (n, p) in enumerate(ours.named_parameters())
+    }
     x = numbers(3, 2, 4, 7, 7, seed=9).requires_grad_()
 
     def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -233,10 +252,15 @@ def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
         return out
 
     out = torch.func.vmap(one)(params, x)
-    alone = [torch.func.functional_call(old, {n: p[i] for n, p in params.items()}, x[i]) for i in range(3)]
+    alone = [
+        torch.func.functional_call(old, {n: p[i] for n, p in params.items()}, x[i])
+        for i in range(3)
+    ]
     expected = torch.stack(alone)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    for a, b in zip(grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True):
+    for a, b in zip(
+        grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -258,7 +282,10 @@ def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
     shape: tuple[int, ...],
 ) -> None:
     ours = replace_layers(nn.Sequential(nn.Linear(4, 3, bias=bias)))
-    params = {n: numbers(3, *p.shape, seed=i).requires_grad_() for i, (n, p) in enumerate(ours.named_parameters())}
+    params = {
+        n: numbers(3, *p.shape, seed=i).requires_grad_()
+        for i, (n, p) in enumerate(ours.named_parameters())
+    }
     x = numbers(3, *shape, seed=9).requires_grad_()
 
     def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -266,16 +293,22 @@ def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
         return out
 
     biases = params["0.bias"] if bias else [None] * 3
-    expected = torch.stack([F.linear(*each) for each in zip(x, params["0.weight"], biases, strict=True)])
+    expected = torch.stack(
+        [F.linear(*each) for each in zip(x, params["0.weight"], biases, strict=True)]
+    )
     stacked = torch.func.vmap(one)(params, x)
     alone = torch.stack([one({n: p[i] for n, p in params.items()}, x[i]) for i in range(3)])
     for out in (stacked, alone):
         torch.testing.assert_close(out, expected)
-        for a, b in zip(grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True):
+        for a, b in zip(
+            grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True
+        ):
             torch.testing.assert_close(a, b)
     shared = torch.func.vmap(one, in_dims=(None, 0))({n: p[0] for n, p in params.items()}, x)
     again = F.linear(x, params["0.weight"][0], biases[0])
-    for a, b in zip(grads(shared, x, *params.values()), grads(again, x, *params.values()), strict=True):
+    for a, b in zip(
+        grads(shared, x, *params.values()), grads(again, x, *params.values()), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -285,7 +318,9 @@ def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
 def distinct(*shape: int) -> Tensor:
     """Numbers without ties, half of them negative."""
     size = int(torch.tensor(shape).prod())
-    return (torch.randperm(size, generator=torch.Generator().manual_seed(0)).view(shape) - size / 2).float()
+    return (
+        torch.randperm(size, generator=torch.Generator().manual_seed(0)).view(shape) - size / 2
+    ).float()
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 6), (4, 7), (5, 5), (2, 2)], ids=str)
@@ -309,7 +344,12 @@ def test_pooling_is_torchs_when_clients_are_stacked(size: tuple[int, int]) -> No
 def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
     x = torch.zeros(1, 1, 4, 4, requires_grad=True)
     (grad,) = torch.autograd.grad(MaxPool2d(nn.MaxPool2d(2))(x).sum(), x)
-    assert sorted(grad.unfold(2, 2, 2).unfold(3, 2, 2).reshape(4, 4)[0].tolist()) == [0.0, 0.0, 0.0, 1.0]
+    assert sorted(grad.unfold(2, 2, 2).unfold(3, 2, 2).reshape(4, 4)[0].tolist()) == [
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+    ]
     assert float(grad.sum()) == 4.0
 
 
@@ -323,12 +363,16 @@ def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
 def test_a_convolution_that_pools_and_its_gradients_are_torchs_client_by_client(
     *, each: bool, bias: bool, kernel: Any, padding: Any, size: tuple[int, int]
 ) -> None:
-    # rejects a kernel shifted the wrong way, and a window that is cut off or overlaps at the odd edge
+    # rejects a kernel shifted the wrong way, and a window that is cut off or overlaps at the odd
+    # edge
     old = nn.Conv2d(3, 4, kernel, padding=padding, bias=bias)
     ours = Conv2d(old, nn.MaxPool2d(2))
     ours.each = each
     x = numbers(2, 6, 3, *size).requires_grad_()
-    params = {n: torch.stack([p, numbers(*p.shape)]).detach().requires_grad_() for n, p in ours.named_parameters()}
+    params = {
+        n: torch.stack([p, numbers(*p.shape)]).detach().requires_grad_()
+        for n, p in ours.named_parameters()
+    }
 
     def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
         out: Tensor = torch.func.functional_call(ours, params, (x,))
@@ -337,12 +381,19 @@ def test_a_convolution_that_pools_and_its_gradients_are_torchs_client_by_client(
     out = torch.func.vmap(one)(params, x)
     expected = torch.stack(
         [
-            F.max_pool2d(F.conv2d(x[k], params["weight"][k], params["bias"][k] if bias else None, 1, padding), 2)
+            F.max_pool2d(
+                F.conv2d(
+                    x[k], params["weight"][k], params["bias"][k] if bias else None, 1, padding
+                ),
+                2,
+            )
             for k in range(2)
         ]
     )
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
-    for a, b in zip(grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True):
+    for a, b in zip(
+        grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
@@ -360,9 +411,13 @@ def test_only_plain_sequences_and_narrow_convolutions_pool_as_they_go() -> None:
     inner = nn.Sequential(*small())
     joined = replace_layers(nn.Sequential(inner, nn.Conv2d(8, 8, 3), nn.MaxPool2d(2)))
     assert [type(m).__name__ for m in inner] == ["Conv2d", "Identity", "ReLU"]
-    assert "Identity" not in [type(m).__name__ for m in joined.children()]  # eight channels in are too many
+    assert "Identity" not in [
+        type(m).__name__ for m in joined.children()
+    ]  # eight channels in are too many
     for apart in (
-        nn.ModuleDict({"features": nn.Sequential(*small())}),  # its owner may call the layers one by one
+        nn.ModuleDict(
+            {"features": nn.Sequential(*small())}
+        ),  # its owner may call the layers one by one
         nn.Sequential(nn.Conv2d(3, 32, 3), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2, ceil_mode=True)),
@@ -379,13 +434,17 @@ def names_of(module: nn.Module) -> dict[str, str]:
 
 
 def test_layers_are_replaced_at_any_depth_and_names_are_kept() -> None:
-    inner = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout2d(), nn.ReLU(), nn.MaxPool2d(2))
+    inner = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout2d(), nn.ReLU(), nn.MaxPool2d(2)
+    )
     whole = nn.ModuleDict({"body": inner, "drop": nn.Dropout(0.2)})
     arrays = {n: p.clone() for n, p in whole.named_parameters()}
     replace_layers(whole)
     assert names_of(inner)["1"] == "BatchNorm"
     assert isinstance(whole["drop"], Dropout)
-    assert {n: torch.equal(p, arrays[n]) for n, p in whole.named_parameters()} == dict.fromkeys(arrays, True)
+    assert {n: torch.equal(p, arrays[n]) for n, p in whole.named_parameters()} == dict.fromkeys(
+        arrays, True
+    )
     with training(ALL) as run:
         inner(numbers(6, 1, 6, 6))
     assert set(run.updates) == {"body.1.running_mean", "body.1.running_var"}

@@ -23,7 +23,10 @@ B = torch.randn(5, 4, generator=G)
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LOSSES: dict[str, tuple[Loss, Loss]] = {  # ours with a mask, torch's without
-    "cross_entropy": (lambda a, m: losses.cross_entropy(a, Y, m), lambda a, m: F.cross_entropy(a[m], Y[m])),
+    "cross_entropy": (
+        lambda a, m: losses.cross_entropy(a, Y, m),
+        lambda a, m: F.cross_entropy(a[m], Y[m]),
+    ),
     "kl": (
         lambda a, m: losses.kl(B.softmax(1), a, m),
         lambda a, m: F.kl_div(a[m].log_softmax(1), B[m].softmax(1), reduction="batchmean"),
@@ -80,7 +83,9 @@ def test_kl_is_scipys_even_where_the_target_has_zeros() -> None:
     # rejects KL the other way round, and 0 log 0 = NaN
     target = torch.tensor([[0.5, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]])
     q = scipy.special.softmax(A[:3].double().numpy(), axis=1)
-    expected = np.mean([scipy.stats.entropy(p, r) for p, r in zip(target.double().numpy(), q, strict=True)])
+    expected = np.mean(
+        [scipy.stats.entropy(p, r) for p, r in zip(target.double().numpy(), q, strict=True)]
+    )
     value = losses.kl(target, A[:3], torch.ones(3, dtype=torch.bool))
     assert float(value) == pytest.approx(expected, rel=1e-6)
     same = losses.kl(A.softmax(1), A, MASK)

@@ -14,7 +14,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgist.core.message import Nothing, message, pack, payload_bytes, reduction, refuse, shapes, total, unpack
+from fedgist.core.message import (
+    Nothing,
+    message,
+    pack,
+    payload_bytes,
+    reduction,
+    refuse,
+    shapes,
+    total,
+    unpack,
+)
 from fedgist.core.tree import build, named, tree
 
 ITEM_BYTES = {torch.uint8: 1, torch.bool: 1, torch.int64: 8, torch.float16: 2, torch.float32: 4}
@@ -63,7 +73,9 @@ messages = st.builds(
     Outer,
     x=tensors(),
     inner=st.builds(Inner, weights=dicts, bias=tensors()),
-    pools=st.dictionaries(names, st.dictionaries(names, tensors(), min_size=1, max_size=2), max_size=2),
+    pools=st.dictionaries(
+        names, st.dictionaries(names, tensors(), min_size=1, max_size=2), max_size=2
+    ),
     perhaps=st.none() | tensors(),
 )
 
@@ -192,7 +204,10 @@ def test_a_damaged_message_is_a_value_error_or_a_message(place: int, byte: int) 
     ("arrays", "text"),
     [
         ({"a": STORE}, "'b' is missing"),
-        ({"a": STORE[:2].clone(), "b": STORE[2:].clone(), "c": {"d": torch.ones(1)}}, "Pair has no field for 'c/d'"),
+        (
+            {"a": STORE[:2].clone(), "b": STORE[2:].clone(), "c": {"d": torch.ones(1)}},
+            "Pair has no field for 'c/d'",
+        ),
     ],
 )
 def test_a_message_of_another_type_says_what_is_wrong(arrays: dict[str, Any], text: str) -> None:

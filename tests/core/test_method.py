@@ -54,7 +54,9 @@ def test_a_total_over_too_few_clients_is_refused(replies: Replies) -> None:
     size = len(replies)
     enough = Replies(replies.parts, replies.each, min_replies=size)
     assert float(enough.total().rows) == 15.0
-    with pytest.raises(TooFewRepliesError, match=f"a total over {size} replies; privacy.min_replies is {size + 1}"):
+    with pytest.raises(
+        TooFewRepliesError, match=f"a total over {size} replies; privacy.min_replies is {size + 1}"
+    ):
         Replies(replies.parts, replies.each, min_replies=size + 1).total()
     with pytest.raises(TooFewRepliesError):  # the floor holds within an architecture too
         enough.by("a").total()

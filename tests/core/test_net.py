@@ -1,4 +1,7 @@
-"""A module split into body and head: the two together are the module, and its numbers are a value."""
+"""A module split into body and head.
+
+The two together are the module, and its numbers are a value.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,15 @@ def small() -> nn.Module:
     """Convolution, batch norm, dropout and two linear layers."""
     return nn.Sequential(
         OrderedDict(
-            conv=nn.Conv2d(1, 3, 3), bn=nn.BatchNorm2d(3), pool=nn.MaxPool2d(2), flatten=nn.Flatten(),
-            fc1=nn.Linear(12, 5), drop=nn.Dropout(0.5), fc2=nn.Linear(5, 4),
+            conv=nn.Conv2d(1, 3, 3),
+            bn=nn.BatchNorm2d(3),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(12, 5),
+            drop=nn.Dropout(0.5),
+            fc2=nn.Linear(5, 4),
         )
-    )  # fmt: skip
+    )
 
 
 class Nested(nn.Module):
@@ -52,7 +60,9 @@ CASES: list[tuple[Callable[[], nn.Module], tuple[int, ...], str | None, str]] = 
 ]
 
 
-@pytest.mark.parametrize(("build", "shape", "asked", "head"), CASES, ids=["small", "nested", "bare", "images", "last"])
+@pytest.mark.parametrize(
+    ("build", "shape", "asked", "head"), CASES, ids=["small", "nested", "bare", "images", "last"]
+)
 def test_body_and_head_together_are_the_module(
     build: Callable[[], nn.Module], shape: tuple[int, ...], asked: str | None, head: str
 ) -> None:
@@ -66,23 +76,35 @@ def test_body_and_head_together_are_the_module(
     assert net.features(x).shape == (5, arch.feature_width)
     assert sum(p.numel() for p in net.params.values()) == sum(p.numel() for p in whole.parameters())
     if not isinstance(whole, nn.Linear):
-        assert {n: p.shape for n, p in net.params.items()} == {n: p.shape for n, p in whole.named_parameters()}
+        assert {n: p.shape for n, p in net.params.items()} == {
+            n: p.shape for n, p in whole.named_parameters()
+        }
         assert set(net.buffers) == {n for n, b in whole.named_buffers() if b.dim()}
 
 
 def test_training_mode_is_the_modules_with_gradients() -> None:
-    net = split(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2).start(1)
-    whole = made(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), 1)
+    net = split(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        (3,),
+        2,
+    ).start(1)
+    whole = made(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), 1
+    )
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
     params = {n: p.clone().requires_grad_() for n, p in net.params.items()}
     live = type(net)(params, net.buffers, net.arch, run)
     mine = torch.autograd.grad(live(x).square().sum(), list(params.values()))
     whole(x).square().sum().backward()
-    for (name, grad), p in zip(zip(params, mine, strict=True), map(whole.get_parameter, params), strict=True):
+    for (name, grad), p in zip(
+        zip(params, mine, strict=True), map(whole.get_parameter, params), strict=True
+    ):
         torch.testing.assert_close(grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)
     after = net.having(run.updates)
-    torch.testing.assert_close(after.buffers["1.running_var"], dict(whole.named_buffers())["1.running_var"])
+    torch.testing.assert_close(
+        after.buffers["1.running_var"], dict(whole.named_buffers())["1.running_var"]
+    )
     torch.testing.assert_close(after(x), whole.eval()(x))
 
 
@@ -98,7 +120,9 @@ def test_a_user_module_is_told_whether_it_is_being_trained() -> None:
 
     net = split(Asks, (2,), 2).start(0)
     x = torch.zeros(1, 2)
-    live = type(net)(net.params, net.buffers, net.arch, Pass(torch.ones(1, dtype=torch.bool), random.key(0)))
+    live = type(net)(
+        net.params, net.buffers, net.arch, Pass(torch.ones(1, dtype=torch.bool), random.key(0))
+    )
     assert torch.equal(net.features(x), x)
     assert torch.equal(live.features(x), x + 1)
     assert torch.equal(net.features(x), x)
@@ -132,10 +156,17 @@ class Reads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.bn, self.fc1, self.fc2 = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(8, 3), nn.Linear(3, 2)
+        self.conv, self.bn, self.fc1, self.fc2 = (
+            nn.Conv2d(1, 2, 3),
+            nn.BatchNorm2d(2),
+            nn.Linear(8, 3),
+            nn.Linear(3, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.bn(self.conv(x)).view(len(x), self.conv.out_channels * self.bn.num_features * self.conv.stride[0], -1)
+        z = self.bn(self.conv(x)).view(
+            len(x), self.conv.out_channels * self.bn.num_features * self.conv.stride[0], -1
+        )
         out: Tensor = self.fc2(self.fc1(z.reshape(-1, self.fc1.in_features)))
         return out
 
@@ -219,18 +250,48 @@ class Wide(nn.Module):
     ("build", "shape", "head", "text"),
     [
         (nn.ReLU, (3,), None, "toy has no linear layer to be the head"),
-        (lambda: nn.Sequential(nn.Linear(3, 2)), (3,), "fc", "toy has no linear layer 'fc'; its linear layers: 0"),
-        (lambda: nn.Sequential(nn.Linear(3, 5)), (3,), None, "'0' of toy has 5 outputs, the data 2 classes"),
-        (lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), (3,), None, "'0' is not the last layer of toy"),
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), (2,), "0", "'0' is not the last layer of toy"),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 2)),
+            (3,),
+            "fc",
+            "toy has no linear layer 'fc'; its linear layers: 0",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 5)),
+            (3,),
+            None,
+            "'0' of toy has 5 outputs, the data 2 classes",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
+            (3,),
+            None,
+            "'0' is not the last layer of toy",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+            (2,),
+            "0",
+            "'0' is not the last layer of toy",
+        ),
         (
             lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)),
             (3,),
             "0",
             "'0' is not the last layer of toy",
         ),
-        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), (5,), None, r"does not accept input of shape \[5\]"),
-        (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(3, 2)), (5,), None, "gives 4 features, its head '1' takes 3"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)),
+            (5,),
+            None,
+            r"does not accept input of shape \[5\]",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(3, 2)),
+            (5,),
+            None,
+            "gives 4 features, its head '1' takes 3",
+        ),
         (Wide, (1, 6, 6), None, r"gives shape \[5, 4, 4\], its head 'fc' takes 4"),
     ],
 )

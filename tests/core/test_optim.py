@@ -29,17 +29,23 @@ EVERY = pytest.mark.parametrize("optimizer", SETTINGS, ids=lambda o: f"{o.name}-
 
 def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(CLIENTS, *s, generator=generator, dtype=dtype) for n, s in SHAPES.items()}
+    return {
+        n: torch.randn(CLIENTS, *s, generator=generator, dtype=dtype) for n, s in SHAPES.items()
+    }
 
 
 def of_torch(optimizer: Optimizer, params: list[Tensor]) -> torch.optim.Optimizer:
     shared: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
     if optimizer.name == "adam":
         return torch.optim.Adam(params, betas=optimizer.betas, eps=optimizer.eps, **shared)
-    return torch.optim.SGD(params, momentum=optimizer.momentum if optimizer.name == "momentum" else 0.0, **shared)
+    return torch.optim.SGD(
+        params, momentum=optimizer.momentum if optimizer.name == "momentum" else 0.0, **shared
+    )
 
 
-def go(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> tuple[dict[str, Tensor], OptimizerState]:
+def go(
+    optimizer: Optimizer, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Tensor], OptimizerState]:
     """Step the clients whose turn it is."""
     params = numbers(0, dtype)
     state = init(optimizer, params)
@@ -53,8 +59,8 @@ def go(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> tuple[dict[s
 def test_every_rule_matches_torch_optim_for_clients_with_different_step_counts(
     optimizer: Optimizer, dtype: torch.dtype
 ) -> None:
-    # rejects: one step counter for all clients, no bias correction, eps inside the root, decoupled weight decay
-    # (AdamW), and momentum that starts from (1 - momentum) g
+    # rejects: one step counter for all clients, no bias correction, eps inside the root, decoupled
+    # weight decay (AdamW), and momentum that starts from (1 - momentum) g
     params, state = go(optimizer, dtype)
     rtol, atol = TOLERANCE[dtype]
     for client in range(CLIENTS):
@@ -77,12 +83,18 @@ def test_clients_that_stop_early_stay_bitwise_untouched(optimizer: Optimizer) ->
     first = slice(0, 2)
     for s in range(5):
         step(optimizer, take(params, first), take(numbers(2 + s), first), take(state, first))
-    assert all(torch.equal(old, new[2:]) for old, new in zip(before, leaves((params, state)), strict=True))
+    assert all(
+        torch.equal(old, new[2:]) for old, new in zip(before, leaves((params, state)), strict=True)
+    )
     assert state.count.tolist() == [6, 6, 1]
 
 
-@pytest.mark.parametrize(("name", "moments"), [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3))])
-def test_moments_that_a_rule_does_not_use_take_no_room(name: OptimizerName, moments: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("name", "moments"), [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3))]
+)
+def test_moments_that_a_rule_does_not_use_take_no_room(
+    name: OptimizerName, moments: tuple[int, int]
+) -> None:
     state = init(Optimizer(name), numbers(0))
     assert (len(state.first), len(state.second)) == moments
     assert all(not leaf.any() for leaf in leaves(state))

@@ -1,4 +1,4 @@
-"""Counter-based randomness against splitmix64 in Python's own integers, and against the distributions' theory."""
+"""Counter-based randomness against splitmix64 in Python's integers, and against theory."""
 
 from __future__ import annotations
 
@@ -60,8 +60,12 @@ DRAWS: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("draw", DRAWS, ids=["uniform", "integers", "normal", "permutation", "fold"])
-def test_the_same_key_gives_the_same_numbers_stacked_or_alone_bit_for_bit(draw: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "draw", DRAWS, ids=["uniform", "integers", "normal", "permutation", "fold"]
+)
+def test_the_same_key_gives_the_same_numbers_stacked_or_alone_bit_for_bit(
+    draw: Callable[[Tensor], Tensor],
+) -> None:
     keys = random.fold(random.key(3, "clients"), torch.arange(6))
     stacked = torch.func.vmap(draw)(keys)
     assert all(torch.equal(stacked[i], draw(key)) for i, key in enumerate(keys))

@@ -36,7 +36,10 @@ class Perhaps:
 def example(scale: float = 1.0, *, label: str = "unset") -> Outer:
     return Outer(
         x=scale * torch.arange(3.0),
-        inner=Inner({"conv1.weight": scale * torch.ones(2, 2), "b": torch.tensor(scale)}, scale * torch.ones(1)),
+        inner=Inner(
+            {"conv1.weight": scale * torch.ones(2, 2), "b": torch.tensor(scale)},
+            scale * torch.ones(1),
+        ),
         pools={"p": {"q": scale * torch.arange(4)}},
         label=label,
     )
@@ -50,7 +53,13 @@ def test_a_tree_is_frozen() -> None:
 def test_names_join_fields_and_keys() -> None:
     value = example()
     arrays = named(value)
-    assert set(arrays) == {"x", "inner/weights/conv1.weight", "inner/weights/b", "inner/bias", "pools/p/q"}
+    assert set(arrays) == {
+        "x",
+        "inner/weights/conv1.weight",
+        "inner/weights/b",
+        "inner/bias",
+        "pools/p/q",
+    }
     assert arrays["pools/p/q"] is value.pools["p"]["q"]
     assert [id(a) for a in arrays.values()] == [id(a) for a in leaves(value)]
 
@@ -127,7 +136,9 @@ def test_stack_and_take_are_inverses() -> None:
         pairs = zip(leaves(take(together, i)), leaves(value), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
     assert take(together, slice(0, 2)).x.shape == (2, 3)
-    assert torch.equal(take(together, torch.tensor([2, 0])).x, torch.stack([values[2].x, values[0].x]))
+    assert torch.equal(
+        take(together, torch.tensor([2, 0])).x, torch.stack([values[2].x, values[0].x])
+    )
 
 
 def test_a_field_that_is_none_is_no_leaf() -> None:

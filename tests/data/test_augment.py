@@ -32,16 +32,23 @@ def moved(image: Tensor, down: int, across: int, *, mirrored: bool) -> Tensor:
 
 def draws(kinds: tuple[Augmentation, ...], key: Tensor, batch: int) -> list[tuple[int, int, bool]]:
     zero = torch.zeros(batch, dtype=torch.int64)
-    down = random.integers(random.fold(key, "crop", 0), (batch,), 9) - 4 if "crop" in kinds else zero
-    across = random.integers(random.fold(key, "crop", 1), (batch,), 9) - 4 if "crop" in kinds else zero
+    down = (
+        random.integers(random.fold(key, "crop", 0), (batch,), 9) - 4 if "crop" in kinds else zero
+    )
+    across = (
+        random.integers(random.fold(key, "crop", 1), (batch,), 9) - 4 if "crop" in kinds else zero
+    )
     mirrored = random.integers(random.fold(key, "flip"), (batch,), 2) if "flip" in kinds else zero
     return list(zip(down.tolist(), across.tolist(), (mirrored == 1).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_images_are_moved_and_mirrored_as_drawn(kinds: tuple[Augmentation, ...], dtype: torch.dtype) -> None:
-    # rejects edges that repeat instead of black ones, height taken for width, and one shift for a whole batch
+def test_images_are_moved_and_mirrored_as_drawn(
+    kinds: tuple[Augmentation, ...], dtype: torch.dtype
+) -> None:
+    # rejects edges that repeat instead of black ones, height taken for width, and one shift for a
+    # whole batch
     x = images(dtype, 3, 4, 2, 6, 5)
     before = x.clone()
     out = crop_and_flip(x, KEYS, kinds)
@@ -56,7 +63,9 @@ def test_a_clients_images_are_changed_alike_beside_anybody() -> None:
     x = images(torch.uint8, 3, 4, 1, 8, 8)
     together = crop_and_flip(x, KEYS, ("crop", "flip"))
     for k in range(3):
-        assert torch.equal(together[k], crop_and_flip(x[k : k + 1], KEYS[k : k + 1], ("crop", "flip"))[0])
+        assert torch.equal(
+            together[k], crop_and_flip(x[k : k + 1], KEYS[k : k + 1], ("crop", "flip"))[0]
+        )
 
 
 def test_shifts_reach_four_pixels_each_way_and_half_the_images_are_mirrored() -> None:

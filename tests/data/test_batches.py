@@ -15,14 +15,26 @@ from fedgist.data.batches import examples
 
 G = torch.Generator().manual_seed(0)
 IMAGES = Dataset(
-    "images", torch.randint(0, 256, (9, 3, 8, 8), generator=G).to(torch.uint8), torch.arange(9) % 4,
-    torch.randint(0, 256, (5, 3, 8, 8), generator=G).to(torch.uint8), torch.arange(5) % 4,
-    4, scale=255.0, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4),
-)  # fmt: skip
+    "images",
+    torch.randint(0, 256, (9, 3, 8, 8), generator=G).to(torch.uint8),
+    torch.arange(9) % 4,
+    torch.randint(0, 256, (5, 3, 8, 8), generator=G).to(torch.uint8),
+    torch.arange(5) % 4,
+    4,
+    scale=255.0,
+    mean=(0.5, 0.4, 0.3),
+    std=(0.2, 0.3, 0.4),
+)
 COLUMNS = Dataset(
-    "columns", torch.randn(9, 2, generator=G), torch.arange(9) % 4, torch.randn(5, 2, generator=G),
-    torch.arange(5) % 4, 4, mean=(1.0, -2.0), std=(0.5, 3.0),
-)  # fmt: skip
+    "columns",
+    torch.randn(9, 2, generator=G),
+    torch.arange(9) % 4,
+    torch.randn(5, 2, generator=G),
+    torch.arange(5) % 4,
+    4,
+    mean=(1.0, -2.0),
+    std=(0.5, 3.0),
+)
 ROWS = torch.tensor([[0, 8, 3], [4, -1, -1], [-1, -1, -1]])
 
 
@@ -39,7 +51,9 @@ def test_a_batch_is_its_rows_normalized_by_channel_or_column(data: Dataset, spli
     for k, line in enumerate(rows.tolist()):
         for b, row in enumerate(line):
             assert bool(batch.mask[k, b]) == (row >= 0)
-            if (shown := row if row >= 0 else line[0]) >= 0:  # an absent row looks like the client's first
+            if (
+                shown := row if row >= 0 else line[0]
+            ) >= 0:  # an absent row looks like the client's first
                 expected = (x[shown].double().numpy() / data.scale - mean) / std
                 np.testing.assert_allclose(batch.x[k, b].numpy(), expected, rtol=1e-5, atol=1e-5)
             else:
@@ -60,8 +74,14 @@ def test_absent_rows_never_show_another_clients_numbers_even_where_row_0_holds_n
 @pytest.mark.parametrize("data", [IMAGES, COLUMNS], ids=lambda d: d.name)
 def test_making_a_batch_leaves_the_data_alone(data: Dataset) -> None:
     x, y, rows = data.x.clone(), data.y.clone(), ROWS.clone()
-    examples(data, ("flip",) if data is IMAGES else ())[0].batch(rows, random.fold(random.key(0), torch.arange(3)))
-    assert (torch.equal(data.x, x), torch.equal(data.y, y), torch.equal(rows, ROWS)) == (True, True, True)
+    examples(data, ("flip",) if data is IMAGES else ())[0].batch(
+        rows, random.fold(random.key(0), torch.arange(3))
+    )
+    assert (torch.equal(data.x, x), torch.equal(data.y, y), torch.equal(rows, ROWS)) == (
+        True,
+        True,
+        True,
+    )
 
 
 def test_training_rows_are_augmented_with_keys_and_only_then_and_test_rows_never() -> None:
@@ -70,7 +90,9 @@ def test_training_rows_are_augmented_with_keys_and_only_then_and_test_rows_never
     keys = random.fold(random.key(0), torch.arange(3))
     assert torch.equal(train.batch(ROWS).x, plain.batch(ROWS).x)
     assert torch.equal(test.batch(ROWS.clamp(max=4), keys).x, test.batch(ROWS.clamp(max=4)).x)
-    by_hand = replace(plain, x=crop_and_flip(IMAGES.x[ROWS.clamp(min=0)], keys, ("crop", "flip")).flatten(0, 1))
+    by_hand = replace(
+        plain, x=crop_and_flip(IMAGES.x[ROWS.clamp(min=0)], keys, ("crop", "flip")).flatten(0, 1)
+    )
     places = torch.where(ROWS >= 0, torch.arange(9).view(3, 3), -1)
     there = ROWS >= 0
     assert torch.equal(train.batch(ROWS, keys).x[there], by_hand.batch(places).x[there])

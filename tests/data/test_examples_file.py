@@ -1,4 +1,4 @@
-"""Examples to predict come in the form and units of the run's data, or it is said what they are instead."""
+"""Examples to predict come in the form and units of the run's data, or are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from fedgist.data import DataError, Dataset, load, read_examples
 
 RNG = np.random.default_rng(0)
 HEAD = "age,smokes,town,site,note,diagnosis\n"
-ROWS = ["30,True,Ulm,10,a,ill", "40,False,Köln,9,b,well", "50,True,,9,c,ill", '60.5,False,"Bonn, am Rhein",10,d,well']
+ROWS = [
+    "30,True,Ulm,10,a,ill",
+    "40,False,Köln,9,b,well",
+    "50,True,,9,c,ill",
+    '60.5,False,"Bonn, am Rhein",10,d,well',
+]
 
 
 def run(shape: tuple[int, ...], kind: torch.dtype = torch.uint8, scale: float = 255.0) -> Dataset:
@@ -39,7 +44,13 @@ def write(path: Path, text: str, name: str = "new.csv") -> Path:
     return path / name
 
 
-def fails(path: Path, data: Dataset, message: str, source: str = "npz", options: dict[str, Any] | None = None) -> None:
+def fails(
+    path: Path,
+    data: Dataset,
+    message: str,
+    source: str = "npz",
+    options: dict[str, Any] | None = None,
+) -> None:
     with pytest.raises(DataError, match=message) as error:
         read_examples(path, data, source, options or {})
     assert "\n" not in str(error.value)
@@ -47,14 +58,18 @@ def fails(path: Path, data: Dataset, message: str, source: str = "npz", options:
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "X.NPZ"])
 @pytest.mark.parametrize("shape", [(4, 5, 3), (4, 5, 1), (3, 4, 5), (1, 4, 5), (1, 4, 3), (4, 5)])
-def test_images_as_the_npz_source_reads_them(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_images_as_the_npz_source_reads_them(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
     x = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(20) % 2)
     data = load("npz", path=tmp_path / "train.npz", test_fraction=0)
     found = read_examples(saved(tmp_path, x, name), data, "npz", {})
     assert found.dtype == torch.uint8
     assert torch.equal(found, data.x)
-    assert torch.equal(read_examples(saved(tmp_path, x.astype(float), name), data, "npz", {}), data.x)
+    assert torch.equal(
+        read_examples(saved(tmp_path, x.astype(float), name), data, "npz", {}), data.x
+    )
     assert torch.equal(read_examples(tmp_path / "train.npz", data, "npz", {}), data.x)
 
 
@@ -66,12 +81,17 @@ def test_the_digits_themselves(tmp_path: Path) -> None:
 
 def test_the_only_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", other=np.ones((3, 4)))
-    assert read_examples(tmp_path / "a.npz", run((4,), torch.float32), "npz", {}).tolist() == [[1.0] * 4] * 3
+    assert (
+        read_examples(tmp_path / "a.npz", run((4,), torch.float32), "npz", {}).tolist()
+        == [[1.0] * 4] * 3
+    )
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64, np.bool_, np.float16, ">f8"])
 @pytest.mark.parametrize("shape", [(4,), (4, 5), (3, 4, 5), (1, 4, 5)])
-def test_numbers_become_those_of_the_run(tmp_path: Path, kind: type, shape: tuple[int, ...]) -> None:
+def test_numbers_become_those_of_the_run(
+    tmp_path: Path, kind: type, shape: tuple[int, ...]
+) -> None:
     x: np.ndarray = RNG.integers(0, 2, (6, *shape)).astype(kind)
     found = read_examples(saved(tmp_path, x), run(shape, torch.float32), "npz", {})
     assert found.dtype == torch.float32
@@ -81,23 +101,71 @@ def test_numbers_become_those_of_the_run(tmp_path: Path, kind: type, shape: tupl
 @pytest.mark.parametrize(
     ("x", "data", "message"),
     [
-        (np.zeros((2, 3, 32, 32)), run((1, 8, 8)), r"x.npz: examples have shape \[3, 32, 32\]; this run takes \[1, 8"),
-        (np.zeros((2, 64)), run((1, 8, 8)), r"x.npz: examples have shape \[64\]; this run takes \[1, 8, 8\]"),
-        (np.zeros((8, 8)), run((1, 8, 8)), r"examples have shape \[8\]; this run takes \[1, 8, 8\]"),
+        (
+            np.zeros((2, 3, 32, 32)),
+            run((1, 8, 8)),
+            r"x.npz: examples have shape \[3, 32, 32\]; this run takes \[1, 8",
+        ),
+        (
+            np.zeros((2, 64)),
+            run((1, 8, 8)),
+            r"x.npz: examples have shape \[64\]; this run takes \[1, 8, 8\]",
+        ),
+        (
+            np.zeros((8, 8)),
+            run((1, 8, 8)),
+            r"examples have shape \[8\]; this run takes \[1, 8, 8\]",
+        ),
         (np.zeros((0, 4)), run((4,), torch.float32), "x.npz holds no examples"),
-        (np.zeros(4), run((4,), torch.float32), r"x.npz: the examples must be numbers of .* float64 of shape \[4\]"),
+        (
+            np.zeros(4),
+            run((4,), torch.float32),
+            r"x.npz: the examples must be numbers of .* float64 of shape \[4\]",
+        ),
         (np.float64(4), run((4,), torch.float32), r"not float64 of shape \[\]"),
         (np.full((2, 4), "a"), run((4,), torch.float32), "the examples must be numbers"),
-        (np.full((2, 4), None), run((4,), torch.float32), "x.npz: the array 'x' cannot be read: Object arrays"),
-        (np.diag([1, np.nan]), run((2,), torch.float32), "row 1 .counted from 0. holds nan; this run takes finite num"),
-        (np.diag([1, 1e39]), run((2,), torch.float32), "row 1 .counted from 0. holds inf; this run takes finite"),
-        (np.full((2, 4, 4), 0.5), run((1, 4, 4)), r"row 0 .* holds 0\.5; this run takes whole numbers 0\.\.255"),
-        (np.full((2, 4, 4), 17), run((1, 4, 4), scale=16.0), r"holds 17; this run takes whole numbers 0\.\.16"),
-        (np.full((2, 4, 4), 255, np.uint8), run((1, 4, 4), scale=16.0), r"holds 255; .* whole numbers 0\.\.16"),
-        (np.full((2, 4, 4), -1), run((1, 4, 4)), r"holds -1; this run takes whole numbers 0\.\.255"),
-        (np.full((2, 4, 4), np.nan), run((1, 4, 4)), r"holds nan; this run takes whole numbers 0\.\.255"),
+        (
+            np.full((2, 4), None),
+            run((4,), torch.float32),
+            "x.npz: the array 'x' cannot be read: Object arrays",
+        ),
+        (
+            np.diag([1, np.nan]),
+            run((2,), torch.float32),
+            "row 1 .counted from 0. holds nan; this run takes finite num",
+        ),
+        (
+            np.diag([1, 1e39]),
+            run((2,), torch.float32),
+            "row 1 .counted from 0. holds inf; this run takes finite",
+        ),
+        (
+            np.full((2, 4, 4), 0.5),
+            run((1, 4, 4)),
+            r"row 0 .* holds 0\.5; this run takes whole numbers 0\.\.255",
+        ),
+        (
+            np.full((2, 4, 4), 17),
+            run((1, 4, 4), scale=16.0),
+            r"holds 17; this run takes whole numbers 0\.\.16",
+        ),
+        (
+            np.full((2, 4, 4), 255, np.uint8),
+            run((1, 4, 4), scale=16.0),
+            r"holds 255; .* whole numbers 0\.\.16",
+        ),
+        (
+            np.full((2, 4, 4), -1),
+            run((1, 4, 4)),
+            r"holds -1; this run takes whole numbers 0\.\.255",
+        ),
+        (
+            np.full((2, 4, 4), np.nan),
+            run((1, 4, 4)),
+            r"holds nan; this run takes whole numbers 0\.\.255",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_of_arrays(tmp_path: Path, x: np.ndarray, data: Dataset, message: str) -> None:
     fails(saved(tmp_path, x, "x.npz"), data, message)
 
@@ -116,12 +184,21 @@ def test_what_is_no_array(tmp_path: Path) -> None:
 
 def test_other_files(tmp_path: Path) -> None:
     fails(tmp_path / "x.npz", run((4,)), r"x\.npz does not exist")
-    fails(write(tmp_path, "", "x.txt"), run((4,)), r"x\.txt holds no examples that can be read; \.npz, .*folders can")
+    fails(
+        write(tmp_path, "", "x.txt"),
+        run((4,)),
+        r"x\.txt holds no examples that can be read; \.npz, .*folders can",
+    )
 
 
 def trained(path: Path) -> tuple[Dataset, dict[str, Any]]:
     path = write(path, HEAD + "\n".join(ROWS), "train.csv")
-    given: dict[str, Any] = {"path": str(path), "label": "diagnosis", "client": "site", "ignore": ["note"]}
+    given: dict[str, Any] = {
+        "path": str(path),
+        "label": "diagnosis",
+        "client": "site",
+        "ignore": ["note"],
+    }
     given["test_fraction"] = 0
     return load("table", **given), given
 
@@ -129,10 +206,16 @@ def trained(path: Path) -> tuple[Dataset, dict[str, Any]]:
 def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
     data, options = trained(tmp_path)
     assert torch.equal(read_examples(tmp_path / "train.csv", data, "table", options), data.x)
-    table = write(tmp_path, "town\tsmokes\tid\tage\nUlm\tTrue\tx\t7\nRom\tperhaps\ty\t-1e1\n", "new.tsv")
-    found = read_examples(table, data, "table", options)  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
+    table = write(
+        tmp_path, "town\tsmokes\tid\tage\nUlm\tTrue\tx\t7\nRom\tperhaps\ty\t-1e1\n", "new.tsv"
+    )
+    found = read_examples(
+        table, data, "table", options
+    )  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
     assert found.tolist() == [[7, 0, 1, 0, 0, 0, 1], [-10, 0, 0, 0, 0, 0, 0]]
-    pd.DataFrame({"age": [7], "smokes": [True], "town": ["Ulm"]}).to_parquet(tmp_path / "new.parquet")
+    pd.DataFrame({"age": [7], "smokes": [True], "town": ["Ulm"]}).to_parquet(
+        tmp_path / "new.parquet"
+    )
     assert torch.equal(read_examples(tmp_path / "new.parquet", data, "table", options), found[:1])
 
 
@@ -141,7 +224,9 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     options: dict[str, Any] = {"path": write(tmp_path, text, "train.csv"), "label": "diagnosis"}
     data = load("table", **options)
     assert data.input_shape == (32,)
-    found = read_examples(write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data, "table", options)
+    found = read_examples(
+        write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data, "table", options
+    )
     assert (list(found.shape), int(found.sum())) == ([40, 32], 32)
     test = write(tmp_path, "kind,diagnosis\nother,0\n", "test.csv")
     data = load("table", **options, test=test)
@@ -154,8 +239,14 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("age,town\n1,Ulm\n", "new.csv has no column 'smokes'; it has age, town"),
-        ("age,smokes,town\n1,True,Ulm\n,True,Ulm\n", "new.csv: the column 'age' holds no number in row 2 below .*: ''"),
-        ("age,smokes,town\nold,True,Ulm\n", "the column 'age' holds no number in row 1 below the header: 'old'"),
+        (
+            "age,smokes,town\n1,True,Ulm\n,True,Ulm\n",
+            "new.csv: the column 'age' holds no number in row 2 below .*: ''",
+        ),
+        (
+            "age,smokes,town\nold,True,Ulm\n",
+            "the column 'age' holds no number in row 1 below the header: 'old'",
+        ),
         ("age,smokes,town\n1e39,True,Ulm\n", "new.csv: row 0 .counted from 0. holds inf"),
         ("age,smokes,town\n", "new.csv holds no examples"),
         ("", "new.csv cannot be read"),
@@ -168,14 +259,21 @@ def test_errors_of_tables(tmp_path: Path, text: str, message: str) -> None:
 
 def test_flat_rows_of_other_sources(tmp_path: Path) -> None:
     data = run((2,), torch.float32)
-    assert read_examples(write(tmp_path, "b,a\n1,2\n3,4.5\n"), data, "npz", {}).tolist() == [[1, 2], [3, 4.5]]
+    assert read_examples(write(tmp_path, "b,a\n1,2\n3,4.5\n"), data, "npz", {}).tolist() == [
+        [1, 2],
+        [3, 4.5],
+    ]
     for text, message in (
         ("a\n1\n", r"new.csv: examples have shape \[1\]; this run takes \[2\]"),
         ("a,b\n1,x\n", "new.csv: the column 'b' holds no number in row 1 below the header: 'x'"),
         ("a,b\n", "new.csv holds no examples"),
     ):
         fails(write(tmp_path, text), data, message)
-    fails(write(tmp_path, "a,b\n1,2\n"), run((1, 8, 8)), r"examples have shape \[2\]; this run takes \[1, 8, 8\]")
+    fails(
+        write(tmp_path, "a,b\n1,2\n"),
+        run((1, 8, 8)),
+        r"examples have shape \[2\]; this run takes \[1, 8, 8\]",
+    )
 
 
 def picture(path: Path, size: tuple[int, ...] = (5, 6, 3)) -> np.ndarray:
@@ -191,7 +289,9 @@ def test_a_folder_as_the_folder_source_reads_it(tmp_path: Path, grey: bool) -> N
         picture(tmp_path / "train" / name, (7, 6) if grey else (7, 6, 3))
     data = load("folder", path=tmp_path / "train", test_fraction=0, image_size=[4, 5])
     assert torch.equal(read_examples(tmp_path / "train", data, "folder", {}), data.x)
-    assert torch.equal(read_examples(tmp_path / "train" / "b" / "1.png", data, "folder", {}), data.x[2:])
+    assert torch.equal(
+        read_examples(tmp_path / "train" / "b" / "1.png", data, "folder", {}), data.x[2:]
+    )
 
 
 def test_order_and_what_is_left_out(tmp_path: Path) -> None:
@@ -220,7 +320,9 @@ def test_errors_of_images(tmp_path: Path) -> None:
     picture(tmp_path / "1.png")
     message = r"1\.png: images have one or three channels of bytes; this run takes "
     fails(tmp_path / "1.png", run((4,), torch.float32), message + r"numbers of shape \[4\]")
-    fails(tmp_path / "1.png", run((3, 5, 6), torch.float32), message + r"numbers of shape \[3, 5, 6\]")
+    fails(
+        tmp_path / "1.png", run((3, 5, 6), torch.float32), message + r"numbers of shape \[3, 5, 6\]"
+    )
     fails(tmp_path / "1.png", run((4, 5, 6)), message + r"bytes of shape \[4, 5, 6\]")
     fails(write(tmp_path, "no image", "2.png"), data, r"2\.png is no image that can be read")
     fails(tmp_path, data, r"2\.png is no image that can be read")

@@ -45,13 +45,19 @@ def test_every_epoch_sees_every_row_once_and_its_last_batch_is_short(
         assert not any(mine[per_epoch * epochs :])
         for epoch in range(epochs):
             now = mine[epoch * per_epoch : (epoch + 1) * per_epoch]
-            assert sorted(r for batch in now for r in batch) == list(range(100 * i, 100 * i + count))
-            assert [len(b) for b in now] == [size] * (count // size) + [count % size] * (count % size > 0)
+            assert sorted(r for batch in now for r in batch) == list(
+                range(100 * i, 100 * i + count)
+            )
+            assert [len(b) for b in now] == [size] * (count // size) + [count % size] * (
+                count % size > 0
+            )
 
 
 @few
 @given(counts_of, st.integers(1, 5), st.integers(0, 9), st.integers(0, 99))
-def test_a_number_of_steps_cycles_through_epochs(counts: list[int], size: int, steps: int, seed: int) -> None:
+def test_a_number_of_steps_cycles_through_epochs(
+    counts: list[int], size: int, steps: int, seed: int
+) -> None:
     out = schedule(table(counts), keys(counts, seed), size, 99, steps)
     whole = schedule(table(counts), keys(counts, seed), size, steps)  # at least so many steps
     for i, count in enumerate(counts):
@@ -61,7 +67,13 @@ def test_a_number_of_steps_cycles_through_epochs(counts: list[int], size: int, s
 
 
 @few
-@given(counts_of, st.integers(1, 5), st.one_of(st.none(), st.integers(1, 7)), st.integers(0, 6), st.integers(0, 99))
+@given(
+    counts_of,
+    st.integers(1, 5),
+    st.one_of(st.none(), st.integers(1, 7)),
+    st.integers(0, 6),
+    st.integers(0, 99),
+)
 def test_a_clients_batches_depend_on_its_own_rows_and_key_alone(
     counts: list[int], size: int, steps: int | None, padding: int, seed: int
 ) -> None:
@@ -80,7 +92,10 @@ def test_a_clients_batches_depend_on_its_own_rows_and_key_alone(
 
 def test_epochs_and_clients_and_keys_have_orders_of_their_own() -> None:
     out = schedule(table([11, 11]), keys([11, 11]), 11, 2) % 100
-    orders = [*out.flatten(0, 1), *(schedule(table([11, 11]), keys([11, 11], 1), 11, 2) % 100).flatten(0, 1)]
+    orders = [
+        *out.flatten(0, 1),
+        *(schedule(table([11, 11]), keys([11, 11], 1), 11, 2) % 100).flatten(0, 1),
+    ]
     assert len({tuple(o.tolist()) for o in orders}) == 8
 
 
@@ -90,12 +105,20 @@ def test_steps_of_counts_the_batches_that_are_scheduled(
     counts: list[int], size: int, epochs: int, steps: int | None
 ) -> None:
     out = schedule(table(counts), keys(counts), size, epochs, steps)
-    assert steps_of(torch.tensor(counts), size, epochs, steps).tolist() == (out >= 0).any(2).sum(1).tolist()
+    assert (
+        steps_of(torch.tensor(counts), size, epochs, steps).tolist()
+        == (out >= 0).any(2).sum(1).tolist()
+    )
 
 
 def test_nobody_and_nothing_have_no_batches() -> None:
     assert schedule(table([0, 0]), keys([0, 0]), 4, 3).numel() == 0
-    assert schedule(torch.zeros(0, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 4, 3).numel() == 0
+    assert (
+        schedule(
+            torch.zeros(0, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 4, 3
+        ).numel()
+        == 0
+    )
     assert batches(schedule(table([1]), keys([1]), 4, 3)[0]) == [[0]] * 3
 
 

@@ -1,4 +1,4 @@
-"""Partitions: every row once, sizes, classes, keys, and the published procedure of shards in plain Python."""
+"""Partitions: every row once, sizes, classes, keys, and the published shards in plain Python."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_every_partition_is_tried_here() -> None:
 
 
 @EVERY
-def test_every_row_belongs_to_exactly_one_client_in_both_splits(name: str, options: dict[str, Any]) -> None:
+def test_every_row_belongs_to_exactly_one_client_in_both_splits(
+    name: str, options: dict[str, Any]
+) -> None:
     done = partition(NATURAL, name, 5, random.key(0), **options)
     assert sorted(flat(done.train)) == list(range(3000))
     assert sorted(flat(done.test)) == list(range(900))
@@ -85,13 +87,17 @@ def test_the_key_decides_and_global_generators_do_not(name: str, options: dict[s
 
 
 @EVERY
-def test_clients_are_tested_on_the_classes_that_they_train_on(name: str, options: dict[str, Any]) -> None:
+def test_clients_are_tested_on_the_classes_that_they_train_on(
+    name: str, options: dict[str, Any]
+) -> None:
     # rejects test rows shared out by draws of their own
     done = partition(NATURAL, name, 5, random.key(3), **options)
     for i in range(5):
         train = mixture(done.train[i], NATURAL.y, 6)
         test = mixture(done.test[i], NATURAL.y_test, 6)
-        assert len(done.test[i]) < 60 or float((train - test).abs().sum()) < 0.35  # fewer rows say little
+        assert (
+            len(done.test[i]) < 60 or float((train - test).abs().sum()) < 0.35
+        )  # fewer rows say little
         if name == "pathological":
             assert torch.equal(train > 0, test > 0)
 
@@ -104,7 +110,9 @@ def test_validation_holds_out_a_share_of_each_clients_training_rows(
     whole = partition(NATURAL, name, 5, random.key(0), **options)
     cut = partition(NATURAL, name, 5, random.key(0), validation=share, **options)
     assert lists(cut.test) == lists(whole.test)
-    for kept, held, both in zip(lists(cut.train), lists(cut.validation), lists(whole.train), strict=True):
+    for kept, held, both in zip(
+        lists(cut.train), lists(cut.validation), lists(whole.train), strict=True
+    ):
         assert sorted(kept + held) == sorted(both)
         assert len(held) == int(share * len(both))
 
@@ -121,8 +129,16 @@ def test_iid_parts_are_equal_but_for_one_row(rows: int, test: int, clients: int,
 
 
 @few
-@given(st.integers(1, 80), st.integers(0, 60), st.integers(1, 20), st.floats(0.05, 100), st.integers(0, 99))
-def test_sizes_leave_nobody_without_a_row(rows: int, test: int, clients: int, alpha: float, seed: int) -> None:
+@given(
+    st.integers(1, 80),
+    st.integers(0, 60),
+    st.integers(1, 20),
+    st.floats(0.05, 100),
+    st.integers(0, 99),
+)
+def test_sizes_leave_nobody_without_a_row(
+    rows: int, test: int, clients: int, alpha: float, seed: int
+) -> None:
     clients = min(clients, rows)
     done = partition(labelled(rows, test, 3, seed), "size", clients, random.key(seed), alpha=alpha)
     assert sorted(flat(done.train)) == list(range(rows))
@@ -142,7 +158,13 @@ def test_sizes_differ_but_mixtures_do_not() -> None:
 
 
 @few
-@given(st.integers(20, 200), st.integers(1, 6), st.floats(0.05, 100), st.integers(1, 3), st.integers(0, 99))
+@given(
+    st.integers(20, 200),
+    st.integers(1, 6),
+    st.floats(0.05, 100),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
 def test_dirichlet_uses_every_row_once_and_keeps_its_least_size(
     rows: int, clients: int, alpha: float, least: int, seed: int
 ) -> None:
@@ -161,7 +183,9 @@ def test_dirichlet_goes_from_one_holder_of_a_class_to_equal_parts() -> None:
     # rejects alpha upside down, and proportions over classes instead of over clients
     def largest(alpha: float) -> float:
         done = partition(BIG, "dirichlet", 5, random.key(0), alpha=alpha)
-        held = torch.stack([torch.bincount(BIG.y[done.train[i]], minlength=6) for i in range(5)]).double()
+        held = torch.stack(
+            [torch.bincount(BIG.y[done.train[i]], minlength=6) for i in range(5)]
+        ).double()
         return float((held / held.sum(0)).max(0).values.mean())
 
     assert largest(0.01) > 0.9
@@ -171,7 +195,9 @@ def test_dirichlet_goes_from_one_holder_of_a_class_to_equal_parts() -> None:
 
 @few
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(1, 4), st.integers(0, 99))
-def test_shards_are_those_of_lg_fedavg(classes: int, clients: int, per_client: int, seed: int) -> None:
+def test_shards_are_those_of_lg_fedavg(
+    classes: int, clients: int, per_client: int, seed: int
+) -> None:
     data = labelled(300, 100, classes, seed)
     per_class = int(per_client * clients / classes)
     if per_class < 1 or per_class * classes % clients:
@@ -181,7 +207,8 @@ def test_shards_are_those_of_lg_fedavg(classes: int, clients: int, per_client: i
     done = partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)
     hands = []
     for rows, labels in ((done.train, data.y), (done.test, data.y_test)):
-        # the paper's code: rows of a label in data-set order, equal shards, leftovers one each to the first
+        # the paper's code: rows of a label in data-set order, equal shards, leftovers one each to
+        # the first
         pieces: list[tuple[int, ...]] = []
         for label in range(classes):
             mine = [i for i, y in enumerate(labels.tolist()) if y == label]
@@ -194,7 +221,9 @@ def test_shards_are_those_of_lg_fedavg(classes: int, clients: int, per_client: i
             pieces += [tuple(piece) for piece in cut]
         dealt = [_read(line, pieces) for line in lists(rows)]
         if all(pieces):
-            assert Counter(p for hand in dealt for p in hand) == Counter(pieces)  # all dealt, each once
+            assert Counter(p for hand in dealt for p in hand) == Counter(
+                pieces
+            )  # all dealt, each once
             assert {len(hand) for hand in dealt} == {per_class * classes // clients}
         hands.append([{int(labels[p[0]]) for p in hand} for hand in dealt])
         assert all(len(known) <= per_client for known in hands[-1])
@@ -258,21 +287,43 @@ SMALL = labelled(50, 20, 5)
 @pytest.mark.parametrize(
     ("name", "clients", "options", "text"),
     [
-        ("dirichlett", 5, {}, r"unknown partition 'dirichlett'; did you mean 'dirichlet'\?.*known: iid, dirichlet"),
+        (
+            "dirichlett",
+            5,
+            {},
+            r"unknown partition 'dirichlett'; did you mean 'dirichlet'\?.*known: iid, dirichlet",
+        ),
         ("iid", 60, {}, "clients.num_clients = 60, but toy has only 50 training samples"),
         ("iid", 0, {}, "clients.num_clients must be at least 1, not 0"),
         ("dirichlet", 5, {"alpha": 0.0}, "partition.alpha must be greater than 0, not 0"),
         ("size", 5, {"alpha": -1.0}, "partition.alpha must be greater than 0, not -1"),
-        ("dirichlet", 5, {"alpha": float("nan")}, "partition.alpha must be greater than 0, not nan"),
+        (
+            "dirichlet",
+            5,
+            {"alpha": float("nan")},
+            "partition.alpha must be greater than 0, not nan",
+        ),
         ("dirichlet", 5, {"min_size": 40}, "partition.min_size = 40 was not reached in 100 draws"),
         ("shards", 7, {"classes_per_client": 2}, "makes 2 shards of each of 5 classes"),
         ("shards", 2, {"classes_per_client": 2}, "makes 0 shards of each of 5 classes"),
-        ("pathological", 5, {"classes_per_client": 6}, r"partition\.classes_per_client must be 1\.\.5, not 6"),
-        ("pathological", 5, {"classes_per_client": 0}, r"partition\.classes_per_client must be 1\.\.5, not 0"),
+        (
+            "pathological",
+            5,
+            {"classes_per_client": 6},
+            r"partition\.classes_per_client must be 1\.\.5, not 6",
+        ),
+        (
+            "pathological",
+            5,
+            {"classes_per_client": 0},
+            r"partition\.classes_per_client must be 1\.\.5, not 0",
+        ),
         ("natural", 5, {}, "needs a client column, which toy does not have"),
     ],
 )
-def test_what_cannot_be_divided_is_said(name: str, clients: int, options: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_divided_is_said(
+    name: str, clients: int, options: dict[str, Any], text: str
+) -> None:
     with pytest.raises(DataError, match=text):
         partition(SMALL, name, clients, random.key(0), **options)
 

@@ -26,10 +26,17 @@ def python3(content: object) -> bytes:
 
 
 def python2(content: object) -> bytes:
-    """Write what Python 2's pickle wrote: its strings are bytes, its arrays come from numpy.core."""
+    """Write what Python 2's pickle wrote.
+
+    Its strings are bytes, its arrays come from numpy.core.
+    """
 
     def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value
+        return (
+            b"U" + bytes([len(value)]) + value
+            if len(value) < 256
+            else b"T" + struct.pack("<i", len(value)) + value
+        )
 
     def item(value: object) -> bytes:
         match value:
@@ -40,15 +47,38 @@ def python2(content: object) -> bytes:
             case list():
                 return b"](" + b"".join(map(item, value)) + b"e"
             case dict():
-                return b"}(" + b"".join(item(part) for pair in value.items() for part in pair) + b"u"
+                return (
+                    b"}(" + b"".join(item(part) for pair in value.items() for part in pair) + b"u"
+                )
             case np.ndarray():
                 fortran = not value.flags.c_contiguous
                 shape = b"".join(map(item, value.shape))
-                dtype = b"cnumpy\ndtype\n(" + text(b"u1") + b"K\0K\1tR(K\3" + text(b"|") + b"NNNJ" + b"\xff" * 4 + b"J"
+                dtype = (
+                    b"cnumpy\ndtype\n("
+                    + text(b"u1")
+                    + b"K\0K\1tR(K\3"
+                    + text(b"|")
+                    + b"NNNJ"
+                    + b"\xff" * 4
+                    + b"J"
+                )
                 dtype += b"\xff" * 4 + b"K\0tb"
-                start = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t" + text(b"b") + b"tR"
+                start = (
+                    b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0t"
+                    + text(b"b")
+                    + b"tR"
+                )
                 raw = text(value.tobytes("A"))
-                return start + b"(K\1(" + shape + b"t" + dtype + (b"\x88" if fortran else b"\x89") + raw + b"tb"
+                return (
+                    start
+                    + b"(K\1("
+                    + shape
+                    + b"t"
+                    + dtype
+                    + (b"\x88" if fortran else b"\x89")
+                    + raw
+                    + b"tb"
+                )
         raise TypeError(value)
 
     return b"\x80\2" + item(content) + b"."
@@ -59,8 +89,14 @@ def write(root: Path, dump: object, **changed: object) -> None:
     for folder in (ten, hundred):
         folder.mkdir(exist_ok=True)
     labels = [9, 0, 4]
-    parts = {f"data_batch_{i}": {"data": X + i, "labels": labels, "batch_label": f"{i} of 5"} for i in range(1, 6)}
-    parts |= {"test_batch": {"data": X, "labels": labels}, "batches.meta": {"label_names": NAMES[:10], "num_vis": 3072}}
+    parts = {
+        f"data_batch_{i}": {"data": X + i, "labels": labels, "batch_label": f"{i} of 5"}
+        for i in range(1, 6)
+    }
+    parts |= {
+        "test_batch": {"data": X, "labels": labels},
+        "batches.meta": {"label_names": NAMES[:10], "num_vis": 3072},
+    }
     for name, content in (parts | changed).items():
         (ten / name).write_bytes(content if isinstance(content, bytes) else dump(content))  # type: ignore[operator]
     batch = {"data": np.asfortranarray(X), "fine_labels": [99, 0, 4], "coarse_labels": [19, 0, 1]}
@@ -107,7 +143,9 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     bad = python3({"data": Runs(os.system, f"touch {canary}"), "labels": []})
     write(tmp_path, python3, data_batch_1=bad)
-    with pytest.raises(DataError, match=rf"cifar-10-batches-py/data_batch_1 would run {os.name}.system; refused"):
+    with pytest.raises(
+        DataError, match=rf"cifar-10-batches-py/data_batch_1 would run {os.name}.system; refused"
+    ):
         load("cifar10", root=tmp_path)
     assert not canary.exists()
 
@@ -115,9 +153,20 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize(
     "thing",
-    [Runs(eval, "1"), Runs(os.system, "false"), Runs(getattr, X, "shape"), Runs(np.fromfile, "x"), Runs(OrderedDict),
-     Runs(np.lib.format.open_memmap, "x"), np.float64(1), Path("x"), print, OrderedDict, {1, 2}.union],
-)  # fmt: skip
+    [
+        Runs(eval, "1"),
+        Runs(os.system, "false"),
+        Runs(getattr, X, "shape"),
+        Runs(np.fromfile, "x"),
+        Runs(OrderedDict),
+        Runs(np.lib.format.open_memmap, "x"),
+        np.float64(1),
+        Path("x"),
+        print,
+        OrderedDict,
+        {1, 2}.union,
+    ],
+)
 def test_anything_else_is_refused(tmp_path: Path, thing: object, protocol: int) -> None:
     path = tmp_path / "batch"
     path.write_bytes(pickle.dumps({"data": thing}, protocol=protocol))
@@ -128,9 +177,15 @@ def test_anything_else_is_refused(tmp_path: Path, thing: object, protocol: int) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (python3({"data": np.array([[1, "x"]], dtype=object)}), "corrupt: an array of dtype O8, not of bytes"),
+        (
+            python3({"data": np.array([[1, "x"]], dtype=object)}),
+            "corrupt: an array of dtype O8, not of bytes",
+        ),
         (python3({"data": X.astype(np.int64)}), "corrupt: an array of dtype i8, not of bytes"),
-        (python3({"data": np.zeros(3, dtype=[("a", "u1"), ("b", "O")])}), "an array of dtype V9, not of bytes"),
+        (
+            python3({"data": np.zeros(3, dtype=[("a", "u1"), ("b", "O")])}),
+            "an array of dtype V9, not of bytes",
+        ),
         (b"\x80\2c_codecs\nencode\nX\1\0\0\0xX\5\0\0\0rot13\x86R.", "bytes encoded as rot13"),
         (b"\x80\2c_codecs\nencode\n}X\1\0\0\0aK\1sb.", "it would change a function"),
         (b"\x80\2cnumpy\nndarray\n}X\1\0\0\0aK\1sb.", "is truncated or corrupt"),
@@ -143,7 +198,10 @@ def test_anything_else_is_refused(tmp_path: Path, thing: object, protocol: int) 
         (python3([1, 2]), "is truncated or corrupt"),
         (python3({1: 2}), "int in the place of a name"),
         (b"", "is truncated or corrupt: it ends too early"),
-        (b"\x80\2K\1r\xff\xff\xff\x7f.", "is truncated or corrupt"),  # CPython's own would take 32 GiB
+        (
+            b"\x80\2K\1r\xff\xff\xff\x7f.",
+            "is truncated or corrupt",
+        ),  # CPython's own would take 32 GiB
         (b"\x80\2X\xff\xff\xff\xffabc.", "is truncated or corrupt: it ends too early"),
         (b"\x80\4\x8d" + b"\xff" * 7 + b"\x7fabc.", "is truncated or corrupt"),
         (b"\x1f\x8b\x08 a gzip", "is truncated or corrupt"),
@@ -152,7 +210,10 @@ def test_anything_else_is_refused(tmp_path: Path, thing: object, protocol: int) 
         (python3({"data": X, "labels": [1, 2, 10]}), r"the label 10 is outside 0\.\.9"),
         (python3({"data": X, "labels": [1, 2, -1]}), r"the label -1 is outside 0\.\.9"),
         (python3({"data": X, "labels": [1, 2, "3"]}), r"the label '3' is outside"),
-        (python3({"data": X, "fine_labels": [1, 2, 3]}), "needs an array 'data' and a list 'labels'; it holds data, f"),
+        (
+            python3({"data": X, "fine_labels": [1, 2, 3]}),
+            "needs an array 'data' and a list 'labels'; it holds data, f",
+        ),
         (python3({"data": "x", "labels": []}), "needs an array 'data'"),
     ],
 )
@@ -176,7 +237,9 @@ def test_a_missing_batch(tmp_path: Path) -> None:
         load("cifar10", root=tmp_path)
 
 
-any_file = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+any_file = settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 SMALL = {"data": X[:, :5], "labels": [1, 2, 3], "name": "x"}
 
 
@@ -191,7 +254,9 @@ def test_any_truncation_is_an_error(tmp_path: Path, data: st.DataObject, dump: o
 
 @any_file
 @given(data=st.data(), dump=st.sampled_from([python2, python3]))
-def test_a_changed_byte_is_an_error_or_data(tmp_path: Path, data: st.DataObject, dump: object) -> None:
+def test_a_changed_byte_is_an_error_or_data(
+    tmp_path: Path, data: st.DataObject, dump: object
+) -> None:
     whole = bytearray(dump(SMALL))  # type: ignore[operator]
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "batch").write_bytes(whole)

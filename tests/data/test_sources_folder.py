@@ -17,7 +17,9 @@ from fedgist.data import DataError, load
 RNG = np.random.default_rng(0)
 
 
-def picture(path: Path, *, grey: bool = False, size: tuple[int, int] = (5, 6), mode: str | None = None) -> np.ndarray:
+def picture(
+    path: Path, *, grey: bool = False, size: tuple[int, int] = (5, 6), mode: str | None = None
+) -> np.ndarray:
     array = RNG.integers(0, 256, size if grey else (*size, 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(array)
@@ -59,16 +61,19 @@ def test_one_colour_image_makes_all_three_channels(tmp_path: Path) -> None:
     assert np.array_equal(data.x[0].numpy(), np.stack([grey] * 3))
 
 
-@pytest.mark.parametrize(
-    ("image_size", "shape"), [(None, (5, 6)), (4, (4, 4)), ([3, 7], (3, 7))]
-)  # fmt: skip
+@pytest.mark.parametrize(("image_size", "shape"), [(None, (5, 6)), (4, (4, 4)), ([3, 7], (3, 7))])
 def test_sizes(tmp_path: Path, image_size: object, shape: tuple[int, int]) -> None:
     for name, size in (("1.jpg", (5, 6)), ("2.jpeg", (9, 9)), ("3.webp", (2, 3))):
         picture(tmp_path / "a" / name, size=size)
-    assert load("folder", path=tmp_path, image_size=image_size, test_fraction=0).input_shape == (3, *shape)
+    assert load("folder", path=tmp_path, image_size=image_size, test_fraction=0).input_shape == (
+        3,
+        *shape,
+    )
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("LA", 1), ("P", 3), ("RGBA", 3), ("L", 1)])
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("LA", 1), ("P", 3), ("RGBA", 3), ("L", 1)]
+)
 def test_modes(tmp_path: Path, mode: str, channels: int) -> None:
     picture(tmp_path / "a" / "1.png", mode=mode)
     assert load("folder", path=tmp_path, test_fraction=0).input_shape == (channels, 5, 6)
@@ -92,7 +97,10 @@ def test_errors(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="one positive number is needed, or"):
             load("folder", path=tmp_path, image_size=size)
     (tmp_path / "cat" / "2.png").write_text("no image")
-    with pytest.raises(DataError, match=r"cat/2\.png is no image that can be read, it may be corrupt: cannot identify"):
+    with pytest.raises(
+        DataError,
+        match=r"cat/2\.png is no image that can be read, it may be corrupt: cannot identify",
+    ):
         load("folder", path=tmp_path)
     Image.fromarray(np.zeros((3, 3), np.uint16)).save(tmp_path / "cat" / "2.png")
     with pytest.raises(DataError, match=r"cat/2\.png has more than 8 bits a pixel \(mode I;16\)"):
@@ -102,20 +110,28 @@ def test_errors(tmp_path: Path) -> None:
 def test_an_unknown_test_class(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "cat" / "1.png")
     picture(tmp_path / "test" / "cats" / "1.png")
-    with pytest.raises(DataError, match="the test label 'cats' is not among the training labels: cat"):
+    with pytest.raises(
+        DataError, match="the test label 'cats' is not among the training labels: cat"
+    ):
         load("folder", path=tmp_path)
 
 
 def test_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     picture(tmp_path / "a" / "1.png")
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
-    with pytest.raises(DataError, match=r"reading images needs pillow: pip install 'fedgist\[images\]'"):
+    with pytest.raises(
+        DataError, match=r"reading images needs pillow: pip install 'fedgist\[images\]'"
+    ):
         load("folder", path=tmp_path)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data(), st.sampled_from(["png", "jpeg", "bmp", "webp"]))
-def test_a_truncated_or_changed_image_is_an_error_or_data(tmp_path: Path, data: st.DataObject, kind: str) -> None:
+def test_a_truncated_or_changed_image_is_an_error_or_data(
+    tmp_path: Path, data: st.DataObject, kind: str
+) -> None:
     file = io.BytesIO()
     Image.fromarray(np.arange(90, dtype=np.uint8).reshape(5, 6, 3)).save(file, kind)
     content = bytearray(file.getvalue())

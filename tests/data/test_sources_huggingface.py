@@ -1,4 +1,4 @@
-"""Hugging Face data sets, with a stand-in for the library (and the library itself where it is installed)."""
+"""Hugging Face data sets, with a stand-in for the library, and the library itself if installed."""
 
 from __future__ import annotations
 
@@ -39,10 +39,15 @@ class Split:
 
 def split(rows: int, **columns: list[Any]) -> Split:
     standard: dict[str, Any] = {
-        "image": [Image.fromarray(array) for array in PIXELS[:rows]], "label": [1, 0, 1, 0, 1, 1][:rows],
-        "v": list(range(rows)), "w": [[1.0, float(i)] for i in range(rows)], "who": list("babbab")[:rows],
-    }  # fmt: skip
-    return Split({**standard, **columns}, {name: SimpleNamespace() for name in standard} | {"label": KINDS})
+        "image": [Image.fromarray(array) for array in PIXELS[:rows]],
+        "label": [1, 0, 1, 0, 1, 1][:rows],
+        "v": list(range(rows)),
+        "w": [[1.0, float(i)] for i in range(rows)],
+        "who": list("babbab")[:rows],
+    }
+    return Split(
+        {**standard, **columns}, {name: SimpleNamespace() for name in standard} | {"label": KINDS}
+    )
 
 
 KINDS = SimpleNamespace(names=["well", "ill"])
@@ -73,7 +78,10 @@ def test_images() -> None:
     data = load("huggingface", path="two", image="image", client="who")
     assert np.array_equal(data.x[:, 0].numpy(), PIXELS)
     assert data.x_test.shape == (2, 1, 4, 5)
-    assert (data.classes, data.y.tolist()) == (("well", "ill"), [1, 0, 1, 0, 1, 1])  # the data set's own order
+    assert (data.classes, data.y.tolist()) == (
+        ("well", "ill"),
+        [1, 0, 1, 0, 1, 1],
+    )  # the data set's own order
     assert data.clients is not None
     assert data.clients.tolist() == [1, 0, 1, 1, 0, 1]
     assert data.scale == 255
@@ -87,30 +95,60 @@ def test_numbers(hub: dict[str, Any]) -> None:
     hub["text"] = {"a": {"train": split(2), "dev": split(2)}}
     hub["text"]["a"]["dev"].features["label"] = hub["text"]["a"]["train"].features["label"] = None
     data = load("huggingface", path="text", config="a", features=["w"], label="who", test="dev")
-    assert (data.classes, data.y_test.tolist(), data.x_test.tolist()) == (("a", "b"), [1, 0], [[1, 0], [1, 1]])
+    assert (data.classes, data.y_test.tolist(), data.x_test.tolist()) == (
+        ("a", "b"),
+        [1, 0],
+        [[1, 0], [1, 1]],
+    )
 
 
 def test_saved_to_disk(hub: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{}")
     hub["disk:" + tmp_path.name] = split(6)
-    assert load("huggingface", path=tmp_path, features=["v"], test_fraction=0).x[:, 0].tolist() == list(range(6))
+    assert load("huggingface", path=tmp_path, features=["v"], test_fraction=0).x[
+        :, 0
+    ].tolist() == list(range(6))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "none", "image": "image"}, "the Hugging Face data set 'none' cannot be loaded: no none$"),
-        ({"path": "two"}, r"two: name either the column of images \(image\) or the columns of numbers"),
+        (
+            {"path": "none", "image": "image"},
+            "the Hugging Face data set 'none' cannot be loaded: no none$",
+        ),
+        (
+            {"path": "two"},
+            r"two: name either the column of images \(image\) or the columns of numbers",
+        ),
         ({"path": "two", "image": "image", "features": ["v"]}, "name either"),
-        ({"path": "two", "image": "picture"}, "two has no column 'picture'; it has image, label, v, w, who"),
+        (
+            {"path": "two", "image": "picture"},
+            "two has no column 'picture'; it has image, label, v, w, who",
+        ),
         ({"path": "two", "image": "image", "label": "y"}, "two has no column 'y'"),
-        ({"path": "two", "image": "image", "test": "dev"}, "two has no split 'dev'; it has train, test"),
-        ({"path": "two", "image": "v"}, r"the column 'v' holds no image in row 0 \(counted from 0\)"),
-        ({"path": "two", "features": ["who"]}, "two: the column 'who' must hold numbers, as many in each row"),
+        (
+            {"path": "two", "image": "image", "test": "dev"},
+            "two has no split 'dev'; it has train, test",
+        ),
+        (
+            {"path": "two", "image": "v"},
+            r"the column 'v' holds no image in row 0 \(counted from 0\)",
+        ),
+        (
+            {"path": "two", "features": ["who"]},
+            "two: the column 'who' must hold numbers, as many in each row",
+        ),
         ({"path": "two", "features": ["v"], "label": "w"}, "two: the labels 'w' have shape"),
-        ({"path": "bad", "features": ["v"]}, "the label column 'label' holds -1, none of its names, in row 1"),
+        (
+            {"path": "bad", "features": ["v"]},
+            "the label column 'label' holds -1, none of its names, in row 1",
+        ),
         ({"path": "bad", "features": ["w"], "label": "v"}, "the column 'w' must hold numbers"),
-        ({"path": "bad", "image": "image", "label": "v"}, "the image in row 0 .* has more than 8 bits a pixel"),
+        (
+            {"path": "bad", "image": "image", "label": "v"},
+            "the image in row 0 .* has more than 8 bits a pixel",
+        ),
     ],
 )
 def test_errors(hub: dict[str, Any], options: dict[str, Any], message: str) -> None:
@@ -122,14 +160,21 @@ def test_errors(hub: dict[str, Any], options: dict[str, Any], message: str) -> N
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"Hugging Face data sets needs datasets: pip install 'fedgist\[huggingface\]'"):
+    with pytest.raises(
+        DataError,
+        match=r"Hugging Face data sets needs datasets: pip install 'fedgist\[huggingface\]'",
+    ):
         load("huggingface", path="two", image="image")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="the package datasets is not installed"
+)
 def test_the_library_itself(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["well", "ill"])})
+    kinds = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["well", "ill"])}
+    )
     columns = {"image": [Image.fromarray(array) for array in PIXELS], "label": [1, 0, 1, 0, 1, 1]}
     datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "saved")
     data = load("huggingface", path=tmp_path / "saved", image="image", test_fraction=0)

@@ -17,15 +17,20 @@ from fedgist.data.idx import read_idx
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 X = np.arange(5 * 28 * 28, dtype=np.uint32).reshape(5, 28, 28) % 251
 Y = np.array([9, 0, 3, 3, 1])
 FILES = {
-    "train-images-idx3-ubyte": idx(X), "train-labels-idx1-ubyte": idx(Y),
-    "t10k-images-idx3-ubyte": idx(X[:2]), "t10k-labels-idx1-ubyte": idx(Y[:2]),
-}  # fmt: skip
+    "train-images-idx3-ubyte": idx(X),
+    "train-labels-idx1-ubyte": idx(Y),
+    "t10k-images-idx3-ubyte": idx(X[:2]),
+    "t10k-labels-idx1-ubyte": idx(Y[:2]),
+}
 
 
 def write(folder: Path, *, zipped: bool = True, **changed: bytes) -> None:
@@ -37,7 +42,9 @@ def write(folder: Path, *, zipped: bool = True, **changed: bytes) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("place", ["{}/raw", "{}", "."])
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
 def test_round_trip(tmp_path: Path, name: str, folder: str, place: str, zipped: bool) -> None:  # noqa: FBT001
     write(tmp_path / place.format(folder), zipped=zipped)
     data = load(name, root=tmp_path)
@@ -59,13 +66,28 @@ def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"train_images_idx3": idx(X)[:-1]}, r"train-images-idx3-ubyte.gz is truncated: 3935 bytes, .* says 3936"),
-        ({"train_images_idx3": idx(X) + b"\0"}, "train-images-idx3-ubyte.gz has trailing bytes: 3937 bytes"),
+        (
+            {"train_images_idx3": idx(X)[:-1]},
+            r"train-images-idx3-ubyte.gz is truncated: 3935 bytes, .* says 3936",
+        ),
+        (
+            {"train_images_idx3": idx(X) + b"\0"},
+            "train-images-idx3-ubyte.gz has trailing bytes: 3937 bytes",
+        ),
         ({"train_images_idx3": idx(X)[:9]}, "is truncated: 9 bytes, its header alone has 16"),
-        ({"train_images_idx3": idx(Y) + bytes(16)}, "begins with 00000801, not 00000803: no IDX file of bytes with 3"),
-        ({"t10k_labels_idx1": b"\0\0\x0d\x01" + bytes(4)}, "t10k-labels-idx1-ubyte.gz begins with 00000d01"),
+        (
+            {"train_images_idx3": idx(Y) + bytes(16)},
+            "begins with 00000801, not 00000803: no IDX file of bytes with 3",
+        ),
+        (
+            {"t10k_labels_idx1": b"\0\0\x0d\x01" + bytes(4)},
+            "t10k-labels-idx1-ubyte.gz begins with 00000d01",
+        ),
         ({"train_labels_idx1": b"<html>not found</html>"}, "begins with 3c68746d"),
-        ({"train_labels_idx1": idx(Y[:4])}, "holds 5 images but train-labels-idx1-ubyte.gz 4 labels"),
+        (
+            {"train_labels_idx1": idx(Y[:4])},
+            "holds 5 images but train-labels-idx1-ubyte.gz 4 labels",
+        ),
         ({"train_labels_idx1": idx(Y + 1)}, r"labels reach 1\.\.10, outside 0\.\.9"),
         ({"train_images_idx3": idx(X[:0]), "train_labels_idx1": idx(Y[:0])}, "no training rows"),
     ],
@@ -83,7 +105,9 @@ def test_a_file_too_few(tmp_path: Path) -> None:
         load("mnist", root=tmp_path)
 
 
-any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+any_file = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 
 
 @any_file

@@ -15,8 +15,16 @@ from fedgist.data import SOURCES, DataError, data_root, load
 
 def test_names() -> None:
     assert list(SOURCES) == [
-        "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "npz", "folder", "table", "huggingface",
-    ]  # fmt: skip
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "cifar100",
+        "npz",
+        "folder",
+        "table",
+        "huggingface",
+    ]
     assert all(source.summary and "\n" not in source.summary for source in SOURCES.values())
 
 
@@ -30,11 +38,17 @@ def test_every_option_is_typed_and_keyword_only(name: str) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(DataError, match=r"unknown data set 'minst', did you mean 'mnist'\? choices: cifar10, .*table$"):
+    with pytest.raises(
+        DataError,
+        match=r"unknown data set 'minst', did you mean 'mnist'\? choices: cifar10, .*table$",
+    ):
         load("minst")
     with pytest.raises(DataError, match=r"unknown data set 'qqqq'; choices: cifar10"):
         load("qqqq")
-    with pytest.raises(DataError, match=r"unknown option of cifar100 'corse', did you mean 'coarse'\? choices: coarse"):
+    with pytest.raises(
+        DataError,
+        match=r"unknown option of cifar100 'corse', did you mean 'coarse'\? choices: coarse",
+    ):
         load("cifar100", corse=True)
     with pytest.raises(DataError, match=r"unknown option of digits 'path'; choices: none"):
         load("digits", path="x")
@@ -49,7 +63,11 @@ def test_unknown_names() -> None:
         ("npz", {"path": "x", "test_fraction": "0.2"}, "test_fraction is '0.2'; it must be float"),
         ("npz", {"path": "x", "test_fraction": True}, "test_fraction is True; it must be float"),
         ("cifar100", {"coarse": 1}, "coarse is 1; it must be bool"),
-        ("table", {"path": "x", "label": "y", "ignore": "z"}, r"ignore is 'z'; it must be list\[str\] \| None"),
+        (
+            "table",
+            {"path": "x", "label": "y", "ignore": "z"},
+            r"ignore is 'z'; it must be list\[str\] \| None",
+        ),
         ("table", {"path": "x", "label": "y", "ignore": [1]}, r"ignore is \[1\]"),
         ("npz", {"path": "/no/such.npz", "test_fraction": 0}, "/no/such.npz does not exist"),
         ("npz", {"path": "/"}, "/ is not a file"),
@@ -69,7 +87,14 @@ def test_missing_data_says_what_to_do_in_one_line(name: str, tmp_path: Path) -> 
     text = str(error.value)
     assert "\n" not in text
     assert "ROOT" not in text
-    for part in (name, f"in {tmp_path};", "https://", "--data-root", "FEDGIST_DATA", str(tmp_path / "")):
+    for part in (
+        name,
+        f"in {tmp_path};",
+        "https://",
+        "--data-root",
+        "FEDGIST_DATA",
+        str(tmp_path / ""),
+    ):
         assert part in text
 
 
@@ -118,7 +143,11 @@ def test_real_data(name: str) -> None:
     assert data.x_test.shape == (10_000, *shape)
     assert data.num_classes == len(data.classes) == (100 if name == "cifar100" else 10)
     counts = torch.bincount(data.y).tolist()
-    assert counts[:3] == [5923, 6742, 5958] if name == "mnist" else set(counts) == {train // data.num_classes}
+    assert (
+        counts[:3] == [5923, 6742, 5958]
+        if name == "mnist"
+        else set(counts) == {train // data.num_classes}
+    )
     mean = [float(channel.double().mean()) / 255 for channel in data.x.unbind(1)]
     assert mean == pytest.approx(data.mean, abs=2e-3)
     if name == "cifar100":

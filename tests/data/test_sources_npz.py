@@ -1,4 +1,7 @@
-"""Arrays of the user's own, and what all such sources share: the held-out rows, numbering, and the statistics."""
+"""Arrays of the user's own, and what all such sources share.
+
+The held-out rows, numbering, and the statistics.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,12 @@ def read(path: Path, arrays: dict[str, Any], **options: Any) -> Dataset:
 def test_columns(tmp_path: Path) -> None:
     x = np.concatenate([X, np.full((20, 1), 0.1)], axis=1)
     data = read(tmp_path, {"x": x, "y": Y, "x_test": x[:3], "y_test": Y[:3], "other": X})
-    assert (data.name, data.x.dtype, data.scale, data.classes) == ("x.npz", torch.float32, 1.0, ("0", "1"))
+    assert (data.name, data.x.dtype, data.scale, data.classes) == (
+        "x.npz",
+        torch.float32,
+        1.0,
+        ("0", "1"),
+    )
     assert np.array_equal(data.x.numpy(), x.astype(np.float32))
     assert data.mean == pytest.approx(x.mean(0))
     assert data.std == pytest.approx([*X.std(0), 1.0])  # a constant column is only centred
@@ -68,15 +76,26 @@ def test_other_numbers_become_float32(tmp_path: Path) -> None:
         (["10", "9", "9", "10"], ("9", "10"), [1, 0, 0, 1]),
     ],
 )
-def test_labels(tmp_path: Path, labels: list[object], classes: tuple[str, ...], codes: list[int]) -> None:
+def test_labels(
+    tmp_path: Path, labels: list[object], classes: tuple[str, ...], codes: list[int]
+) -> None:
     data = read(tmp_path, {"x": X[:4], "y": np.array(labels)}, test_fraction=0)
     assert (data.classes, data.num_classes, data.y.tolist()) == (classes, len(classes), codes)
 
 
 def test_clients(tmp_path: Path) -> None:
     clients = np.array(["bo", "al"] * 10)
-    data = read(tmp_path, {"x": X, "y": Y, "clients": clients, "x_test": X[:3], "y_test": Y[:3],
-                           "clients_test": np.array(["aa", "bo", "al"])})  # fmt: skip
+    data = read(
+        tmp_path,
+        {
+            "x": X,
+            "y": Y,
+            "clients": clients,
+            "x_test": X[:3],
+            "y_test": Y[:3],
+            "clients_test": np.array(["aa", "bo", "al"]),
+        },
+    )
     assert data.clients is not None
     assert data.clients_test is not None
     assert data.clients.tolist() == [1, 0] * 10
@@ -101,22 +120,44 @@ def test_clients(tmp_path: Path) -> None:
         ({"x": X, "y": np.where(Y == 1, np.nan, 0)}, {}, r"row 1 \(counted from 0\) holds nan"),
         ({"x": X, "y": np.full(20, 1e300)}, {}, "holds 1e[+]300"),
         ({"x": X, "y": Y.astype("M8[s]")}, {}, "whole numbers or text, not datetime64"),
-        ({"x": X[:, 0], "y": Y}, {}, r"x.npz: x must be numbers of at least two dim.*, not float64 of shape \[20\]"),
+        (
+            {"x": X[:, 0], "y": Y},
+            {},
+            r"x.npz: x must be numbers of at least two dim.*, not float64 of shape \[20\]",
+        ),
         ({"x": X.astype(str), "y": Y}, {}, "x must be numbers"),
         ({"x": X * 1j, "y": Y}, {}, "x must be numbers"),
-        ({"x": X.astype(object), "y": Y}, {}, "the array 'x' cannot be read: Object arrays cannot be loaded"),
+        (
+            {"x": X.astype(object), "y": Y},
+            {},
+            "the array 'x' cannot be read: Object arrays cannot be loaded",
+        ),
         ({"x": X, "y": Y.astype(object)}, {}, "the array 'y' cannot be read: Object arrays"),
-        ({"x": np.where(np.arange(20)[:, None] == 7, np.nan, X), "y": Y}, {"test_fraction": 0}, "training row 7 holds"),
+        (
+            {"x": np.where(np.arange(20)[:, None] == 7, np.nan, X), "y": Y},
+            {"test_fraction": 0},
+            "training row 7 holds",
+        ),
         ({"x": X * 1e300, "y": Y}, {}, "holds a number that is not finite"),
         ({"x": X[:0], "y": Y[:0]}, {}, "x.npz has no training rows"),
         ({"x": X[:, :0], "y": Y}, {}, "x.npz has no training columns"),
-        ({"x": X, "y": Y, "x_test": X[:, :3], "y_test": Y}, {}, r"training rows have shape \[4\], test rows \[3\]"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, {}, "the test label '2' is not among the training labels: 0"),
+        (
+            {"x": X, "y": Y, "x_test": X[:, :3], "y_test": Y},
+            {},
+            r"training rows have shape \[4\], test rows \[3\]",
+        ),
+        (
+            {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
+            {},
+            "the test label '2' is not among the training labels: 0",
+        ),
         ({"x": X, "y": Y}, {"test_fraction": 1.0}, "test_fraction is 1.0, outside"),
         ({"x": X, "y": Y}, {"test_fraction": -0.1}, "test_fraction is -0.1, outside"),
     ],
 )
-def test_errors(tmp_path: Path, arrays: dict[str, object], options: dict[str, object], message: str) -> None:
+def test_errors(
+    tmp_path: Path, arrays: dict[str, object], options: dict[str, object], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, arrays, **options)
 
@@ -135,7 +176,9 @@ def test_no_archive(tmp_path: Path) -> None:
         load("npz", path=path)
 
 
-any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+any_file = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 
 
 @any_file
@@ -187,4 +230,7 @@ def test_moments_of_bytes_agree_with_numpy(channels: int, rows: int, seed: int) 
     mean, std = moments(torch.from_numpy(x), 255.0)
     assert mean == pytest.approx((x / 255).mean((0, 2, 3)))
     assert std == pytest.approx((x / 255).std((0, 2, 3)), abs=1e-7)
-    assert moments(torch.full((rows, channels, 2, 2), 7, dtype=torch.uint8), 255.0)[1] == (1.0,) * channels
+    assert (
+        moments(torch.full((rows, channels, 2, 2), 7, dtype=torch.uint8), 255.0)[1]
+        == (1.0,) * channels
+    )

@@ -18,9 +18,13 @@ from fedgist.data import DataError, Dataset, load
 
 HEAD = "age,smokes,town,site,diagnosis\n"
 ROWS = [
-    "30,True,Ulm,10,ill", "40,False,Köln,9,well", "50,True,,9,ill", '60.5,False,"Bonn, am Rhein",10,well',
-    "-1e1,True,Ulm,2,ill", " 7,True,Ulm,2,well",
-]  # fmt: skip
+    "30,True,Ulm,10,ill",
+    "40,False,Köln,9,well",
+    "50,True,,9,ill",
+    '60.5,False,"Bonn, am Rhein",10,well',
+    "-1e1,True,Ulm,2,ill",
+    " 7,True,Ulm,2,well",
+]
 
 
 def write(path: Path, text: str, name: str = "table.csv") -> Path:
@@ -29,7 +33,9 @@ def write(path: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def read(path: Path, text: str, **options: Any) -> Dataset:
-    return load("table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options})
+    return load(
+        "table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options}
+    )
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -40,9 +46,13 @@ def test_columns(tmp_path: Path) -> None:
     assert data.clients is not None
     assert data.clients.tolist() == [2, 1, 1, 2, 0, 0]  # sites 2, 9, 10
     assert data.x.tolist() == [  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
-        [30, 0, 1, 0, 0, 0, 1], [40, 1, 0, 0, 0, 1, 0], [50, 0, 1, 1, 0, 0, 0], [60.5, 1, 0, 0, 1, 0, 0],
-        [-10, 0, 1, 0, 0, 0, 1], [7, 0, 1, 0, 0, 0, 1],
-    ]  # fmt: skip
+        [30, 0, 1, 0, 0, 0, 1],
+        [40, 1, 0, 0, 0, 1, 0],
+        [50, 0, 1, 1, 0, 0, 0],
+        [60.5, 1, 0, 0, 1, 0, 0],
+        [-10, 0, 1, 0, 0, 0, 1],
+        [7, 0, 1, 0, 0, 0, 1],
+    ]
     assert data.mean == pytest.approx([np.mean(age)] + [0] * 6)
     assert data.std == pytest.approx([np.std(age)] + [1] * 6)
 
@@ -54,7 +64,9 @@ def test_ignore_and_tabs(tmp_path: Path) -> None:
 
 
 def test_a_test_file(tmp_path: Path) -> None:
-    test = write(tmp_path, "town,diagnosis,age,smokes\nRom,ill,1,True\nUlm,well,2,perhaps\n", "test.csv")
+    test = write(
+        tmp_path, "town,diagnosis,age,smokes\nRom,ill,1,True\nUlm,well,2,perhaps\n", "test.csv"
+    )
     data = read(tmp_path, HEAD + "\n".join(ROWS), test=str(test), client="site")
     assert data.x_test.shape == (2, 7)
     assert data.x_test[0].tolist() == [1, 0, 1, 0, 0, 0, 0]  # Rome is new
@@ -63,8 +75,12 @@ def test_a_test_file(tmp_path: Path) -> None:
 
 
 def test_held_out(tmp_path: Path) -> None:
-    data = read(tmp_path, "a,who,diagnosis\n" + "".join(f"{i},{i % 4},{i % 2}\n" for i in range(40)), client="who",
-                test_fraction=0.25)  # fmt: skip
+    data = read(
+        tmp_path,
+        "a,who,diagnosis\n" + "".join(f"{i},{i % 4},{i % 2}\n" for i in range(40)),
+        client="who",
+        test_fraction=0.25,
+    )
     assert (len(data.x), len(data.x_test)) == (30, 10)
     assert torch.bincount(data.y_test).tolist() == [5, 5]
     assert data.clients_test is not None
@@ -73,11 +89,17 @@ def test_held_out(tmp_path: Path) -> None:
 
 
 def test_parquet_keeps_types(tmp_path: Path) -> None:
-    frame = pd.DataFrame({
-        "zip": ["01", "02", None, "01"], "age": [1, 2, 3, 4], "flag": [True, False, True, True],
-        "kind": pd.Categorical(["b", "a", "b", None]), "maybe": pd.array([1, 2, 3, 4], dtype="Int64"),
-        "y": [1.0, 2.0, 1.0, 2.0],
-    }, index=[5, 7, 9, 11])  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "zip": ["01", "02", None, "01"],
+            "age": [1, 2, 3, 4],
+            "flag": [True, False, True, True],
+            "kind": pd.Categorical(["b", "a", "b", None]),
+            "maybe": pd.array([1, 2, 3, 4], dtype="Int64"),
+            "y": [1.0, 2.0, 1.0, 2.0],
+        },
+        index=[5, 7, 9, 11],
+    )
     frame.to_parquet(tmp_path / "table.parquet")
     data = load("table", path=tmp_path / "table.parquet", label="y", test_fraction=0)
     assert data.x[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 1, 1]
@@ -91,25 +113,58 @@ def test_holes_in_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the label column 'y' is empty in row 3 below the header"):
         load("table", path=path, label="y")
     pd.DataFrame({"age": [1.0, None, 3.0], "y": ["a", "b", "a"]}).to_parquet(path)
-    with pytest.raises(DataError, match="the column 'age' holds no number in row 2 below the header: 'nan'"):
+    with pytest.raises(
+        DataError, match="the column 'age' holds no number in row 2 below the header: 'nan'"
+    ):
         load("table", path=path, label="y", test_fraction=0)
 
 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (HEAD + ROWS[0], {"label": "illness"}, "table.csv has no column 'illness'; it has age, smokes, town, site, d"),
+        (
+            HEAD + ROWS[0],
+            {"label": "illness"},
+            "table.csv has no column 'illness'; it has age, smokes, town, site, d",
+        ),
         (HEAD + ROWS[0], {"client": "who"}, "table.csv has no column 'who'"),
         (HEAD + ROWS[0], {"ignore": ["who"]}, "table.csv has no column 'who'"),
-        (HEAD + "\n".join([*ROWS, "1,True,Ulm,2,"]), {},
-         "table.csv: the label column 'diagnosis' is empty in row 7 below the header"),
-        (HEAD + "\n".join([*ROWS, "1,True,Ulm,,ill"]), {"client": "site"}, "client column 'site' is empty in row 7"),
+        (
+            HEAD + "\n".join([*ROWS, "1,True,Ulm,2,"]),
+            {},
+            "table.csv: the label column 'diagnosis' is empty in row 7 below the header",
+        ),
+        (
+            HEAD + "\n".join([*ROWS, "1,True,Ulm,,ill"]),
+            {"client": "site"},
+            "client column 'site' is empty in row 7",
+        ),
         ("a,diagnosis\n1,1\n2,nan\n", {}, "the label column 'diagnosis' is empty in row 2"),
-        ("a,diagnosis\n1,1\n2,2.5\n", {}, "the labels 'diagnosis' must be whole numbers or text; row 1 .* holds 2.5"),
-        ("a,diagnosis\n1,x\n,y\n", {}, "the column 'a' holds no number in row 2 below the header: ''"),
-        ("a,diagnosis\n1,x\n?,y\n", {}, r"the column 'a' holds no number in row 2 below the header: '\?'"),
-        ("a,diagnosis\n1,x\nNA,y\n", {}, "the column 'a' holds no number in row 2 below the header: 'NA'"),
-        ("a,diagnosis\n1,x\ninf,y\n", {}, "the column 'a' holds no number in row 2 below the header: 'inf'"),
+        (
+            "a,diagnosis\n1,1\n2,2.5\n",
+            {},
+            "the labels 'diagnosis' must be whole numbers or text; row 1 .* holds 2.5",
+        ),
+        (
+            "a,diagnosis\n1,x\n,y\n",
+            {},
+            "the column 'a' holds no number in row 2 below the header: ''",
+        ),
+        (
+            "a,diagnosis\n1,x\n?,y\n",
+            {},
+            r"the column 'a' holds no number in row 2 below the header: '\?'",
+        ),
+        (
+            "a,diagnosis\n1,x\nNA,y\n",
+            {},
+            "the column 'a' holds no number in row 2 below the header: 'NA'",
+        ),
+        (
+            "a,diagnosis\n1,x\ninf,y\n",
+            {},
+            "the column 'a' holds no number in row 2 below the header: 'inf'",
+        ),
         ("a,diagnosis\n1,x\n1e39,y\n", {}, "training row 1 holds a number that is not finite"),
         ("a,diagnosis\n1,x\n2\n", {}, "table.csv cannot be read: .*Expected 2 columns, got 1: 2"),
         ("a,diagnosis\n1,x\n2,y,z\n", {}, "table.csv cannot be read: .*Expected 2 columns, got 3"),
@@ -118,9 +173,13 @@ def test_holes_in_parquet(tmp_path: Path) -> None:
         ("", {}, "table.csv cannot be read: Empty CSV file"),
         (HEAD, {}, "table.csv has no training rows"),
         ("diagnosis\nill\n", {}, "table.csv has no column beside the label"),
-        ("a,diagnosis\n" + "".join(f"p{i},x\n" for i in range(1001)), {}, "'a' holds 1001 different texts, more than"),
+        (
+            "a,diagnosis\n" + "".join(f"p{i},x\n" for i in range(1001)),
+            {},
+            "'a' holds 1001 different texts, more than",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors(tmp_path: Path, text: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, text, **options)
@@ -130,8 +189,14 @@ def test_errors_of_a_test_file(tmp_path: Path) -> None:
     text = "a,b,diagnosis\n1,x,ill\n2,y,well\n"
     for content, message in (
         ("a,diagnosis\n1,ill\n", "test.csv has no column 'b'; it has a, diagnosis"),
-        ("a,b,diagnosis\n1,x,ill\nz,x,ill\n", "test.csv: the column 'a' holds no number in row 2 .*: 'z'"),
-        ("a,b,diagnosis\n1,x,dead\n", "the test label 'dead' is not among the training labels: ill, well"),
+        (
+            "a,b,diagnosis\n1,x,ill\nz,x,ill\n",
+            "test.csv: the column 'a' holds no number in row 2 .*: 'z'",
+        ),
+        (
+            "a,b,diagnosis\n1,x,dead\n",
+            "the test label 'dead' is not among the training labels: ill, well",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, text, test=write(tmp_path, content, "test.csv"))
@@ -140,12 +205,16 @@ def test_errors_of_a_test_file(tmp_path: Path) -> None:
 def test_a_bad_cell_keeps_its_row_number_after_the_split(tmp_path: Path) -> None:
     rows = [f"{i},{i % 2}" for i in range(30)]
     rows[16] = ",0"
-    with pytest.raises(DataError, match="the column 'a' holds no number in row 17 below the header"):
+    with pytest.raises(
+        DataError, match="the column 'a' holds no number in row 17 below the header"
+    ):
         read(tmp_path, "a,diagnosis\n" + "\n".join(rows), test_fraction=0.3)
 
 
 def test_other_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"table\.xlsx is no table that can be read; \.csv, \.tsv and \.parquet can"):
+    with pytest.raises(
+        DataError, match=r"table\.xlsx is no table that can be read; \.csv, \.tsv and \.parquet can"
+    ):
         load("table", path=write(tmp_path, "", "table.xlsx"), label="y")
     with pytest.raises(DataError, match=r"table\.parquet cannot be read"):
         load("table", path=write(tmp_path, "no parquet", "table.parquet"), label="y")
@@ -155,13 +224,19 @@ def test_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("pandas", "pandas"), ("pyarrow.csv", "pyarrow")])
-def test_missing_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str) -> None:
+def test_missing_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"reading tables needs {name}: pip install 'fedgist\[table\]'"):
+    with pytest.raises(
+        DataError, match=rf"reading tables needs {name}: pip install 'fedgist\[table\]'"
+    ):
         read(tmp_path, HEAD + ROWS[0])
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.data())
 def test_any_truncation_of_parquet_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
     file = io.BytesIO()
@@ -172,10 +247,15 @@ def test_any_truncation_of_parquet_is_an_error(tmp_path: Path, data: st.DataObje
         load("table", path=tmp_path / "table.parquet", label="y")
 
 
-cell = st.one_of(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8), st.integers().map(str))
+cell = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8),
+    st.integers().map(str),
+)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.lists(st.tuples(cell, cell, st.sampled_from(["x", "y"])), min_size=1, max_size=8))
 def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
     quoted = "\n".join(",".join('"' + c.replace('"', '""') + '"' for c in row) for row in rows)
@@ -188,7 +268,9 @@ def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str
         assert [data.classes[label] for label in data.y.tolist()] == [row[2] for row in rows]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "table.csv").write_bytes(b"a,y\n" + content)

@@ -26,7 +26,9 @@ def test_the_tutorials_commands_run(tmp_path: Path) -> None:
     for block in blocks(ROOT / "docs/tutorial.md", "sh"):
         for line in block.strip().splitlines():
             command = [sys.executable, "-m", "fedgist.cli", *shlex.split(line)[1:]]
-            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
@@ -34,7 +36,9 @@ def test_the_tutorials_commands_run(tmp_path: Path) -> None:
 def test_the_tutorials_python_runs(tmp_path: Path) -> None:
     script = tmp_path / "tutorial.py"
     script.write_text("\n".join(blocks(ROOT / "docs/tutorial.md", "python")))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     accuracy = float(done.stdout.split()[0])
     assert accuracy > 0.9

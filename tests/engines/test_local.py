@@ -25,7 +25,11 @@ from worlds import SIZES, Trace, federation, trace, world  # isort: skip
 
 
 def same(a: Trace, b: Trace) -> bool:
-    return a.rounds == b.rounds and a.clients == b.clients and all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+    return (
+        a.rounds == b.rounds
+        and a.clients == b.clients
+        and all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+    )
 
 
 class Normed(nn.Module):
@@ -55,7 +59,10 @@ class Recurrent(nn.Module):
 
 
 class DrawsFromTorch(nn.Module):
-    """Dropout as a function: it asks torch's generator, which depends on who stands in the stack."""
+    """Dropout as a function.
+
+    It asks torch's generator, which depends on who stands in the stack.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +101,9 @@ def test_batch_norm_dropout_and_convolutions_do_not_depend_on_the_stack(convolut
     alone = trace(with_model(Normed), Plan(1, stack=False))
     for size in (1, 3, 5):
         together = trace(with_model(Normed), Plan(size, convolutions))
-        assert all(torch.allclose(alone.state[k], together.state[k], atol=1e-5) for k in alone.state)
+        assert all(
+            torch.allclose(alone.state[k], together.state[k], atol=1e-5) for k in alone.state
+        )
 
 
 def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> None:
@@ -108,13 +117,17 @@ def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> N
 def test_optimizers_with_memory_agree_between_stacks(optimizer: str) -> None:
     one, many = (trace(world("local", train={"optimizer": optimizer}), Plan(k)) for k in (1, 5))
     far = [(one.state[k].double() - many.state[k].double()).abs() > 1e-4 for k in one.state]
-    assert sum(int(f.sum()) for f in far) <= 0.01 * sum(f.numel() for f in far)  # Adam magnifies the last bits
+    assert sum(int(f.sum()) for f in far) <= 0.01 * sum(
+        f.numel() for f in far
+    )  # Adam magnifies the last bits
 
 
 @pytest.mark.parametrize("build", [Recurrent, Branching])
 def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Module]) -> None:
     here = with_model(build)
-    plan = choose_plans(here.method, here.task, here.population, settings(here.recipe), start_server(here), {})["mine"]
+    plan = choose_plans(
+        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+    )["mine"]
     assert plan.cohort_size == 1
     assert not plan.stack
     assert "runs client by client" in plan.note
@@ -123,7 +136,9 @@ def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Mo
 
 def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() -> None:
     here = with_model(DrawsFromTorch)
-    plan = choose_plans(here.method, here.task, here.population, settings(here.recipe), start_server(here), {})["mine"]
+    plan = choose_plans(
+        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+    )["mine"]
     assert not plan.stack
     torch.manual_seed(1)
     first = trace(here, plan)
@@ -184,7 +199,9 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
         crew.close()
 
 
-@pytest.mark.parametrize(("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")])
+@pytest.mark.parametrize(
+    ("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")]
+)
 def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: str) -> None:
     crew = Crew(_act, 2)
     with pytest.raises(WorkerError, match=says):
@@ -200,11 +217,15 @@ def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
 
     chosen = choose(measure, sorted(seconds), try_out=measure, has_convolutions=True)
     assert (chosen.cohort_size, chosen.convolutions) in {(4, "each"), (8, "each")}
-    assert choose(lambda _: 1.0, [1, 3], try_out=lambda _: 1.0, has_convolutions=False).cohort_size == 3
+    assert (
+        choose(lambda _: 1.0, [1, 3], try_out=lambda _: 1.0, has_convolutions=False).cohort_size
+        == 3
+    )
 
 
 def test_sizes_of_stacks_leave_no_core_waiting_for_another() -> None:
-    # rejects round numbers: 50 clients in stacks of 24 are three stacks for two cores, one of them of two clients
+    # rejects round numbers: 50 clients in stacks of 24 are three stacks for two cores, one of them
+    # of two clients
     assert sizes(50, 2, 1000)[-4:] == [7, 9, 13, 25]
     assert sizes(50, 2, 10) == [1, 2, 3, 5, 7, 9, 10]
     assert sizes(3, 8, 1000) == [1]
@@ -226,12 +247,16 @@ def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
     plans = []
     for workers in (1, 2):
         s = Settings(seed=0, workers=workers)
-        plans.append(choose_plans(here.method, here.task, here.population, s, start_server(here), {}))
+        plans.append(
+            choose_plans(here.method, here.task, here.population, s, start_server(here), {})
+        )
     assert plans[0] == plans[1]
 
 
 def test_the_memory_limit_bounds_the_stack() -> None:
     here = world()
     s = settings(here.recipe)
-    tight = choose_plans(here.method, here.task, here.population, s, start_server(here), {}, memory_limit=1)
+    tight = choose_plans(
+        here.method, here.task, here.population, s, start_server(here), {}, memory_limit=1
+    )
     assert tight["mlp"].cohort_size == 1

@@ -1,4 +1,7 @@
-"""What the vocabulary promises to methods still to come: phases, own parameters, memory, fine-tuning, stages."""
+"""What the vocabulary promises to methods still to come.
+
+Phases, own parameters, memory, fine-tuning, stages.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ class TwoPhases(Method):
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         return Phase(("head",), epochs=3), Phase(("body",), steps=2)
 
-    def upload(self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context) -> tuple[Weighted, Nothing]:
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted, Nothing]:
         return weighted(net, sums, "body"), own
 
     def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
@@ -55,7 +60,10 @@ class Bias:
 
 @dataclass(frozen=True)
 class OwnBias(Method):
-    """FedDBE's shape: parameters of the client's own learn beside the net; Adam lives for the whole run."""
+    """FedDBE's shape.
+
+    Parameters of the client's own learn beside the net; Adam lives for the whole run.
+    """
 
     def init_client(self, net: Net, ctx: Context) -> Bias:
         return Bias(torch.zeros(net.arch.feature_width))
@@ -107,21 +115,29 @@ def test_each_phase_moves_its_part_alone() -> None:
     here = with_method(world("local"), TwoPhases())
     before = here.task.starts["mlp"].params
     result = trace(here, Plan(3), rounds=1).state
-    assert set(result) == {"server/weights/mlp/arrays/1.weight", "server/weights/mlp/arrays/1.bias",
-                           "clients/mlp/net/4.weight", "clients/mlp/net/4.bias", "clients/mlp/present"}  # fmt: skip
+    assert set(result) == {
+        "server/weights/mlp/arrays/1.weight",
+        "server/weights/mlp/arrays/1.bias",
+        "clients/mlp/net/4.weight",
+        "clients/mlp/net/4.bias",
+        "clients/mlp/present",
+    }
     heads = result["clients/mlp/net/4.weight"]
     assert len(torch.unique(heads, dim=0)) == len(SIZES)
     assert not torch.equal(result["server/weights/mlp/arrays/1.weight"], before["1.weight"])
 
 
 def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> None:
-    here = with_method(world("local", train={"optimizer": "adam", "lr": 0.05, "batch_size": max(SIZES)}), OwnBias())
+    here = with_method(
+        world("local", train={"optimizer": "adam", "lr": 0.05, "batch_size": max(SIZES)}), OwnBias()
+    )
     state = trace(here, Plan(5), rounds=3).state
     net, x = here.task.starts["mlp"], (here.data.x - 0.5) / 2
     for client in range(len(SIZES)):
         rows = here.population.train[client]
         w, b, bias = (
-            t.clone().requires_grad_() for t in (net.params["4.weight"], net.params["4.bias"], torch.zeros(5))
+            t.clone().requires_grad_()
+            for t in (net.params["4.weight"], net.params["4.bias"], torch.zeros(5))
         )
         adam = torch.optim.Adam([w, b, bias], lr=0.05)
         z = torch.relu(x[rows] @ net.params["1.weight"].T + net.params["1.bias"])
@@ -136,7 +152,9 @@ def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> N
 
 def test_fine_tuning_before_a_test_is_on_a_copy_and_helps_each_client_in_any_stack() -> None:
     plain = trace(with_method(world("local"), TwoPhases()), Plan(2))
-    uneven = {"clients_test": [torch.arange(n) for n in (3, 30, 10, 25, 7)]}  # the order by test rows is another one
+    uneven = {
+        "clients_test": [torch.arange(n) for n in (3, 30, 10, 25, 7)]
+    }  # the order by test rows is another one
     for size in (1, 2, 5):
         tuned = trace(with_method(world("local"), FineTuned()), Plan(size))
         assert all(torch.allclose(plain.state[k], tuned.state[k], atol=1e-5) for k in plain.state)
@@ -166,7 +184,9 @@ def test_optimizers_that_live_for_an_epoch_are_new_in_each() -> None:
             return (Phase(epochs=3, remembers="round"),)
 
     def moved(method: Method, rounds: int) -> Tensor:
-        here = with_method(world("local", train={"optimizer": "momentum", "batch_size": max(SIZES)}), method)
+        here = with_method(
+            world("local", train={"optimizer": "momentum", "batch_size": max(SIZES)}), method
+        )
         return trace(here, Plan(5), rounds=rounds).state["clients/mlp/net/1.weight"]
 
     @dataclass(frozen=True)

@@ -35,7 +35,9 @@ def test_two_clients_weigh_by_their_rows() -> None:
     down = method.download(server, ORDERS["a"], ctx)
     total = None
     for value, rows in ((1.0, 3.0), (5.0, 1.0)):
-        up, _ = method.upload(filled(A.start(0), value), Nothing(), Count(torch.tensor(rows)), down, ctx)
+        up, _ = method.upload(
+            filled(A.start(0), value), Nothing(), Count(torch.tensor(rows)), down, ctx
+        )
         total = up if total is None else map_leaves(torch.add, total, up)
     new = method.server_update(server, Replies(parts=(("a", total, 2),)), ctx)
     net, _ = method.receive(A.start(5), Nothing(), method.download(new, ORDERS["a"], ctx), ctx)
@@ -54,11 +56,15 @@ def test_everybody_starts_from_the_common_start_of_its_architecture() -> None:
     method, ctx = FedAvg(), context(A, B)
     server = method.init_server(ctx)
     for arch in (A, B):
-        net, _ = method.receive(arch.start(8), Nothing(), method.download(server, ORDERS[arch.name], ctx), ctx)
+        net, _ = method.receive(
+            arch.start(8), Nothing(), method.download(server, ORDERS[arch.name], ctx), ctx
+        )
         assert all(torch.equal(p, arch.start(0).params[n]) for n, p in net.params.items())
 
 
 def test_a_client_sends_its_weights_and_one_count() -> None:
     method, ctx = FedAvg(), context(A)
-    up, _ = method.upload(A.start(0), Nothing(), Count(torch.tensor(2.0)), method.init_server(ctx).weights["a"], ctx)
+    up, _ = method.upload(
+        A.start(0), Nothing(), Count(torch.tensor(2.0)), method.init_server(ctx).weights["a"], ctx
+    )
     assert payload_bytes(up) == 4 * (4 * 5 + 5 + 5 * 3 + 3 + 1)

@@ -1,4 +1,4 @@
-"""FedLog's exact head against the optimality condition, scipy's optimizer and the paper's own Adam."""
+"""FedLog's exact head against the optimality condition, scipy's optimizer and Adam."""
 
 from __future__ import annotations
 
@@ -21,14 +21,28 @@ from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Replies, Task, Training
 from fedgist.core.net import Architecture, split
 from fedgist.core.optim import Optimizer
-from fedgist.methods.fedlog import FedLog, Head, Sums, _omega, gradient_head, log_posterior, map_head
+from fedgist.methods.fedlog import (
+    FedLog,
+    Head,
+    Sums,
+    _omega,
+    gradient_head,
+    log_posterior,
+    map_head,
+)
 from fedgist.models import MODELS
 
 Floats = npt.NDArray[np.float64]
 
 
 def class_sums(
-    classes: int, width: int, rows: int, *, seed: int = 0, scale: float = 1.0, empty: tuple[int, ...] = ()
+    classes: int,
+    width: int,
+    rows: int,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    empty: tuple[int, ...] = (),
 ) -> Floats:
     """S of random rows: class centres and noise, uneven classes, the constant 1 in front."""
     draw = np.random.default_rng(seed)
@@ -43,7 +57,9 @@ def class_sums(
 
 def objective(eta: Floats, s: Floats, nu: float) -> float:
     """Eq. 14: <eta, S> - (nu + n) ln sum_y exp(|eta_y|^2 / 4)."""
-    return float((eta * s).sum() - (nu + s[:, 0].sum()) * scipy.special.logsumexp((eta**2).sum(1) / 4))
+    return float(
+        (eta * s).sum() - (nu + s[:, 0].sum()) * scipy.special.logsumexp((eta**2).sum(1) / 4)
+    )
 
 
 def gradient(eta: Floats, s: Floats, nu: float) -> Floats:
@@ -76,7 +92,9 @@ def test_the_oracles_gradient_is_that_of_the_oracles_objective() -> None:
 
     numeric = scipy.optimize.approx_fprime(eta.ravel(), flat, 1e-6)
     np.testing.assert_allclose(gradient(eta, s, 1.0).ravel(), numeric, rtol=1e-4, atol=1e-4)
-    assert float(log_posterior(torch.from_numpy(eta), torch.from_numpy(s), 1.0)) == pytest.approx(flat(eta.ravel()))
+    assert float(log_posterior(torch.from_numpy(eta), torch.from_numpy(s), 1.0)) == pytest.approx(
+        flat(eta.ravel())
+    )
 
 
 @pytest.mark.parametrize(("s", "nu"), PROBLEMS)
@@ -103,7 +121,11 @@ def test_the_head_is_the_optimum_that_scipy_finds(s: Floats, nu: float) -> None:
 
     with threadpool_limits(1):  # many small products: threads only get in each other's way
         found = scipy.optimize.minimize(
-            loss, s.ravel() / t, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9}
+            loss,
+            s.ravel() / t,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9},
         )
     eta = solved(s, nu)
     assert objective(eta, s, nu) / t >= -found.fun - 1e-12
@@ -114,7 +136,11 @@ def test_the_exact_head_is_better_than_the_papers_thousand_steps_of_adam() -> No
     s = class_sums(10, 20, 300, scale=0.5)
     start = random.normal(random.key(0), (10, 21)).double()
     steps = gradient_head(start, torch.from_numpy(s), 1.0, 1e-2, 1000).numpy()
-    assert objective(start.numpy(), s, 1.0) < objective(steps, s, 1.0) <= objective(solved(s, 1.0), s, 1.0)
+    assert (
+        objective(start.numpy(), s, 1.0)
+        < objective(steps, s, 1.0)
+        <= objective(solved(s, 1.0), s, 1.0)
+    )
     more = gradient_head(torch.from_numpy(steps), torch.from_numpy(s), 1.0, 1e-3, 2000).numpy()
     np.testing.assert_allclose(more, solved(s, 1.0), rtol=1e-2, atol=1e-2)
 
@@ -163,7 +189,9 @@ def test_very_small_and_very_large_features_are_solved_as_well_as_etas_rounding_
     st.floats(1e-3, 8.0),
     st.integers(0, 99),
 )
-def test_any_class_sums_are_solved(classes: int, width: int, rows: int, nu: float, scale: float, seed: int) -> None:
+def test_any_class_sums_are_solved(
+    classes: int, width: int, rows: int, nu: float, scale: float, seed: int
+) -> None:
     s = class_sums(classes, width, rows, seed=seed, scale=scale)
     eta = solved(s, nu)
     assert np.isfinite(eta).all()
@@ -173,10 +201,14 @@ def test_any_class_sums_are_solved(classes: int, width: int, rows: int, nu: floa
 @pytest.mark.parametrize("nu", [0.0, 1.0])
 def test_without_samples_the_head_is_zero_and_nothing_is_divided(nu: float) -> None:
     assert not solved(np.zeros((4, 3)), nu).any()
-    assert not gradient_head(torch.zeros(4, 3).double(), torch.zeros(4, 3).double(), nu, 0.1, 3).any()
+    assert not gradient_head(
+        torch.zeros(4, 3).double(), torch.zeros(4, 3).double(), nu, 0.1, 3
+    ).any()
 
 
-@pytest.mark.parametrize("z", [np.linspace(-745, 30, 4001), np.logspace(0, 6, 500), np.linspace(0.9, 1.1, 101)])
+@pytest.mark.parametrize(
+    "z", [np.linspace(-745, 30, 4001), np.logspace(0, 6, 500), np.linspace(0.9, 1.1, 101)]
+)
 def test_omega_is_scipys(z: Floats) -> None:
     w = _omega(torch.from_numpy(z)).numpy()
     expected = np.asarray(scipy.special.wrightomega(z))
@@ -192,7 +224,14 @@ def test_omega_of_nothing_is_zero() -> None:
 
 def make(method: FedLog, arch: Architecture, stage: str = "train", number: int = 1) -> Context:
     training = Training(2, 1.0, 1, 8, Optimizer())
-    task = Task(arch.input_shape, arch.num_classes, 2, {arch.name: arch}, {arch.name: arch.start(0)}, training)
+    task = Task(
+        arch.input_shape,
+        arch.num_classes,
+        2,
+        {arch.name: arch},
+        {arch.name: arch.start(0)},
+        training,
+    )
     method.check(task)
     return Context(random.key(0), task, number, stage)
 
@@ -206,7 +245,9 @@ def test_a_summary_is_the_sum_of_rows_by_class_absent_rows_left_out() -> None:
     x = random.normal(random.key(1), (7, 4))
     y, mask = torch.tensor([2, 0, 0, 1, 0, 2, 0]), torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()
     x[~mask] = 0.0
-    sums = method.summarize(net, Batch(x, y, mask), Nothing(), Head(torch.zeros(3, 6)), make(method, TOY))
+    sums = method.summarize(
+        net, Batch(x, y, mask), Nothing(), Head(torch.zeros(3, 6)), make(method, TOY)
+    )
     expected = np.zeros((3, 6))
     w, b = (net.params[f"1.{n}"].double().numpy() for n in ("weight", "bias"))
     for row, label, present in zip(x.double().numpy(), y.tolist(), mask.tolist(), strict=True):
@@ -219,7 +260,10 @@ def test_a_summary_is_the_same_stacked_and_alone() -> None:
     method = FedLog()
     ctx, net, down = make(method, TOY), TOY.start(1), Head(torch.zeros(3, 6))
     x = random.normal(random.key(1), (2, 4, 4))
-    y, mask = torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    y, mask = (
+        torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]),
+        torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool(),
+    )
 
     def one(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Sums:
         return method.summarize(net, Batch(x, y, mask), Nothing(), down, ctx)
@@ -234,7 +278,11 @@ def test_head_and_sums_of_mnist_cost_51_numbers_a_class() -> None:
     method = FedLog()
     ctx = make(method, arch)
     head = method.init_server(ctx)
-    batch = Batch(torch.zeros(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool))
+    batch = Batch(
+        torch.zeros(2, 1, 28, 28),
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(2, dtype=torch.bool),
+    )
     sums = method.summarize(arch.start(0), batch, Nothing(), head, ctx)
     assert payload_bytes(head) == payload_bytes(sums) == 51 * 10 * 4
 
@@ -244,9 +292,13 @@ def test_the_server_adds_the_sums_and_solves_and_the_client_installs_the_head() 
     method = FedLog(nu=2.0)
     ctx = make(method, TOY)
     before = method.init_server(ctx)
-    server = method.server_update(before, Replies(parts=(("a", Sums(s / 4), 1), ("b", Sums(s * 3 / 4), 3))), ctx)
+    server = method.server_update(
+        before, Replies(parts=(("a", Sums(s / 4), 1), ("b", Sums(s * 3 / 4), 3))), ctx
+    )
     assert server.eta.dtype == torch.float32
-    np.testing.assert_allclose(server.eta.numpy(), solved(s.double().numpy(), 2.0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        server.eta.numpy(), solved(s.double().numpy(), 2.0), rtol=1e-4, atol=1e-5
+    )
     down = method.download(server, Order(0, "toy"), ctx)
     net, _ = method.receive(TOY.start(0), Nothing(), down, ctx)
     z = random.normal(random.key(3), (4, 5))

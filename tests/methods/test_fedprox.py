@@ -27,13 +27,17 @@ ROWS = 12
 X = random.normal(random.key(0), (ROWS, 4))
 Y = random.integers(random.key(1), (ROWS,), 3)
 MASK = torch.arange(ROWS) < 9
-CTX = Context(random.key(0), Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer())), 1, "train")
+CTX = Context(
+    random.key(0), Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer())), 1, "train"
+)
 
 
 def ours(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient of the method."""
     live = {n: p.clone().requires_grad_() for n, p in params.items()}
-    value = FedProx(mu=mu).loss(START.having(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX)
+    value = FedProx(mu=mu).loss(
+        START.having(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
+    )
     grads = torch.autograd.grad(value, list(live.values()))
     return float(value.detach()), dict(zip(live, grads, strict=True))
 
@@ -44,18 +48,25 @@ def numpy_loss(flat: Floats, mu: float) -> tuple[float, Floats]:
     x = np.concatenate([X[MASK].double().numpy(), np.ones((9, 1))], axis=1)
     y = Y[MASK].numpy()
     logits = x @ w.T
-    loss = (scipy.special.logsumexp(logits, axis=1) - logits[np.arange(9), y]).mean() + mu / 2 * ((w - w0) ** 2).sum()
+    loss = (scipy.special.logsumexp(logits, axis=1) - logits[np.arange(9), y]).mean() + mu / 2 * (
+        (w - w0) ** 2
+    ).sum()
     errors = scipy.special.softmax(logits, axis=1) - np.eye(3)[y]
     return float(loss), (errors.T @ x / 9 + mu * (w - w0)).ravel()
 
 
 def matrix(params: dict[str, Tensor]) -> Floats:
-    return np.concatenate([params["1.weight"].double().numpy(), params["1.bias"].double().numpy()[:, None]], axis=1)
+    return np.concatenate(
+        [params["1.weight"].double().numpy(), params["1.bias"].double().numpy()[:, None]], axis=1
+    )
 
 
 def params_of(w: Floats) -> dict[str, Tensor]:
     w = w.reshape(3, 5)
-    return {"1.weight": torch.from_numpy(w[:, :4]).float(), "1.bias": torch.from_numpy(w[:, 4]).float()}
+    return {
+        "1.weight": torch.from_numpy(w[:, :4]).float(),
+        "1.bias": torch.from_numpy(w[:, 4]).float(),
+    }
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.01, 3.0])
@@ -70,12 +81,16 @@ def test_loss_and_gradient_are_those_of_eq_2(mu: float) -> None:
 
 @pytest.mark.parametrize("mu", [0.1, 2.0])
 def test_the_loss_stands_still_where_scipy_stops(mu: float) -> None:
-    found = scipy.optimize.minimize(numpy_loss, matrix(START.params).ravel(), args=(mu,), jac=True, tol=1e-12)
+    found = scipy.optimize.minimize(
+        numpy_loss, matrix(START.params).ravel(), args=(mu,), jac=True, tol=1e-12
+    )
     _, grads = ours(mu, params_of(found.x))
     assert abs(matrix(grads)).max() < 1e-5
     _, without = ours(0.0, params_of(found.x))
     pull = mu * (found.x.reshape(3, 5) - matrix(START.params))
-    np.testing.assert_allclose(matrix(without), -pull, atol=1e-5)  # the data pull as hard as the anchor
+    np.testing.assert_allclose(
+        matrix(without), -pull, atol=1e-5
+    )  # the data pull as hard as the anchor
     assert abs(pull).max() > 0.01
 
 

@@ -35,7 +35,9 @@ def here(name: str, **sections: Any) -> World:
 
 
 def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float = 1e-5) -> bool:
-    return a.keys() == b.keys() and all(torch.allclose(a[k].double(), b[k].double(), rtol=0, atol=tolerance) for k in a)
+    return a.keys() == b.keys() and all(
+        torch.allclose(a[k].double(), b[k].double(), rtol=0, atol=tolerance) for k in a
+    )
 
 
 def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -106,7 +108,9 @@ class _Padded(Rows):
 def test_3_padding_changes_nothing(name: str) -> None:
     tight = here(name)
     rows = tight.population.train
-    padded = replace(tight, population=replace(tight.population, train=_Padded(rows.rows, rows.offsets)))
+    padded = replace(
+        tight, population=replace(tight.population, train=_Padded(rows.rows, rows.offsets))
+    )
     assert close(trace(tight).state, trace(padded).state, 1e-6)
 
 
@@ -162,8 +166,13 @@ def test_7_same_seed_same_result_another_seed_another(name: str) -> None:
 def test_8_inputs_are_not_mutated(name: str) -> None:
     fed = federation(here(name))
     ctx, orders, downs = first_stage(fed)
-    before = copy.deepcopy([named(d) for d in downs]), {k: v.clone() for k, v in named(fed.server).items()}
-    starts = {a: {k: v.clone() for k, v in net.params.items()} for a, net in fed.task.starts.items()}
+    before = (
+        copy.deepcopy([named(d) for d in downs]),
+        {k: v.clone() for k, v in named(fed.server).items()},
+    )
+    starts = {
+        a: {k: v.clone() for k, v in net.params.items()} for a, net in fed.task.starts.items()
+    }
     answer = fed.engine.ask(ctx, orders, downs)
     fed.method.server_update(fed.server, answer.replies, ctx)
     assert all(equal(named(d), b) for d, b in zip(downs, before[0], strict=True))

@@ -35,7 +35,9 @@ def test_fedavg_with_one_step_on_all_rows_is_one_centralized_gradient_step() -> 
     torch.autograd.backward(F.cross_entropy(plain(inputs(here)), here.data.y))
     for name, p in plain.named_parameters():
         assert p.grad is not None
-        assert torch.allclose(state[f"server/weights/mlp/arrays/{name}"], p.detach() - 0.3 * p.grad, atol=1e-6)
+        assert torch.allclose(
+            state[f"server/weights/mlp/arrays/{name}"], p.detach() - 0.3 * p.grad, atol=1e-6
+        )
 
 
 def test_centralized_training_is_sgd_on_all_rows() -> None:
@@ -63,7 +65,9 @@ def test_local_training_is_each_clients_own_sgd_and_sends_nothing() -> None:
             torch.autograd.backward(F.cross_entropy(plain(inputs(here)[rows]), here.data.y[rows]))
             optimizer.step()
         for name, p in plain.named_parameters():
-            assert torch.allclose(result.state[f"clients/mlp/net/{name}"][client], p.detach(), atol=1e-5)
+            assert torch.allclose(
+                result.state[f"clients/mlp/net/{name}"][client], p.detach(), atol=1e-5
+            )
     assert all(line["comm/up_bytes"] == line["comm/down_bytes"] == 0 for line in result.rounds)
 
 
@@ -75,7 +79,10 @@ def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_holds_clients_back() -> N
     held = trace(world("fedprox", options={"mu": 15.0}), rounds=1).state
 
     def moved(state: dict[str, torch.Tensor]) -> float:
-        return math.fsum(float((state[f"server/weights/mlp/arrays/{n}"] - p).square().sum()) for n, p in start.items())
+        return math.fsum(
+            float((state[f"server/weights/mlp/arrays/{n}"] - p).square().sum())
+            for n, p in start.items()
+        )
 
     assert moved(held) < 0.5 * moved(trace(world("fedavg"), rounds=1).state)
 
@@ -98,7 +105,9 @@ def test_fedlog_sends_the_class_sums_of_its_trained_bodies_and_keeps_the_head_fi
     eta = named(fed.server)["eta"].double()
     t = 1.0 + len(here.data.y)
     p = torch.softmax(eta.square().sum(1) / 4, 0)
-    assert torch.allclose(t * p.unsqueeze(1) * eta / 2, s, rtol=1e-4, atol=1e-3)  # stationarity of eq. 14
+    assert torch.allclose(
+        t * p.unsqueeze(1) * eta / 2, s, rtol=1e-4, atol=1e-3
+    )  # stationarity of eq. 14
     assert not torch.equal(before, named(fed.server)["eta"])
 
 
@@ -110,7 +119,8 @@ def test_fedlogs_exchange_is_round_0_with_its_bytes_and_no_download() -> None:
 
 
 def test_batches_of_stateful_models_start_from_the_head_that_was_sent() -> None:
-    # rejects a client that goes on with the head of the round before: with hardly any learning only the head moves
+    # rejects a client that goes on with the head of the round before: with hardly any learning only
+    # the head moves
     here = world("fedlog", train={"lr": 1e-12})
     fed = federation(here)
     fed.advance()

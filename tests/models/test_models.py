@@ -35,7 +35,9 @@ def size(module: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("name", "shape", "options"), CASES, ids=str)
-def test_every_model_splits_and_gives_logits(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+def test_every_model_splits_and_gives_logits(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
     net = split(lambda: MODELS[name](shape, 6, **options), shape, 6).start(0)
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
     assert net(x).shape == (3, 6)
@@ -73,7 +75,9 @@ def linear(c_in: int, c_out: int) -> int:
         ("mlp", GRAY, linear(784, 64) + linear(64, 10)),
     ],
 )
-def test_small_models_have_the_papers_layers(name: str, shape: tuple[int, ...], expected: int) -> None:
+def test_small_models_have_the_papers_layers(
+    name: str, shape: tuple[int, ...], expected: int
+) -> None:
     assert size(MODELS[name](shape, 10)) == expected
 
 
@@ -115,7 +119,9 @@ def test_group_norm_keeps_no_running_statistics(name: str) -> None:
         ("resnet18", (7,), "does not accept input of shape"),
     ],
 )
-def test_images_of_another_size_are_a_clear_error(name: str, shape: tuple[int, ...], text: str) -> None:
+def test_images_of_another_size_are_a_clear_error(
+    name: str, shape: tuple[int, ...], text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
         split(lambda: MODELS[name](shape, 10), shape, 10)
 

@@ -27,7 +27,13 @@ CURVES = {
 def folder(tmp_path: Path) -> Path:
     for method, curves in CURVES.items():
         for seed, curve in enumerate(curves):
-            write_run(tmp_path / method / f"seed-{seed}", curve, seed=seed, method=method, clients=[curve[-1], 0.5])
+            write_run(
+                tmp_path / method / f"seed-{seed}",
+                curve,
+                seed=seed,
+                method=method,
+                clients=[curve[-1], 0.5],
+            )
     return tmp_path
 
 
@@ -37,12 +43,17 @@ def of(folder: Path, **options: Any) -> Study:
 
 def test_seeds_are_one_row_and_the_last_round_is_the_result(folder: Path) -> None:
     found = of(folder)
-    assert [(row.label, row.seeds) for row in found.rows] == [("fedavg", [0, 1, 2]), ("fedlog", [0, 1, 2])]
+    assert [(row.label, row.seeds) for row in found.rows] == [
+        ("fedavg", [0, 1, 2]),
+        ("fedlog", [0, 1, 2]),
+    ]
     fedlog = found.rows[1]
     assert fedlog.final is not None
     assert fedlog.best is not None
     assert fedlog.final.mean == pytest.approx((0.93 + 0.96 + 0.91) / 3)
-    assert fedlog.best.mean == pytest.approx((0.95 + 0.96 + 0.91) / 3)  # labelled best, never mixed in
+    assert fedlog.best.mean == pytest.approx(
+        (0.95 + 0.96 + 0.91) / 3
+    )  # labelled best, never mixed in
     assert fedlog.last10 is None  # of four rounds there are no last ten
 
 
@@ -59,7 +70,12 @@ def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None
     assert fedlog is not None
     # first reached in rounds 3, 2, 4: rejects the round in which the mean curve reaches it
     assert fedlog.rounds.mean == 3.0
-    assert (fedlog.reached, fedlog.up.mean, fedlog.down.mean, fedlog.both.mean) == (3, 300, 900, 1200)
+    assert (fedlog.reached, fedlog.up.mean, fedlog.down.mean, fedlog.both.mean) == (
+        3,
+        300,
+        900,
+        1200,
+    )
     assert fedlog.both.error == pytest.approx(400 / 3**0.5)
     # never reached: the round of the highest accuracy (3, 4, 4), marked
     assert fedavg is not None
@@ -73,7 +89,9 @@ def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None
 def test_a_first_exchange_counts_as_the_bytes_of_round_0(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5, 0.95])
     lines = (run / "rounds.jsonl").read_text()
-    (run / "rounds.jsonl").write_text('{"round": 0, "comm/up_bytes": 7, "comm/down_bytes": 1}\n' + lines)
+    (run / "rounds.jsonl").write_text(
+        '{"round": 0, "comm/up_bytes": 7, "comm/down_bytes": 1}\n' + lines
+    )
     target = of(tmp_path, target_accuracy=0.9).rows[0].target
     assert target is not None
     assert target.both.mean == 8 + 2 * 400
@@ -87,7 +105,8 @@ def test_differences_to_a_reference_are_paired(folder: Path) -> None:
     assert versus.p == 0.125
     assert found.rows[1].versus is None
     assert any(
-        "smallest p possible is 0.125 one-tailed, 0.25 two-sided; p < 0.05 takes 5 seeds" in n for n in found.notes
+        "smallest p possible is 0.125 one-tailed, 0.25 two-sided; p < 0.05 takes 5 seeds" in n
+        for n in found.notes
     )
 
 
@@ -101,12 +120,17 @@ def test_rows_are_named_by_what_differs(tmp_path: Path) -> None:
 def test_settings_that_shorten_to_the_same_words_are_written_out(tmp_path: Path) -> None:
     for lr in (0.10001, 0.10002):
         write_run(tmp_path / f"a{lr}", [0.5], raw={"train": {"lr": lr}})
-    assert [row.label for row in of(tmp_path).rows] == ["fedlog train.lr=0.10001", "fedlog train.lr=0.10002"]
+    assert [row.label for row in of(tmp_path).rows] == [
+        "fedlog train.lr=0.10001",
+        "fedlog train.lr=0.10002",
+    ]
 
 
 def test_how_the_work_was_done_makes_no_other_row(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], seed=0, raw={"engine": {"workers": 1}})
-    write_run(tmp_path / "b", [0.5], seed=1, raw={"engine": {"workers": 2}, "evaluate": {"every": 2}})
+    write_run(
+        tmp_path / "b", [0.5], seed=1, raw={"engine": {"workers": 2}, "evaluate": {"every": 2}}
+    )
     assert len(of(tmp_path).rows) == 1
 
 
@@ -132,19 +156,30 @@ def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5, 0.6, 0.7])
     lines = (run / "rounds.jsonl").read_text().splitlines()
     lines[1] = lines[1][:20]
-    (run / "rounds.jsonl").write_text("\n".join([*lines, '{"round": 4, "ev']))  # the last one is being written
+    (run / "rounds.jsonl").write_text(
+        "\n".join([*lines, '{"round": 4, "ev'])
+    )  # the last one is being written
     found = of(tmp_path)
-    assert found.notes == (f"{run / 'rounds.jsonl'}: line 2 cannot be read and left out, also of the bytes counted",)
+    assert found.notes == (
+        f"{run / 'rounds.jsonl'}: line 2 cannot be read and left out, also of the bytes counted",
+    )
     assert found.rows[0].rounds == (3, 3)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "[]", "7", '{"accuracy": 1}', '{"round": "x"}', "null", "\x00", '{"round": 9, "eval/x": "nan"}',
-        '{"round": 9, "eval/x": NaN}', '{"round": 9, "eval/x": 1e999}',
+        "[]",
+        "7",
+        '{"accuracy": 1}',
+        '{"round": "x"}',
+        "null",
+        "\x00",
+        '{"round": 9, "eval/x": "nan"}',
+        '{"round": 9, "eval/x": NaN}',
+        '{"round": 9, "eval/x": 1e999}',
     ],
-)  # fmt: skip
+)
 def test_a_line_that_is_no_round_is_corrupt(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", [0.5])
     (run / "rounds.jsonl").write_text(text + "\n" + (run / "rounds.jsonl").read_text())
@@ -162,8 +197,13 @@ def test_what_cannot_be_compared_is_said_plainly(tmp_path: Path) -> None:
     assert found.rows[0].seeds == [0]
 
 
-def test_a_metric_or_a_reference_that_is_not_there_is_refused_with_the_choices(folder: Path) -> None:
-    with pytest.raises(ReportError, match=r"no run has 'eval/x'; columns: eval/client/accuracy_mean, eval/client/acc"):
+def test_a_metric_or_a_reference_that_is_not_there_is_refused_with_the_choices(
+    folder: Path,
+) -> None:
+    with pytest.raises(
+        ReportError,
+        match=r"no run has 'eval/x'; columns: eval/client/accuracy_mean, eval/client/acc",
+    ):
         of(folder, metric="eval/x")
     with pytest.raises(ReportError, match=r"unknown reference 'fedlgo'; did you mean 'fedlog'"):
         of(folder, reference="fedlgo")
@@ -175,7 +215,8 @@ def test_of_a_loss_the_best_is_the_lowest(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     text = "".join(
-        json.dumps({**line, "train/loss": value}) + "\n" for line, value in zip(lines, (0.2, 0.3), strict=True)
+        json.dumps({**line, "train/loss": value}) + "\n"
+        for line, value in zip(lines, (0.2, 0.3), strict=True)
     )
     (run / "rounds.jsonl").write_text(text)
     best = of(tmp_path, metric="train/loss").rows[0].best
@@ -184,9 +225,12 @@ def test_of_a_loss_the_best_is_the_lowest(tmp_path: Path) -> None:
 
 
 PAPER = {
-    "source": "A paper, table 1", "target_accuracy": 90, "accuracy": {"fedlog": [98.15, 0.05]},
-    "communication": {"fedlog": 3.18e6}, "departs": ["train.num_rounds = 4"],
-}  # fmt: skip
+    "source": "A paper, table 1",
+    "target_accuracy": 90,
+    "accuracy": {"fedlog": [98.15, 0.05]},
+    "communication": {"fedlog": 3.18e6},
+    "departs": ["train.num_rounds = 4"],
+}
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
@@ -229,7 +273,12 @@ def test_runs_are_found_below_any_folder_once(folder: Path) -> None:
 
 
 def test_one_damaged_run_does_not_take_the_others_with_it(tmp_path: Path) -> None:
-    for name, text in (("recipe.toml", "\x00["), ("recipe.toml", ""), ("result.json", "[]"), ("result.json", "")):
+    for name, text in (
+        ("recipe.toml", "\x00["),
+        ("recipe.toml", ""),
+        ("result.json", "[]"),
+        ("result.json", ""),
+    ):
         here = tmp_path / f"{name}{len(text)}"
         write_run(here / "a", [0.5])
         bad = write_run(here / "b", [0.6], seed=1)

@@ -1,4 +1,7 @@
-"""The page, in a real browser: what is drawn, what is clicked, what is read, and what it asks of the network."""
+"""The page, in a real browser.
+
+What is drawn, what is clicked, what is read, and what it asks of the network.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,12 @@ from fedgist.run.record import PARTITION
 
 from written import write_run  # isort: skip
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"
+)
 
 SPLIT = {"classes": ["cat", "<dog>"], "train": [[3, 0], [1, 9]]}
 
@@ -40,9 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(2):
             curve = [best - 0.3 / r + 0.01 * seed for r in range(1, 11)]
             run = write_run(
-                root / method / f"seed-{seed}", curve, seed=seed, method=method, clients=[best, best - 0.2, 1.0],
-                up=0 if method == "local" else 1000, down=0 if method == "local" else 3000,
-            )  # fmt: skip
+                root / method / f"seed-{seed}",
+                curve,
+                seed=seed,
+                method=method,
+                clients=[best, best - 0.2, 1.0],
+                up=0 if method == "local" else 1000,
+                down=0 if method == "local" else 3000,
+            )
             (run / PARTITION).write_text(json.dumps(SPLIT))
     draw = torch.Generator().manual_seed(0)
     safetensors.numpy.save_file(
@@ -73,7 +85,9 @@ class Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [
-            value or "" for name, value in attrs if name in {"src", "href", "action", "srcset", "xlink:href"}
+            value or ""
+            for name, value in attrs
+            if name in {"src", "href", "action", "srcset", "xlink:href"}
         ]
 
 
@@ -89,13 +103,24 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
     found = study(find([folder]), target_accuracy=0.75)
     drawn = {picture.name: picture for picture in pictures.pictures(found)}
     assert list(drawn) == [
-        "by-round", "by-bytes", "over-clients", "partition-1", "bytes-by-round", "times", "features-1",
-    ]  # fmt: skip
+        "by-round",
+        "by-bytes",
+        "over-clients",
+        "partition-1",
+        "bytes-by-round",
+        "times",
+        "features-1",
+    ]
     rows = list(csv.DictReader(io.StringIO(drawn["by-round"].csv())))
     last = next(row for row in rows if row["row"] == "fedlog" and row["round"] == "10")
     assert float(last["mean"]) == pytest.approx(0.9 - 0.03 + 0.005)
-    assert float(last["high"]) - float(last["mean"]) == pytest.approx(0.005)  # the standard error of two seeds
-    assert {row["row"] for row in csv.DictReader(io.StringIO(drawn["by-bytes"].csv()))} == {"fedlog", "fedavg"}
+    assert float(last["high"]) - float(last["mean"]) == pytest.approx(
+        0.005
+    )  # the standard error of two seeds
+    assert {row["row"] for row in csv.DictReader(io.StringIO(drawn["by-bytes"].csv()))} == {
+        "fedlog",
+        "fedavg",
+    }
     assert drawn["partition-1"].table == [["client", "cat", "<dog>"], [0, 3, 0], [1, 1, 9]]
     assert len(drawn["over-clients"].table) == 1 + 3 * 2 * 3
 
@@ -117,8 +142,15 @@ def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
     for name, blob in ((PARTITION, b"[]"), (FEATURES, b"\xb5\x00"), ("clients.jsonl", b"\xff\n")):
         (run / name).write_bytes(blob)
     found = study(find([tmp_path]))
-    assert [picture.name for picture in pictures.pictures(found)] == ["by-round", "by-bytes", "bytes-by-round", "times"]
-    for name, remark in zip((PARTITION, "clients.jsonl", FEATURES), pictures.remarks(found), strict=True):
+    assert [picture.name for picture in pictures.pictures(found)] == [
+        "by-round",
+        "by-bytes",
+        "bytes-by-round",
+        "times",
+    ]
+    for name, remark in zip(
+        (PARTITION, "clients.jsonl", FEATURES), pictures.remarks(found), strict=True
+    ):
         assert remark.startswith(str(run / name))
 
 
@@ -148,9 +180,12 @@ def test_features_are_arranged_once(folder: Path) -> None:
 
 def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
     recipe = {
-        "data": {"train_rows": 100}, "train": {"num_rounds": 1}, "evaluate": {"save_features": 3},
-        "clients": {"num_clients": 4}, "engine": {"workers": 1, "cohort_size": 2},
-    }  # fmt: skip
+        "data": {"train_rows": 100},
+        "train": {"num_rounds": 1},
+        "evaluate": {"save_features": 3},
+        "clients": {"num_clients": 4},
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
     result = api.run(recipe, out=tmp_path / "run")
     arrays = safetensors.numpy.load_file(tmp_path / "run" / FEATURES)
     assert set(arrays["client"].tolist()) <= {0, 1, 2, 3}
@@ -182,7 +217,9 @@ class Visit:
     """A page that is open, and what it said and asked for."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
-        self.page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        self.page = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        ).new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -200,8 +237,12 @@ def test_it_opens_from_the_disk_without_a_word_or_a_request(
     visit = Visit(browser, written, width, scheme)
     assert visit.said == []
     assert [url for url in visit.asked if not url.startswith("data:")] == [written.as_uri()]
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width  # nothing hangs over the edge
-    dark = visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert (
+        visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    )  # nothing hangs over the edge
+    dark = (
+        visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    )
     assert dark == (scheme == "dark")
     ink = visit.page.evaluate("getComputedStyle(document.querySelector('#by-round svg')).color")
     assert ink == ("rgb(230, 232, 234)" if dark else "rgb(28, 31, 35)")
@@ -252,7 +293,9 @@ def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Pa
 def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Path) -> None:
     visit = Visit(browser, written, 1280, "light")
     visit.page.locator("#theme").click()
-    assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    assert (
+        visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+    )
     figure = visit.page.locator("#by-round")
     with visit.page.expect_download() as download:
         figure.locator("button", has_text="SVG").click()

@@ -34,7 +34,9 @@ def test_mean_error_and_interval_of_five_seeds() -> None:
     # rejects the population's deviation, and the deviation in the place of the error
     assert found.error == pytest.approx(statistics.stdev(values) / 5**0.5)
     draws = np.random.default_rng(7).choice(values, (20_000, 5)).mean(1)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=1.5e-3)
+    assert (found.low, found.high) == pytest.approx(
+        tuple(np.quantile(draws, [0.025, 0.975])), abs=1.5e-3
+    )
 
 
 def test_one_seed_has_no_error_and_no_seed_no_estimate() -> None:

@@ -1,4 +1,7 @@
-"""Runs as they go, from their files; and their rounds in TensorBoard and MLflow, read back by those."""
+"""Runs as they go, from their files.
+
+And their rounds in TensorBoard and MLflow, read back by those.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ def one(folder: Path) -> RunFiles:
 
 
 def add_round(folder: Path, number: int, accuracy: float) -> None:
-    line = {"round": number, "eval/client/accuracy_mean": accuracy, "comm/up_bytes": 5, "comm/down_bytes": 5}
+    line = {
+        "round": number,
+        "eval/client/accuracy_mean": accuracy,
+        "comm/up_bytes": 5,
+        "comm/down_bytes": 5,
+    }
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -58,7 +66,9 @@ def test_of_a_run_with_validation_rows_those_are_shown(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=50), st.integers(1, 20))
-def test_a_sparkline_is_as_wide_as_asked_and_ends_with_the_last(values: list[float], width: int) -> None:
+def test_a_sparkline_is_as_wide_as_asked_and_ends_with_the_last(
+    values: list[float], width: int
+) -> None:
     text = watch.sparkline(values, width)
     assert len(text) == min(width, len(values))
     if len(text) > 1 and values[-1] == max(values) > min(values) == values[0]:
@@ -69,7 +79,9 @@ def scalars(folder: Path) -> list[tuple[int, float]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(folder))
     read.Reload()
-    return [(event.step, round(event.value, 6)) for event in read.Scalars("eval/client/accuracy_mean")]
+    return [
+        (event.step, round(event.value, 6)) for event in read.Scalars("eval/client/accuracy_mean")
+    ]
 
 
 def test_tensorboard_reads_every_round_once(tmp_path: Path) -> None:

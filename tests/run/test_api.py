@@ -39,7 +39,11 @@ def test_ten_lines_with_ones_own_arrays_clients_and_module() -> None:
     result = fedgist.run(QUICK, data=mine(), clients=[r.numpy() for r in rows()], model=plain())
     assert [line["round"] for line in result.rounds] == [1, 2, 3]
     assert len(result.clients) == 3 * len(SIZES)
-    assert result.ledger[0] == {"round": 1, "comm/up_bytes": 5 * 3 * 5 * 4, "comm/down_bytes": 5 * 3 * 5 * 4}
+    assert result.ledger[0] == {
+        "round": 1,
+        "comm/up_bytes": 5 * 3 * 5 * 4,
+        "comm/down_bytes": 5 * 3 * 5 * 4,
+    }
     logits = result.model(2)(torch.as_tensor(mine()[2][:7]))
     assert logits.shape == (7, 3)
     assert result.folder is None
@@ -51,7 +55,9 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
     model = {
         "small": (plain(), [0, 2]),
         "large": (
-            lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 3)),
+            lambda: nn.Sequential(
+                nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 3)
+            ),
             [1, 3, 4],
         ),
     }
@@ -63,7 +69,9 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
 def test_a_modules_own_numbers_are_the_start() -> None:
     module = plain()
     world = fedgist.run(QUICK, data=mine(), clients=rows(), model=module).federation.world
-    assert torch.equal(world.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"])
+    assert torch.equal(
+        world.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"]
+    )
 
 
 @message(reduce="each")
@@ -96,7 +104,9 @@ def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> No
 
 def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
     given: dict[str, Any] = {"data": mine(), "clients": rows()}
-    whole = fedgist.run(QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}, out=tmp_path / "a", **given)
+    whole = fedgist.run(
+        QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}, out=tmp_path / "a", **given
+    )
     long = QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}
 
     class Stop:
@@ -135,7 +145,10 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
         ({"clients_test": [[0]]}, "5 clients have training rows, 1 have test rows"),
         ({"model": nn.ReLU()}, "no linear layer"),
         ({"model": nn.Linear(6, 5)}, "5 outputs, the data 3 classes"),
-        ({"model": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))}, "does not accept input of shape"),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))},
+            "does not accept input of shape",
+        ),
         ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, its head '0' takes 4"),
         ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
     ],
@@ -157,13 +170,18 @@ def test_too_few_replies_change_nothing_and_are_recorded() -> None:
     assert all("min_replies is 6" in line["events"][0] for line in result.rounds)
 
 
-def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(tmp_path: Path) -> None:
+def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
+    tmp_path: Path,
+) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("round,client\n1,0\n1,3\n3,2\n")
     recipe = QUICK | {"clients": {"num_clients": 5, "availability": str(trace)}}
     result = fedgist.run(recipe, data=mine(), clients=rows())
     assert [line["clients/replied"] for line in result.rounds] == [2, 0, 1]
-    assert result.rounds[1]["eval/client/accuracy_mean"] == result.rounds[0]["eval/client/accuracy_mean"]
+    assert (
+        result.rounds[1]["eval/client/accuracy_mean"]
+        == result.rounds[0]["eval/client/accuracy_mean"]
+    )
     trace.write_text("round,client\n1,9\n")
     with pytest.raises(ValueError, match=r"names client 9, outside 0..4"):
         fedgist.run(recipe, data=mine(), clients=rows())
@@ -171,13 +189,18 @@ def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(t
 
 def test_validation_rows_are_held_out_of_training() -> None:
     result = fedgist.run(
-        {"data": {"validation": 0.25}, "train": {"num_rounds": 1}, "engine": {"workers": 1, "cohort_size": 5}}
+        {
+            "data": {"validation": 0.25},
+            "train": {"num_rounds": 1},
+            "engine": {"workers": 1, "cohort_size": 5},
+        }
     )
     parts = result.federation.world.partition
     train, held = set(parts.train.rows.tolist()), set(parts.validation.rows.tolist())
     assert not train & held
     assert len(held) == sum(
-        int(0.25 * (a + b)) for a, b in zip(parts.train.counts.tolist(), parts.validation.counts.tolist(), strict=True)
+        int(0.25 * (a + b))
+        for a, b in zip(parts.train.counts.tolist(), parts.validation.counts.tolist(), strict=True)
     )
     assert 0 <= result.rounds[0]["eval/validation/accuracy_mean"] <= 1
 
@@ -199,14 +222,23 @@ def test_the_public_names_are_all_there_and_no_others() -> None:
 
 def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
     # rejects a record in which every round stands twice
-    recipe = {"train": {"num_rounds": 1}, "data": {"train_rows": 100}, "engine": {"workers": 1, "cohort_size": 5}}
+    recipe = {
+        "train": {"num_rounds": 1},
+        "data": {"train_rows": 100},
+        "engine": {"workers": 1, "cohort_size": 5},
+    }
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    with FileLock(tmp_path / "run" / "checkpoint" / "lock"), pytest.raises(ValueError, match="another process is at"):
+    with (
+        FileLock(tmp_path / "run" / "checkpoint" / "lock"),
+        pytest.raises(ValueError, match="another process is at"),
+    ):
         fedgist.run(recipe, out=tmp_path / "run")
     assert len(fedgist.run(recipe, out=tmp_path / "run").rounds) == 1
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing"):
-        fedgist.run({"data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}}, out=tmp_path / "run")
+        fedgist.run(
+            {"data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}}, out=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()

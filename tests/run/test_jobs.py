@@ -21,7 +21,12 @@ from fedgist.run.recipe import RecipeError, make, read
 from fedgist.run.sweep import axis, grid
 from fedgist.run.table import cells, is_table, read_table
 
-SMALL = ["data.train_rows=120", "train.num_rounds=3", "engine.cohort_size=3", "clients.num_clients=4"]
+SMALL = [
+    "data.train_rows=120",
+    "train.num_rounds=3",
+    "engine.cohort_size=3",
+    "clients.num_clients=4",
+]
 DEMO = folder() / "demo.toml"
 
 # grids
@@ -42,7 +47,16 @@ def test_an_axis_is_split_at_its_own_commas(text: str, values: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["train.lr", "train.lr=", "=1,2", "train.lr=1,1", "model.hidden=[[1],[2]],[3]", "seed=1,2", "a=1,,2"]
+    "text",
+    [
+        "train.lr",
+        "train.lr=",
+        "=1,2",
+        "train.lr=1,1",
+        "model.hidden=[[1],[2]],[3]",
+        "seed=1,2",
+        "a=1,,2",
+    ],
 )
 def test_an_axis_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--grid "):
@@ -66,14 +80,25 @@ def test_a_grid_is_every_combination_and_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axes", "says"),
     [
-        (["method.name=fedavg,fedlgo"], "method.name=fedlgo: .*unknown method 'fedlgo'; did you mean 'fedlog'"),
-        (["method.name=fedavg,fedprox", "method.mu=0,1"], "method.name=fedavg method.mu=0: .*unknown key of fedavg"),
+        (
+            ["method.name=fedavg,fedlgo"],
+            "method.name=fedlgo: .*unknown method 'fedlgo'; did you mean 'fedlog'",
+        ),
+        (
+            ["method.name=fedavg,fedprox", "method.mu=0,1"],
+            "method.name=fedavg method.mu=0: .*unknown key of fedavg",
+        ),
         (["train.lr=1", "train.lr=2"], "train.lr stands there twice"),
-        (["train.lr=0.01,0.0100"], "train.lr=0.01 seed 0 and train.lr=0.0100 seed 0 are the same run"),
+        (
+            ["train.lr=0.01,0.0100"],
+            "train.lr=0.01 seed 0 and train.lr=0.0100 seed 0 are the same run",
+        ),
         (["train.lr=0.01,inf"], "train.lr=inf: .*finite"),
     ],
 )
-def test_every_cell_is_checked_before_anything_runs(tmp_path: Path, axes: list[str], says: str) -> None:
+def test_every_cell_is_checked_before_anything_runs(
+    tmp_path: Path, axes: list[str], says: str
+) -> None:
     with pytest.raises(RecipeError, match=says):
         grid(DEMO, SMALL, axes, 1, tmp_path)
     assert not any(tmp_path.iterdir())
@@ -101,7 +126,9 @@ def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None
     assert len(paper) == 3 * len(have) * 10
     assert list(recipes) == ["mnist", "cifar10", "cifar100"]
     assert {job.recipe.paper.departs for job in paper} == {()}  # the paper's scale is the paper's
-    small, _ = cells(table, "small", find_recipe, tmp_path, columns=["mnist"], methods=["fedlog"], seeds=2)
+    small, _ = cells(
+        table, "small", find_recipe, tmp_path, columns=["mnist"], methods=["fedlog"], seeds=2
+    )
     assert [(job.recipe.train.num_rounds, job.recipe.seed) for job in small] == [(20, 0), (20, 1)]
     assert small[0].recipe.paper.departs == ("train.num_rounds = 20",)
 
@@ -114,7 +141,9 @@ def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
         cells(table, "small", find_recipe, tmp_path, methods=["moon"])
     with pytest.raises(RecipeError, match="is a paper's table: fedgist reproduce fedlog/table1"):
         find_recipe("fedlog/table1")
-    with pytest.raises(RecipeError, match=r"unknown table 'fedlog/tabel1'; did you mean 'fedlog/table1'"):
+    with pytest.raises(
+        RecipeError, match=r"unknown table 'fedlog/tabel1'; did you mean 'fedlog/table1'"
+    ):
         find_table("fedlog/tabel1")
 
 
@@ -157,7 +186,12 @@ def test_jobs_are_ordinary_runs_and_what_is_done_is_skipped(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_job_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     todo = jobs(tmp_path / "runs")
-    broken = make({**todo[0].recipe.model_dump(), "data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}})
+    broken = make(
+        {
+            **todo[0].recipe.model_dump(),
+            "data": {"name": "npz", "path": str(tmp_path / "nothing.npz")},
+        }
+    )
     ends: dict[str, Event] = {}
 
     def hear(job: Job, event: Event) -> bool:
@@ -192,18 +226,34 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     job.folder.mkdir(parents=True)
     other = job.recipe.model_copy(update={"train": job.recipe.train.model_copy(update={"lr": 0.5})})
     (job.folder / "recipe.toml").write_text(other.to_toml())
-    with pytest.raises(RecipeError, match=r"holds a run with other settings in \[train\]; choose another --out"):
+    with pytest.raises(
+        RecipeError, match=r"holds a run with other settings in \[train\]; choose another --out"
+    ):
         is_done(job)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     command = [
-        sys.executable, "-m", "fedgist.cli", "sweep", "demo", "--grid", "method.name=fedlog,fedavg", "--seeds", "1",
-        "--out", "sweep", *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
-    ]  # fmt: skip
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        sys.executable,
+        "-m",
+        "fedgist.cli",
+        "sweep",
+        "demo",
+        "--grid",
+        "method.name=fedlog,fedavg",
+        "--seeds",
+        "1",
+        "--out",
+        "sweep",
+        *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not any(tmp_path.glob("sweep/*/*/rounds.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -216,11 +266,15 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(tmp_path: P
         assert "go on with: fedgist sweep demo" in said
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert again.returncode == 0, again.stderr
     assert "fedavg" in again.stdout
     for method in ("fedlog", "fedavg"):
         (run,) = tmp_path.glob(f"sweep/*{method}/seed-0")
-        whole = grid(DEMO, [*SMALL, "train.num_rounds=40"], [f"method.name={method}"], 1, tmp_path / "whole")[0]
+        whole = grid(
+            DEMO, [*SMALL, "train.num_rounds=40"], [f"method.name={method}"], 1, tmp_path / "whole"
+        )[0]
         do([whole], 1)
         assert accuracies(Job("", whole.recipe, run)) == accuracies(whole)

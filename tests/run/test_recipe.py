@@ -20,17 +20,26 @@ from fedgist.run.table import is_table
         ({"train": {"batchsize": 3}}, "train.batchsize: unknown key; did you mean 'batch_size'"),
         ({"train": {"lr": 0}}, "train.lr = 0: .*greater than 0"),
         ({"train": {"lr": "fast"}}, "train.lr = 'fast'"),
-        ({"train": {"optimizer": "adamw"}}, "train.optimizer = 'adamw': .*'sgd', 'momentum' or 'adam'"),
+        (
+            {"train": {"optimizer": "adamw"}},
+            "train.optimizer = 'adamw': .*'sgd', 'momentum' or 'adam'",
+        ),
         ({"train": {"fraction_train": 1.5}}, "train.fraction_train = 1.5"),
         ({"partition": {"alpha": 0}}, "partition.alpha = 0: .*greater than 0"),
-        ({"partition": {"name": "dirichlett"}}, "unknown partition 'dirichlett'; did you mean 'dirichlet'"),
+        (
+            {"partition": {"name": "dirichlett"}},
+            "unknown partition 'dirichlett'; did you mean 'dirichlet'",
+        ),
         (
             {"method": {"name": "fedavgg"}},
             "method.name: unknown method 'fedavgg'; did you mean 'fedavg'.*known: centralized",
         ),
         ({"method": {"name": "fedlog", "mu": 1}}, "method.mu: unknown key of fedlog; .*known: nu"),
         ({"method": {"name": "fedlog", "nu": -1}}, "method.nu must be at least 0, not -1"),
-        ({"method": {"name": "fedlog", "head_start": "warm"}}, "method.head_start = 'warm'.*'random' or 'exchange'"),
+        (
+            {"method": {"name": "fedlog", "head_start": "warm"}},
+            "method.head_start = 'warm'.*'random' or 'exchange'",
+        ),
         ({"methods": {"fedprox": {"nu": 1}}}, "methods.fedprox.nu: unknown key of fedprox"),
         ({"methods": {"fedprx": {}}}, "unknown method 'fedprx'; did you mean 'fedprox'"),
         ({"methods": {"fedprox": {"train": {"lrr": 1}}}}, "methods.fedprox.train.lrr: unknown key"),
@@ -47,8 +56,15 @@ def test_what_is_wrong_is_named(raw: dict[str, object], says: str) -> None:
 
 
 def test_settings_change_the_recipe_and_bare_words_are_strings() -> None:
-    made = make({}, ["train.lr=0.5", "method.name=fedprox", "method.mu=2", "partition.name=iid", "seed=7"])
-    assert (made.train.lr, made.method.name, made.method.options, made.seed) == (0.5, "fedprox", {"mu": 2}, 7)
+    made = make(
+        {}, ["train.lr=0.5", "method.name=fedprox", "method.mu=2", "partition.name=iid", "seed=7"]
+    )
+    assert (made.train.lr, made.method.name, made.method.options, made.seed) == (
+        0.5,
+        "fedprox",
+        {"mu": 2},
+        7,
+    )
     with pytest.raises(RecipeError, match=r"expected section.key=value"):
         make({}, ["train.lr"])
     with pytest.raises(RecipeError, match="seed is not a section"):
@@ -59,7 +75,10 @@ def test_the_table_of_the_method_named_is_used_and_the_others_are_inert() -> Non
     raw = {
         "method": {"name": "fedlog", "nu": 0.5},
         "train": {"lr": 0.1, "local_epochs": 2},
-        "methods": {"fedprox": {"mu": 3.0, "train": {"local_epochs": 9}}, "fedlog": {"nu": 2.0, "solver": "gradient"}},
+        "methods": {
+            "fedprox": {"mu": 3.0, "train": {"local_epochs": 9}},
+            "fedlog": {"nu": 2.0, "solver": "gradient"},
+        },
     }
     own = make(raw)
     assert own.method.options == {"nu": 0.5, "solver": "gradient"}
@@ -70,13 +89,24 @@ def test_the_table_of_the_method_named_is_used_and_the_others_are_inert() -> Non
 
 
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
-    made = make({"clients": {"architectures": {"a": {"model": "mlp", "hidden": [3], "share": 0.5}, "logistic": 0.5}}})
+    made = make(
+        {
+            "clients": {
+                "architectures": {
+                    "a": {"model": "mlp", "hidden": [3], "share": 0.5},
+                    "logistic": 0.5,
+                }
+            }
+        }
+    )
     path = tmp_path / "recipe.toml"
     path.write_text(made.to_toml())
     assert read(path) == made
 
 
-@pytest.mark.parametrize("path", sorted(p for p in folder().rglob("*.toml") if not is_table(p)), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(p for p in folder().rglob("*.toml") if not is_table(p)), ids=lambda p: p.stem
+)
 def test_every_shipped_recipe_is_valid_and_says_what_it_is(path: Path) -> None:
     assert isinstance(read(path), Recipe)
     assert path.read_text().startswith("# ")

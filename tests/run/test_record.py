@@ -30,7 +30,10 @@ def test_lines_are_cut_back_to_the_checkpoints_round(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_null_and_the_line_stays_json() -> None:
-    assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {"a": None, "b": [None, 1.5]}
+    assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {
+        "a": None,
+        "b": [None, 1.5],
+    }
 
 
 def test_the_summary_labels_final_best_and_last_ten() -> None:
@@ -45,7 +48,9 @@ def test_the_summary_labels_final_best_and_last_ten() -> None:
 def arrays() -> Checkpoint:
     whole = torch.arange(12.0).view(3, 4)
     return Checkpoint(
-        7, {"a": whole, "b": whole[1]}, {"m/x": whole.T, "m/none": torch.zeros(0, 2), "m/n": torch.tensor(3)}
+        7,
+        {"a": whole, "b": whole[1]},
+        {"m/x": whole.T, "m/none": torch.zeros(0, 2), "m/n": torch.tensor(3)},
     )
 
 
@@ -114,6 +119,9 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path, says in ((tmp_path, "is a folder"), (tmp_path / "file" / "below", "cannot be written: ")):
+    for path, says in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "below", "cannot be written: "),
+    ):
         with pytest.raises(files.OutputError, match=says):
             files.write(path, "text")

@@ -15,7 +15,12 @@ from fedgist.run.tune import OBJECTIVE, Tuner, read_space
 pytest.importorskip("optuna")
 
 DEMO = folder() / "demo.toml"
-SMALL = ["data.train_rows=150", "train.num_rounds=3", "engine.cohort_size=3", "clients.num_clients=4"]
+SMALL = [
+    "data.train_rows=150",
+    "train.num_rounds=3",
+    "engine.cohort_size=3",
+    "clients.num_clients=4",
+]
 SPACE = """
 ["train.lr"]
 low = 1e-3
@@ -52,7 +57,10 @@ def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
         ("", "names no key"),
         ("x = 3", "x = 3: expected a table"),
         ('["train.lr"]\nlow = 1', "high = None"),
-        ('["train.lr"]\nlow = 2\nhigh = 1', "low = 2, high = 1: expected two numbers in this order"),
+        (
+            '["train.lr"]\nlow = 2\nhigh = 1',
+            "low = 2, high = 1: expected two numbers in this order",
+        ),
         ('["train.lr"]\nlow = 0\nhigh = 1\nlog = true', "log takes low > 0"),
         ('["train.lr"]\nchoices = []', r"choices = \[\]: expected a list"),
         ('["train.lr"]\nchoices = [1]\nlow = 1', "either choices, or low and high"),
@@ -70,7 +78,9 @@ def test_a_space_that_cannot_be_searched_is_refused(tmp_path: Path, text: str, s
         read_space(path)
 
 
-def test_a_space_that_does_not_fit_the_recipe_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_space_that_does_not_fit_the_recipe_is_refused_before_anything_runs(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "space.toml"
     path.write_text('["method.mu"]\nlow = 0.1\nhigh = 1.0')
     with pytest.raises(RecipeError, match=r"space.toml: method.mu: unknown key of fedlog"):
@@ -81,11 +91,16 @@ def test_a_space_that_does_not_fit_the_recipe_is_refused_before_anything_runs(tm
 def finish(job: Job, accuracy: float) -> None:
     """Stand in for a run: its record says so much, and that the test data say otherwise."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    lines = [{"round": r, OBJECTIVE: v, "eval/client/accuracy_mean": 1 - v} for r, v in ((1, 0.99), (2, accuracy))]
+    lines = [
+        {"round": r, OBJECTIVE: v, "eval/client/accuracy_mean": 1 - v}
+        for r, v in ((1, 0.99), (2, accuracy))
+    ]
     (job.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(tmp_path: Path, space: Path) -> None:
+def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(
+    tmp_path: Path, space: Path
+) -> None:
     # rejects the test data's (best at the other end) and the best round's (0.99 in all)
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 2)
     values: dict[str, list[float]] = {}
@@ -97,14 +112,18 @@ def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(tmp_pat
     assert best is not None
     assert best[1] == pytest.approx(max(sum(v) / 2 for v in values.values()))
     assert tuner.finished == 4
-    assert all(job.recipe.data.validation == 0.2 for opened in tuner.open.values() for job in opened.jobs)
+    assert all(
+        job.recipe.data.validation == 0.2 for opened in tuner.open.values() for job in opened.jobs
+    )
     recipe = tuner.best_recipe()
     assert recipe is not None
     assert recipe.data.validation == read(DEMO).data.validation == 0
     assert recipe.train.lr == best[0]["train.lr"]
 
 
-def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(tmp_path: Path, space: Path) -> None:
+def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
+    tmp_path: Path, space: Path
+) -> None:
     tuner = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
     for job in tuner.jobs(6):
         for number in range(1, 4):
@@ -120,17 +139,23 @@ def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(tmp_path: 
     assert several.finished == 7
 
 
-def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(tmp_path: Path, space: Path) -> None:
+def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(
+    tmp_path: Path, space: Path
+) -> None:
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     queue = tuner.jobs(3)
     failed, killed = next(queue), next(queue)
     tuner.hear(failed, Event("failed", text="no"))
     again = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     assert again.finished == 0
-    assert next(again.jobs(3)).folder == killed.folder  # the same parameters: the run in its folder goes on
+    assert (
+        next(again.jobs(3)).folder == killed.folder
+    )  # the same parameters: the run in its folder goes on
 
 
-def test_a_run_without_validation_rows_is_an_error_that_says_so(tmp_path: Path, space: Path) -> None:
+def test_a_run_without_validation_rows_is_an_error_that_says_so(
+    tmp_path: Path, space: Path
+) -> None:
     tuner = Tuner(DEMO, [*SMALL, "data.validation=0.1"], space, tmp_path / "study", 1)
     job = next(tuner.jobs(1))
     job.folder.mkdir(parents=True)
@@ -146,7 +171,9 @@ def test_a_run_without_validation_rows_is_an_error_that_says_so(tmp_path: Path, 
 
 def test_a_study_of_another_question_is_refused(tmp_path: Path, space: Path) -> None:
     Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
-    with pytest.raises(RecipeError, match="holds a study of another recipe, space or number of seeds"):
+    with pytest.raises(
+        RecipeError, match="holds a study of another recipe, space or number of seeds"
+    ):
         Tuner(DEMO, [*SMALL, "train.batch_size=5"], space, tmp_path / "study", 1)
 
 
@@ -157,5 +184,9 @@ def test_a_search_on_digits_finds_settings(tmp_path: Path, space: Path) -> None:
     best = tuner.best()
     assert best is not None
     assert 0 < best[1] <= 1
-    lines = [json.loads(li) for p in tmp_path.glob("study/*/*/rounds.jsonl") for li in p.read_text().splitlines()]
+    lines = [
+        json.loads(li)
+        for p in tmp_path.glob("study/*/*/rounds.jsonl")
+        for li in p.read_text().splitlines()
+    ]
     assert max(line[OBJECTIVE] for line in lines if line["round"] == 3) >= best[1]

@@ -8,22 +8,40 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    name="fedgist", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    name="fedgist",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     help="Federated learning that shares the gist, not the weights.",
-)  # fmt: skip
+)
 
 # the panels of --help
 RUN, LOOK, SEARCH = "Run", "Look at runs", "Many runs"
 
 Recipe = Annotated[
-    str | None, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one that comes with fedgist.")
+    str | None,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe file, or the name of one that comes with fedgist."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key of the recipe; may be given several times."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Change a key of the recipe; may be given several times.",
+    ),
 ]
 DataRoot = Annotated[
-    Path | None, typer.Option("--data-root", help="Folder of the data sets (else $FEDGIST_DATA, else the user cache).")
+    Path | None,
+    typer.Option(
+        "--data-root", help="Folder of the data sets (else $FEDGIST_DATA, else the user cache)."
+    ),
 ]
-ClientId = Annotated[int, typer.Option("--client", help="Number of the client whose model is meant.")]
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some.")]
+ClientId = Annotated[
+    int, typer.Option("--client", help="Number of the client whose model is meant.")
+]
+Folders = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some.")
+]

@@ -24,16 +24,23 @@ from fedgist.run.recipe import one_of
 
 Reference = Annotated[
     str | None,
-    typer.Option("--reference", metavar="ROW", help="Row to compare the others with: its label or method."),
+    typer.Option(
+        "--reference", metavar="ROW", help="Row to compare the others with: its label or method."
+    ),
 ]
-Metric = Annotated[str, typer.Option("--metric", help="Column of rounds.jsonl; of a loss lower is better.")]
+Metric = Annotated[
+    str, typer.Option("--metric", help="Column of rounds.jsonl; of a loss lower is better.")
+]
 Target = Annotated[
     float | None,
     typer.Option(
-        "--target-accuracy", min=0, max=100, metavar="PERCENT",
-        help="Count rounds and bytes until this accuracy. Default: the paper's, in a paper's recipe.",
+        "--target-accuracy",
+        min=0,
+        max=100,
+        metavar="PERCENT",
+        help="Count rounds and bytes until this accuracy. Default: the paper's, if any.",
     ),
-]  # fmt: skip
+]
 
 
 @app.command(rich_help_panel=LOOK)
@@ -60,8 +67,12 @@ def compare(
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = runs.ACCURACY,
-    form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(get_args(tables.Format))}.")] = "terminal",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")] = None,
+    form: Annotated[
+        str, typer.Option("--format", help=f"One of {', '.join(get_args(tables.Format))}.")
+    ] = "terminal",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
+    ] = None,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
 
@@ -74,9 +85,11 @@ def compare(
     """
     chosen: tables.Format = one_of(form, get_args(tables.Format), "format")  # type: ignore[assignment]  # one of them
     found = study(
-        runs.find(folders), reference=reference, metric=metric,
+        runs.find(folders),
+        reference=reference,
+        metric=metric,
         target_accuracy=None if target_accuracy is None else target_accuracy / 100,
-    )  # fmt: skip
+    )
     whole = tables.render(found, chosen)
     if out is not None:
         if not isinstance(whole, str):
@@ -93,25 +106,32 @@ def compare(
 @app.command(rich_help_panel=LOOK)
 def report(
     folders: Folders,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = runs.ACCURACY,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
-        Path | None, typer.Option("--figures", metavar="DIR", help="Also write each figure here as PNG, SVG and CSV.")
+        Path | None,
+        typer.Option(
+            "--figures", metavar="DIR", help="Also write each figure here as PNG, SVG and CSV."
+        ),
     ] = None,
 ) -> None:
-    """Write a page about runs: tables, curves, who has what, bytes, time, settings; one file that needs no network.
+    """Write a page about runs: tables, curves, partitions, bytes, time, settings; one file.
 
     Examples
     --------
     fedgist report runs/demo --reference fedlog -o demo.html
     """
     found = study(
-        runs.find(folders), reference=reference, metric=metric,
+        runs.find(folders),
+        reference=reference,
+        metric=metric,
         target_accuracy=None if target_accuracy is None else target_accuracy / 100,
-    )  # fmt: skip
+    )
     drawn = pictures.pictures(found)
     found = replace(found, notes=(*found.notes, *pictures.remarks(found)))
     whole = page.render(found, drawn, title)
@@ -131,12 +151,15 @@ def watch_(
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,  # noqa: FBT002
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Also send the rounds on: tensorboard[:FOLDER] or mlflow[:URI]; may be given twice."),
+        typer.Option(
+            help="Also send the rounds to tensorboard[:FOLDER] or mlflow[:URI]; may be given twice."
+        ),
     ] = None,
 ) -> None:
     """Watch runs as they go, and send them on to TensorBoard or MLflow; ends when all are finished.
 
-    Works from the files alone: for runs of another terminal, another machine's shared disk, or finished ones.
+    Works from the files alone: for runs of another terminal, another machine's shared disk, or
+    finished ones.
 
     Examples
     --------

@@ -49,7 +49,9 @@ def _fail(message: str, code: int) -> None:
 
 
 @app.command("list", rich_help_panel=LOOK)
-def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")]) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")],
+) -> None:
     """List what there is: methods, datasets, models, partitions or recipes."""
     tables: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: {name: _summary(cls) for name, cls in METHODS.items()},
@@ -66,5 +68,7 @@ def list_(what: Annotated[str, typer.Argument(help="methods, datasets, models, p
 
 
 def _summary(thing: Any) -> str:
-    doc: str | None = sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    doc: str | None = (
+        sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
+    )
     return " ".join((doc or "").strip().split("\n\n")[0].split())

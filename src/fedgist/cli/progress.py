@@ -1,4 +1,7 @@
-"""How a run looks while it goes: a live bar in a terminal, plain lines in a pipe, JSON for programs, or nothing."""
+"""How a run looks while it goes.
+
+A live bar in a terminal, plain lines in a pipe, JSON for programs, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Plain:
         accuracy = f"  accuracy {percent(line[ACCURACY])}" if ACCURACY in line else ""
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
         sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
-        self._say(f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  {duration(line['time/round_s'])}")
+        self._say(
+            f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
+            f"{duration(line['time/round_s'])}"
+        )
         for text in _troubles(line):
             self._say(f"  {text}")
 
@@ -88,16 +94,25 @@ class Live:
         self.progress.console.print(Text(_title(world, folder)))
         self.sent, self.accuracy = 0, "-"
         self.progress.reset(
-            self.bar, total=world.task.training.num_rounds, completed=done, visible=True,
-            description=world.recipe.method.name, accuracy="-", sent="0 B",
-        )  # fmt: skip
+            self.bar,
+            total=world.task.training.num_rounds,
+            completed=done,
+            visible=True,
+            description=world.recipe.method.name,
+            accuracy="-",
+            sent="0 B",
+        )
 
     def finished_round(self, line: Line) -> None:
         """Move the bar."""
         self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
         self.accuracy = percent(line[ACCURACY]) if ACCURACY in line else self.accuracy
         self.progress.update(
-            self.bar, completed=line["round"], sent=size(self.sent), accuracy=self.accuracy, refresh=True
+            self.bar,
+            completed=line["round"],
+            sent=size(self.sent),
+            accuracy=self.accuracy,
+            refresh=True,
         )
         for text in _troubles(line):
             self.note(text)
@@ -118,10 +133,14 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield simple()
         return
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("rounds"),
-        TextColumn("[bold]{task.fields[accuracy]}"), TextColumn("{task.fields[sent]}"),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TextColumn("[bold]{task.fields[accuracy]}"),
+        TextColumn("{task.fields[sent]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
-    )  # fmt: skip
+    )
     # no thread of its own: workers are forked while it is shown
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         yield Live(progress)
@@ -131,9 +150,14 @@ def _title(world: World, folder: str) -> str:
     r = world.recipe
     where = f" -> {folder}" if folder else ""
     models = ", ".join(world.task.architectures)
-    return f"{r.method.name} on {world.data.name}: {len(world.partition.train)} clients, {models}, seed {r.seed}{where}"
+    return (
+        f"{r.method.name} on {world.data.name}: {len(world.partition.train)} clients, {models}, "
+        f"seed {r.seed}{where}"
+    )
 
 
 def _troubles(line: Line) -> list[str]:
-    refused = [f"client {r['client']}: upload refused, {r['reason']}" for r in line.get("refused", [])]
+    refused = [
+        f"client {r['client']}: upload refused, {r['reason']}" for r in line.get("refused", [])
+    ]
     return [*refused, *line.get("events", [])]

@@ -28,20 +28,34 @@ from fedgist.run.models import export as export_model
 from fedgist.run.recipe import Recipe, RecipeError, read
 from fedgist.run.record import RECIPE, to_json
 
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="One line of JSON a round, and one for the result.")
+]
+
 
 @app.command(rich_help_panel=RUN)
 def run(
     recipe: RecipeName = None,
     settings: Settings = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Run so many seeds, from the recipe's on, each in its own folder.")
+        int,
+        typer.Option(
+            min=1, help="Run so many seeds, from the recipe's on, each in its own folder."
+        ),
     ] = 1,
-    out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/RECIPE-METHOD.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")] = False,  # noqa: FBT002
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory. Default: runs/RECIPE-METHOD.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")
+    ] = None,
+    overwrite: Overwrite = False,  # noqa: FBT002
     data_root: DataRoot = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,  # noqa: FBT002
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a round, and one for the result.")] = False,  # noqa: FBT002
+    as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Run a recipe: without one, FedLog on ten clients of scikit-learn's digits.
 
@@ -56,13 +70,17 @@ def run(
         if resume is not None:
             results = _resume(resume, settings or [], seeds, data_root, observer)
         else:
-            results = _start(recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite)
+            results = _start(
+                recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite
+            )
         folders = [resume] if resume else []
         for result in results:
             assert result.folder is not None  # the command line always has one
             folders += [] if resume else [result.folder]
             if as_json:
-                sys.stdout.write(to_json({"folder": str(result.folder), "result": result.summary}) + "\n")
+                sys.stdout.write(
+                    to_json({"folder": str(result.folder), "result": result.summary}) + "\n"
+                )
     if not quiet and not as_json:
         console.print(text.overview(runs.find(folders)))
         shown = {f.parent if f.name.startswith("seed-") else f for f in folders}
@@ -70,31 +88,50 @@ def run(
 
 
 def _start(
-    recipe: str | None, settings: list[str], seeds: int, out: Path | None, data_root: Path | None, observer: Observer,
-    *, overwrite: bool,
-) -> Iterator[api.Result]:  # fmt: skip
+    recipe: str | None,
+    settings: list[str],
+    seeds: int,
+    out: Path | None,
+    data_root: Path | None,
+    observer: Observer,
+    *,
+    overwrite: bool,
+) -> Iterator[api.Result]:
     path = find_recipe(recipe)
     parsed = read(path, settings)
     out = out or Path("runs") / f"{path.stem}-{parsed.method.name}"
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
-        msg = f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; choose another --out"
+        msg = (
+            f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; "
+            "choose another --out"
+        )
         raise RecipeError(msg)
     if seeds == 1:
         yield api.run(parsed, out=out, overwrite=overwrite, data_root=data_root, observer=observer)
     else:
         numbers = range(parsed.seed, parsed.seed + seeds)
-        yield from _seeds(parsed, numbers, out, data_root, observer, count=seeds, overwrite=overwrite)
+        yield from _seeds(
+            parsed, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
+        )
 
 
 def _seeds(
-    recipe: Recipe, seeds: Sequence[int], out: Path, data_root: Path | None, observer: Observer,
-    *, count: int, overwrite: bool = False,
-) -> Iterator[api.Result]:  # fmt: skip
+    recipe: Recipe,
+    seeds: Sequence[int],
+    out: Path,
+    data_root: Path | None,
+    observer: Observer,
+    *,
+    count: int,
+    overwrite: bool = False,
+) -> Iterator[api.Result]:
     for seed in seeds:
         one, folder = recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
         try:
-            yield api.run(one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer)
+            yield api.run(
+                one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer
+            )
         except api.Stopped as stopped:
             raise api.Stopped(out, f" --seeds {count}") from stopped
 
@@ -102,12 +139,22 @@ def _seeds(
 def _resume(
     folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
 ) -> Iterator[api.Result]:
-    if strange := [s for s in settings if s.partition("=")[0].strip() not in {"engine.workers", "engine.device"}]:
-        msg = f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and engine.device may change"
+    if strange := [
+        s
+        for s in settings
+        if s.partition("=")[0].strip() not in {"engine.workers", "engine.device"}
+    ]:
+        msg = (
+            f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and "
+            "engine.device may change"
+        )
         raise RecipeError(msg)
     found = runs.find([folder])
     if any(folder not in {one.folder, one.folder.parent} for one in found):
-        msg = f"{folder} holds runs of several settings: give the command that began them again, or resume one"
+        msg = (
+            f"{folder} holds runs of several settings: give the command that began them again, or "
+            "resume one"
+        )
         raise RecipeError(msg)
     for one in found:
         recipe = read(one.folder / RECIPE, settings)
@@ -153,14 +200,19 @@ def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 4
     table = Table(title=f"{world.data.name}, {world.recipe.partition.name}", title_justify="left")
     for name in ("client", "model", "train", "valid", "test"):
         table.add_column(name, justify="left" if name == "model" else "right")
-    table.add_column(f"training rows of classes 0..{world.data.num_classes - 1}: darker is more", no_wrap=True)
+    table.add_column(
+        f"training rows of classes 0..{world.data.num_classes - 1}: darker is more", no_wrap=True
+    )
     peak = max((n for line in counts for n in line), default=1) or 1
     p = world.partition
     models = {c.id: c.architectures[0] for c in world.population.clients}
     for i, line in enumerate(counts[:most]):
         cells = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
         table.add_row(
-            str(i), models.get(i, models[0]), *(str(len(r[i])) for r in (p.train, p.validation, p.test)), cells
+            str(i),
+            models.get(i, models[0]),
+            *(str(len(r[i])) for r in (p.train, p.validation, p.test)),
+            cells,
         )
     if len(counts) > most:
         table.add_row("...", f"{len(counts) - most} more")
@@ -171,10 +223,15 @@ def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 4
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
     data: Annotated[
-        Path, typer.Argument(help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder.")
+        Path,
+        typer.Argument(
+            help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder."
+        ),
     ],
     client: ClientId,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Predict labels and probabilities by a client's own final model, as CSV."""

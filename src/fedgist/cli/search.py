@@ -30,10 +30,15 @@ from fedgist.run.table import Scale, cells, read_table
 from fedgist.run.tune import OBJECTIVE, Tuner
 
 AtOnce = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, one core each. Default: as many as cores.")
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, help="Runs at a time, one core each. Default: as many as cores."
+    ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds of each cell, from the recipe's on.")]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the table and errors.")]
 
 
@@ -54,7 +59,9 @@ def sweep(
     ],
     settings: Settings = None,
     seeds: Seeds = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/sweep-RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/sweep-RECIPE.")
+    ] = None,
     jobs: AtOnce = None,
     reference: Reference = None,
     target_accuracy: Target = None,
@@ -63,7 +70,8 @@ def sweep(
 ) -> None:
     """Run a grid of settings and seeds side by side, and compare them.
 
-    What is done is skipped and what was stopped goes on: after Ctrl-C or a kill, give the same command again.
+    What is done is skipped and what was stopped goes on: after Ctrl-C or a kill, give the same
+    command again.
 
     Examples
     --------
@@ -76,7 +84,9 @@ def sweep(
     _complain(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
     found = runs.find(dict.fromkeys(job.folder.parent for job in todo))
-    Console().print(tables.render(study(found, reference=reference, target_accuracy=goal), "terminal"))
+    Console().print(
+        tables.render(study(found, reference=reference, target_accuracy=goal), "terminal")
+    )
     _complain(failed)
 
 
@@ -84,20 +94,28 @@ def sweep(
 def tune(
     recipe: RecipeName,
     space: Annotated[
-        Path, typer.Option(help='TOML: ["train.lr"] low = 1e-4, high = 0.1, log = true; or choices = [].')
+        Path,
+        typer.Option(
+            help='TOML: ["train.lr"] low = 1e-4, high = 0.1, log = true; or choices = [].'
+        ),
     ],
-    trials: Annotated[int, typer.Option(min=1, help="Trials in all; those of earlier calls count.")] = 20,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Trials in all; those of earlier calls count.")
+    ] = 20,
     settings: Settings = None,
     seeds: Seeds = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: runs/tune-RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study. Default: runs/tune-RECIPE.")
+    ] = None,
     jobs: AtOnce = None,
     data_root: DataRoot = None,
     quiet: Quiet = False,  # noqa: FBT002
 ) -> None:
     """Search hyper-parameters by Optuna, on validation data only; bad trials are stopped early.
 
-    A recipe without validation data gives up a fifth of each client's training rows. The study goes on after Ctrl-C or
-    a kill: give the same command again. The best settings are written to best.toml.
+    A recipe without validation data gives up a fifth of each client's training rows. The study goes
+    on after Ctrl-C or a kill: give the same command again. The best settings are written to
+    best.toml.
 
     Examples
     --------
@@ -106,7 +124,9 @@ def tune(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
     tuner = Tuner(path, settings or [], space, out, seeds)
-    failed = _do(tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear, metric=OBJECTIVE)
+    failed = _do(
+        tuner.jobs(trials), None, jobs, data_root, quiet=quiet, hear=tuner.hear, metric=OBJECTIVE
+    )
     console = Console()
     if folders := tuner.folders():
         found = study(runs.find(folders), metric=OBJECTIVE)
@@ -120,22 +140,38 @@ def tune(
         return
     files.write(out / "best.toml", chosen.to_toml())
     words = ", ".join(f"{key} = {value}" for key, value in best[0].items())
-    console.print(Text(f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {words}"))
+    console.print(
+        Text(f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {words}")
+    )
     console.print(Text(f"fedgist run {out / 'best.toml'} --seeds 5", style="dim"))
     _complain(failed)
 
 
 @app.command(rich_help_panel=SEARCH)
 def reproduce(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A paper's table, such as fedlog/table1.")],
-    scale: Annotated[str, typer.Option(help="small (for two cores) or paper (its settings).")] = "small",
-    column: Annotated[list[str] | None, typer.Option(help="Only this experiment; may be given several times.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given several times.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds. Default: the table's at this scale.")] = None,
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="A paper's table, such as fedlog/table1.")
+    ],
+    scale: Annotated[
+        str, typer.Option(help="small (for two cores) or paper (its settings).")
+    ] = "small",
+    column: Annotated[
+        list[str] | None, typer.Option(help="Only this experiment; may be given several times.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method; may be given several times.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds. Default: the table's at this scale.")
+    ] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/TABLE-SCALE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/TABLE-SCALE.")
+    ] = None,
     jobs: AtOnce = None,
-    form: Annotated[str, typer.Option("--format", help="terminal, markdown or latex.")] = "terminal",
+    form: Annotated[
+        str, typer.Option("--format", help="terminal, markdown or latex.")
+    ] = "terminal",
     data_root: DataRoot = None,
     quiet: Quiet = False,  # noqa: FBT002
 ) -> None:
@@ -153,9 +189,15 @@ def reproduce(
     parsed = read_table(path)
     out = out or Path("runs") / f"{path.parent.name}-{path.stem}-{scale}"
     todo, recipes = cells(
-        parsed, size, find_recipe, out, seeds=seeds, columns=column or (), methods=method or (),
+        parsed,
+        size,
+        find_recipe,
+        out,
+        seeds=seeds,
+        columns=column or (),
+        methods=method or (),
         settings=settings or (),
-    )  # fmt: skip
+    )
     failed = _do(todo, len(todo), jobs, data_root, quiet=quiet)
     _complain(failed, at_least=len(todo))
     have = {job.folder.parent.name for job in todo}
@@ -163,12 +205,18 @@ def reproduce(
     studies: dict[str, Study] = {}
     for name, one in recipes.items():
         goal = one.paper.target_accuracy
-        folders = dict.fromkeys(job.folder.parent for job in todo if job.folder.parents[1].name == name)
+        folders = dict.fromkeys(
+            job.folder.parent for job in todo if job.folder.parents[1].name == name
+        )
         studies[name] = study(
-            runs.find(folders), reference=reference, target_accuracy=None if goal is None else goal / 100
+            runs.find(folders),
+            reference=reference,
+            target_accuracy=None if goal is None else goal / 100,
         )
     sheets = side.side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)
-    notes = list(dict.fromkeys(f"{name}: {note}" for name, found in studies.items() for note in found.notes))
+    notes = list(
+        dict.fromkeys(f"{name}: {note}" for name, found in studies.items() for note in found.notes)
+    )
     shown = tables.in_words(sheets, notes, chosen)
     if isinstance(shown, str):
         sys.stdout.write(shown)
@@ -178,10 +226,16 @@ def reproduce(
 
 
 def _do(
-    todo: Iterable[Job], count: int | None, at_once: int | None, data_root: Path | None,
-    *, quiet: bool, hear: Hear | None = None, metric: str = runs.ACCURACY,
-) -> dict[str, str]:  # fmt: skip
-    """Do the jobs, saying how far they are; return which ones failed and why: they do not stop the others.
+    todo: Iterable[Job],
+    count: int | None,
+    at_once: int | None,
+    data_root: Path | None,
+    *,
+    quiet: bool,
+    hear: Hear | None = None,
+    metric: str = runs.ACCURACY,
+) -> dict[str, str]:
+    """Do the jobs, saying how far they are; return which ones failed and why.
 
     Raises
     ------
@@ -222,7 +276,10 @@ def _complain(failed: Mapping[str, str], at_least: int = 1) -> None:
 
 @contextlib.contextmanager
 def _showing(count: int | None, metric: str, *, quiet: bool) -> Iterator[Hear]:
-    """Yield what tells a person how the jobs go: bars in a terminal, a line for each end in a pipe."""
+    """Yield what tells a person how the jobs go.
+
+    Bars in a terminal, a line for each end in a pipe.
+    """
     console = Console(stderr=True)
     if quiet:
         yield lambda _job, _event: False
@@ -248,7 +305,9 @@ class _Lines:
         if event.kind in {"done", "stopped", "failed"}:
             self.ended += 1
             took = duration(time.perf_counter() - self.began[job.name])
-            reached = f" {percent(self.accuracy[job.name])} {took}" if job.name in self.accuracy else ""
+            reached = (
+                f" {percent(self.accuracy[job.name])} {took}" if job.name in self.accuracy else ""
+            )
             text = f": {event.text}" if event.text else ""
             sys.stderr.write(f"[{self.ended}{self.of}] {job.name} {event.kind}{reached}{text}\n")
         return False
@@ -267,7 +326,9 @@ def _bars(console: Console, count: int | None, metric: str) -> Iterator[Hear]:
 
         def hear(job: Job, event: Event) -> bool:
             if job.name not in bars:
-                bars[job.name] = progress.add_task(job.name, total=job.recipe.train.num_rounds, accuracy="")
+                bars[job.name] = progress.add_task(
+                    job.name, total=job.recipe.train.num_rounds, accuracy=""
+                )
             bar = bars[job.name]
             if event.line:
                 progress.update(bar, completed=event.line["round"])

@@ -18,7 +18,10 @@ def folder() -> Path:
 
 
 def find_recipe(name: str | None) -> Path:
-    """Return the file called ``name``: a path, or a shipped recipe's name such as ``fedlog/mnist``."""
+    """Return the file called ``name``.
+
+    A path, or a shipped recipe's name such as ``fedlog/mnist``.
+    """
     if name is None:
         name = DEFAULT
     elif Path(name).is_file():
@@ -29,7 +32,9 @@ def find_recipe(name: str | None) -> Path:
             msg = f"{name} is a paper's table: fedgist reproduce {name}"
             raise RecipeError(msg)
         return inside
-    msg = f"no recipe {name}: no such file, and none that comes with fedgist ({', '.join(shipped())})"
+    msg = (
+        f"no recipe {name}: no such file, and none that comes with fedgist ({', '.join(shipped())})"
+    )
     raise RecipeError(msg)
 
 
@@ -48,6 +53,8 @@ def shipped() -> dict[str, str]:
     """Return the shipped recipes by name, with the first line of each."""
     root = folder()
     return {
-        path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+        .splitlines()[0]
+        .lstrip("# ")
         for path in sorted(root.rglob("*.toml"))
     }

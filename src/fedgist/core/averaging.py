@@ -1,7 +1,7 @@
 """Weighted averages of weights, one per architecture: the arithmetic that averaging methods share.
 
-McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", algorithm 1:
-``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
+McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
+algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
 """
 
 from __future__ import annotations

@@ -12,14 +12,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-IMAGE, NARROW = 4, 16  # channels in and out up to which a convolution is pooled as it goes: measured
+IMAGE, NARROW = (
+    4,
+    16,
+)  # channels in and out up to which a convolution is pooled as it goes: measured
 
 # one pass of vector instructions where a comparison and a product take three
-threshold_backward = torch.ops.aten.threshold_backward  # (gradient, x, t): the gradient where x > t, else 0
+threshold_backward = (
+    torch.ops.aten.threshold_backward
+)  # (gradient, x, t): the gradient where x > t, else 0
 
 
 class Conv2d(nn.Module):
-    """A convolution that runs client by client (``each``) or as one grouped convolution when clients are stacked.
+    """A convolution that runs client by client (``each``) or as one grouped convolution.
 
     With ``pool``, a 2x2 max-pooling, it pools as well: see :func:`pooled`.
     """
@@ -40,21 +45,31 @@ class Conv2d(nn.Module):
         return pooled(convolve, x, self.weight, self.bias, self.settings[1])
 
 
-def pooled(convolve: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-    """Convolve with stride 1, then take the largest of each 2x2 window, as a convolution of stride 2.
+def pooled(
+    convolve: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any
+) -> Tensor:
+    """Convolve, then take the largest of each 2x2 window, as a convolution of stride 2.
 
-    The four places of a window are four kernels, the given one shifted by a pixel down, right or both: four times the
-    channels, a quarter of the pixels, and the maximum runs over whole channels. Vector units are filled where a
-    convolution of an image to few channels leaves them idle, and no step works on every other pixel.
+    The four places of a window are four kernels, the given one shifted by a pixel down, right or
+    both: four times the channels, a quarter of the pixels, and the maximum runs over whole
+    channels. Vector units are filled where a convolution of an image to few channels leaves them
+    idle, and no step works on every other pixel.
     """
-    shifted = [F.pad(weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)]
-    four = convolve(x, torch.cat(shifted), None if bias is None else bias.repeat(4), (2, 2), padding, (1, 1), 1)
+    shifted = [
+        F.pad(weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)
+    ]
+    four = convolve(
+        x, torch.cat(shifted), None if bias is None else bias.repeat(4), (2, 2), padding, (1, 1), 1
+    )
     out: Tensor = _MaxOfFour.apply(four)  # type: ignore[no-untyped-call]
     return out
 
 
 def can_pool(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
-    """Whether a convolution, followed by ``pool``, is faster as one: an image to few channels, at every pixel."""
+    """Whether a convolution, followed by ``pool``, is faster as one.
+
+    An image to few channels, at every pixel.
+    """
     return (
         pools_by_two(pool)
         and not pool.ceil_mode
@@ -73,12 +88,17 @@ def pools_by_two(pool: nn.MaxPool2d) -> bool:
     def both(value: Any) -> tuple[int, int]:
         return value if isinstance(value, tuple) else (value, value)
 
-    plain = not pool.return_indices and both(pool.padding) == (0, 0) and both(pool.dilation) == (1, 1)
+    plain = (
+        not pool.return_indices and both(pool.padding) == (0, 0) and both(pool.dilation) == (1, 1)
+    )
     return plain and both(pool.kernel_size) == both(pool.stride) == (2, 2)
 
 
 class _EachConv(torch.autograd.Function):
-    """F.conv2d with a batching rule that calls it once per client: on a CPU grouped convolutions are slower."""
+    """F.conv2d with a batching rule that calls it once per client.
+
+    On a CPU grouped convolutions are slower.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
@@ -91,13 +111,17 @@ class _EachConv(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         rows = [
-            a.unbind(d) if d is not None else (a,) * info.batch_size for a, d in zip(args[:3], in_dims[:3], strict=True)
+            a.unbind(d) if d is not None else (a,) * info.batch_size
+            for a, d in zip(args[:3], in_dims[:3], strict=True)
         ]
         return torch.stack([F.conv2d(*one, *args[3:]) for one in zip(*rows, strict=True)]), 0
 
 
 class _MaxOfFour(torch.autograd.Function):
-    """The largest of four groups of channels (..., 4 x channels, height, width); of equals the first takes all."""
+    """The largest of four groups of channels (..., 4 x channels, height, width).
+
+    Of equals the first takes all.
+    """
 
     @staticmethod
     def forward(four: Tensor) -> Tensor:
@@ -146,7 +170,10 @@ class MaxPool2d(nn.Module):
 
 
 class _MaxPool(torch.autograd.Function):
-    """The larger of two rows, then the larger of two columns; the gradient goes back to where it came from."""
+    """The larger of two rows, then the larger of two columns.
+
+    The gradient goes back to where it came from.
+    """
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

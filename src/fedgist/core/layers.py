@@ -1,9 +1,10 @@
 """Stand-ins for torch's layers that misbehave when clients are stacked.
 
-Batch norm must not see absent rows and must hand its statistics back instead of storing them; dropout must draw from a
-key instead of torch's generator; a convolution of many small nets is sometimes faster net by net.
-:func:`replace_layers` puts these in the place of torch's, in a builder's module or a user's own. They read how they
-are being run from the *pass* that :mod:`fedgist.core.net` opens around a call.
+Batch norm must not see absent rows and must hand its statistics back instead of storing them;
+dropout must draw from a key instead of torch's generator; a convolution of many small nets is
+sometimes faster net by net. :func:`replace_layers` puts these in the place of torch's, in a
+builder's module or a user's own. They read how they are being run from the *pass* that
+:mod:`fedgist.core.net` opens around a call.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
 @dataclass(eq=False)
 class Pass:
-    """One training pass through a net: which rows are present, the key of its draws, and what batch norm learned.
+    """One training pass through a net: the rows present, the key, and what batch norm learned.
 
-    It is the one mutable value in the core: the trainer opens it, runs a loss, and reads ``updates`` afterwards.
+    It is the one mutable value in the core: the trainer opens it, runs a loss, and reads
+    ``updates`` afterwards.
     """
 
     mask: Tensor  # (batch,) bool
@@ -34,7 +36,10 @@ class Pass:
     draws: int = 0
 
     def next_key(self) -> Tensor:
-        """Return another key at every call: two dropout layers, or two views of a batch, do not share their draws."""
+        """Return another key at every call.
+
+        Two dropout layers, or two views of a batch, do not share their draws.
+        """
         self.draws += 1
         return random.fold(self.key, "dropout", self.draws)
 
@@ -71,7 +76,10 @@ class BatchNorm(nn.Module):
         self.momentum = 0.1 if old.momentum is None else old.momentum
         self.weight, self.bias = old.weight, old.bias
         if old.running_mean is None or old.running_var is None:
-            msg = f"{name}: batch norm without running statistics cannot be evaluated; use track_running_stats=True"
+            msg = (
+                f"{name}: batch norm without running statistics cannot be evaluated; use "
+                "track_running_stats=True"
+            )
             raise ValueError(msg)
         self.register_buffer("running_mean", old.running_mean)
         self.register_buffer("running_var", old.running_var)
@@ -120,7 +128,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """torch's gradient of stacked weights is a transposed view, on which an optimizer is ten times as slow."""
+    """torch's own gradient is a transposed view, on which an optimizer is ten times as slow."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -157,7 +165,10 @@ def replace_layers(module: nn.Module) -> nn.Module:
 
 
 def _join(module: nn.Module) -> None:
-    """Let convolutions pool where a max-pooling follows, in plain sequences: nobody else calls the layers of those."""
+    """Let convolutions pool where a max-pooling follows, in plain sequences.
+
+    Nobody else calls the layers of those.
+    """
     if type(module) is not nn.Sequential:
         return
     places = list(module._modules.items())  # noqa: SLF001  # named_children leaves out a layer's second place
@@ -195,6 +206,8 @@ def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
     elif type(layer) is nn.MaxPool2d and pools_by_two(layer):
         new = MaxPool2d(layer)
     for setting in getattr(layer, "__constants__", ()) if new is not None else ():
-        if not hasattr(new, setting):  # sizes and settings of the layer: a user's module may read them
+        if not hasattr(
+            new, setting
+        ):  # sizes and settings of the layer: a user's module may read them
             setattr(new, setting, getattr(layer, setting))
     return new

@@ -1,6 +1,7 @@
 """Losses for one client's batch: means over the rows that are present.
 
-``mask`` is (batch,), true where a row is present; absent rows weigh nothing, whatever their numbers.
+``mask`` is (batch,), true where a row is present; absent rows weigh nothing, whatever their
+numbers.
 """
 
 from __future__ import annotations
@@ -35,5 +36,10 @@ def squared_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
 
 
 def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
-    """Half the squared distance |w - w0|^2 / 2 over all parameters (Li et al. 2020, FedProx, eq. 2)."""
-    return 0.5 * torch.stack([(params[name] - anchor[name]).square().sum() for name in params]).sum()
+    """Half the squared distance |w - w0|^2 / 2 over all parameters (Li et al.
+
+    2020, FedProx, eq. 2).
+    """
+    return (
+        0.5 * torch.stack([(params[name] - anchor[name]).square().sum() for name in params]).sum()
+    )

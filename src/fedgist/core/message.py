@@ -1,8 +1,9 @@
 """Messages: the only values that cross between server and clients.
 
-A message is a frozen dataclass of tensors. What it costs is defined here, once: the bytes of its tensors, in the types
-they have. The ledger of a run, the papers' "communication cost" and every engine use this number; a method that sends
-half precision or packed signs puts such tensors into its message.
+A message is a frozen dataclass of tensors. What it costs is defined here, once: the bytes of its
+tensors, in the types they have. The ledger of a run, the papers' "communication cost" and every
+engine use this number; a method that sends half precision or packed signs puts such tensors into
+its message.
 
 >>> @message(reduce="sum")
 ... class Sums:
@@ -32,7 +33,8 @@ Reduce = Literal["sum", "each"]
 def message(*, reduce: Reduce) -> Callable[[type[T]], type[T]]:
     """Declare a message.
 
-    ``reduce="sum"``: the server only ever sees the total over clients. ``reduce="each"``: it sees one per client.
+    ``reduce="sum"``: the server only ever sees the total over clients. ``reduce="each"``: it sees
+    one per client.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -71,7 +73,10 @@ def payload_bytes(value: object) -> int:
 def pack(value: object) -> bytes:
     """Serialize a message (or a state) as safetensors bytes: named arrays, never code."""
     # copies: safetensors refuses arrays that share memory, as rows of one tensor do
-    arrays = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in named(value).items()}
+    arrays = {
+        k: v.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for k, v in named(value).items()
+    }
     return safetensors.torch.save(arrays)
 
 
@@ -101,9 +106,10 @@ def shapes(value: object) -> Shapes:
 
 
 def refuse(value: object, expected: Shapes) -> str | None:
-    """Say why an upload is unacceptable, or return None if it is fine: the one gate that every upload passes.
+    """Say why a message is unacceptable, or return None: the one gate that all of them pass.
 
-    Checked: the arrays' names, element types and shapes (and so the size), and that every number is finite.
+    Checked: the arrays' names, element types and shapes (and so the size), and that every number is
+    finite.
     """
     arrays = named(value)
     if missing := sorted(set(expected) - set(arrays)):

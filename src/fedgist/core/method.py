@@ -1,9 +1,9 @@
 """The whole vocabulary of a method: what it says, and when.
 
-A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE client; engines stack
-clients. A round is a sequence of *stages* (one, for most methods). In a stage the server selects clients and makes
-their downloads; each client receives, learns in phases, summarizes its rows and uploads; the server takes the
-replies:
+A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE
+client; engines stack clients. A round is a sequence of *stages* (one, for most methods). In a stage
+the server selects clients and makes their downloads; each client receives, learns in phases,
+summarizes its rows and uploads; the server takes the replies:
 
 >>> class CountPoints(Method):
 ...     def upload(self, net, own, sums, down, ctx):
@@ -11,8 +11,8 @@ replies:
 ...     def server_update(self, server, replies, ctx):
 ...         return replies.total()
 
-The client's functions (``init_client``, ``receive``, ``loss``, ``summarize``, ``upload``, ``predict``) run under
-``torch.func.vmap``: they may branch on ``ctx.stage``, never on a tensor.
+The client's functions (``init_client``, ``receive``, ``loss``, ``summarize``, ``upload``,
+``predict``) run under ``torch.func.vmap``: they may branch on ``ctx.stage``, never on a tensor.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Task:
 
 @tree
 class Context:
-    """Where and when a function runs. ``key`` is the source of all randomness: a client's, in its functions."""
+    """Where and when a function runs. ``key`` is the source of all randomness.
+
+    A client's, in its functions.
+    """
 
     key: Tensor
     task: Task = field(metadata=STATIC)
@@ -72,7 +75,10 @@ class Context:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client before it hears from it. No counts: those travel in messages."""
+    """What the server knows of a client before it hears from it. No counts.
+
+    Those travel in messages.
+    """
 
     id: int
     architectures: tuple[str, ...]  # its own first; more than one where it can serve several pools
@@ -80,7 +86,7 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Order:
-    """One client asked to do its part of a stage, with the model of one architecture, hearing the peers named."""
+    """One client asked to do its part of a stage, with the model of one architecture."""
 
     client: int
     architecture: str
@@ -89,7 +95,10 @@ class Order:
 
 @tree
 class Batch:
-    """Rows of one client: ``x`` (batch, *input), ``y`` (batch,), ``mask`` (batch,) true where a row is present."""
+    """Rows of one client.
+
+    ``x`` (batch, *input), ``y`` (batch,), ``mask`` (batch,) true where a row is present.
+    """
 
     x: Tensor
     y: Tensor
@@ -105,10 +114,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Phase:
-    """A piece of local training: what learns, for how long, by which loss, and how long the optimizer remembers.
+    """A piece of local training: what learns, for how long, and by which loss.
 
-    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). ``epochs`` passes over the
-    client's rows, or ``steps`` batches. ``loss=None`` is the method's; ``optimizer=None`` the recipe's.
+    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``).
+    ``epochs`` passes over the client's rows, or ``steps`` batches. ``loss=None`` is the method's;
+    ``optimizer=None`` the recipe's.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -134,9 +144,10 @@ class TooFewRepliesError(Exception):
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back in a stage. Of messages that sum, only totals exist here: one per architecture.
+    """What came back in a stage. Of messages that sum, only totals exist here.
 
-    ``parts`` holds (architecture, total, number of clients); ``each`` the replies one by one, ordered by client.
+    ``parts`` holds (architecture, total, number of clients); ``each`` the replies one by one,
+    ordered by client.
     """
 
     parts: tuple[tuple[str, Any, int], ...] = ()
@@ -155,7 +166,9 @@ class Replies:
     @property
     def architectures(self) -> tuple[str, ...]:
         """The architectures heard from, sorted."""
-        return tuple(sorted({a for a, _, _ in self.parts} | {r.order.architecture for r in self.each}))
+        return tuple(
+            sorted({a for a, _, _ in self.parts} | {r.order.architecture for r in self.each})
+        )
 
     def by(self, architecture: str) -> Replies:
         """Return the replies of one architecture (one pool)."""
@@ -184,7 +197,9 @@ class Method:
 
     keeps: ClassVar[Part] = "all"  # the part of the net that stays with the client between rounds
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used (none is late in a simulation)
+    accepts_late: ClassVar[bool] = (
+        False  # whether a reply to an earlier round is used (none is late in a simulation)
+    )
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
@@ -202,13 +217,19 @@ class Method:
         return Nothing()
 
     def select(self, server: Any, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return who is asked: by default a random ``fraction_train`` of all clients, among those online."""
+        """Return who is asked.
+
+        By default a random ``fraction_train`` of all clients, among those online.
+        """
         size = max(1, round(ctx.task.training.fraction_train * ctx.task.num_clients))
         chosen = random.choice(ctx.draw("select", ctx.stage), len(online), size)
         return [Order(online[i].id, online[i].architectures[0]) for i in chosen]
 
     def download(self, server: Any, order: Order, ctx: Context) -> Any:
-        """Return the message for one client; messages made of the same tensors are one broadcast."""
+        """Return the message for one client.
+
+        Messages made of the same tensors are one broadcast.
+        """
         return Nothing()
 
     def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
@@ -232,11 +253,14 @@ class Method:
         return Nothing(), own
 
     def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
-        """Return the server's new state; any non-empty subset of the clients asked may have answered."""
+        """Return the server's new state.
+
+        Any non-empty subset of the clients asked may have answered.
+        """
         return server
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return phases that a copy of the client's model goes through before a second evaluation (fine-tuning)."""
+        """Return phases that a copy of the client's model goes through before a second test."""
         return ()
 
     def predict(self, net: Net, own: Any, down: Any, x: Tensor, ctx: Context) -> Tensor:

@@ -1,8 +1,8 @@
 """One client's model as a value: a body that makes features and a linear head that makes logits.
 
-An :class:`Architecture` is the shape of a model, made once from any ``nn.Module`` whose last layer is linear. A
-:class:`Net` is an architecture with numbers: parameters and buffers by their names in the module. Nets are trees, so
-they stack: the same code runs one client or, under vmap, many.
+An :class:`Architecture` is the shape of a model, made once from any ``nn.Module`` whose last layer
+is linear. A :class:`Net` is an architecture with numbers: parameters and buffers by their names in
+the module. Nets are trees, so they stack: the same code runs one client or, under vmap, many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Part = Literal["all", "body", "head", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """The shape of a model: its body as a module (the head replaced by an identity) and its head's name and sizes."""
+    """The shape of a model.
+
+    Its body as a module (the head replaced by an identity) and its head's name and sizes.
+    """
 
     name: str
     module: nn.Module = field(repr=False)
@@ -39,7 +42,9 @@ class Architecture:
 
     def holds(self, part: Part, name: str) -> bool:
         """Return whether the array ``name`` belongs to ``part``."""
-        return part == "all" or (part != "none" and (part == "head") == name.startswith(self.head + "."))
+        return part == "all" or (
+            part != "none" and (part == "head") == name.startswith(self.head + ".")
+        )
 
     def laid_out(self, *, each: bool) -> Architecture:
         """Return a copy whose convolutions run client by client (``each``) or stacked."""
@@ -52,7 +57,10 @@ class Architecture:
 
 @tree
 class Net:
-    """A model with its numbers. ``x`` (batch, *input) -> features ``z`` (batch, m) -> logits (batch, classes)."""
+    """A model with its numbers.
+
+    ``x`` (batch, *input) -> features ``z`` (batch, m) -> logits (batch, classes).
+    """
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -62,7 +70,9 @@ class Net:
     def features(self, x: Tensor) -> Tensor:
         """Run the body: (batch, *input) -> (batch, m)."""
         module = self.arch.module
-        if module.training != (self.run is not None):  # a user's module may ask whether it is being trained
+        if module.training != (
+            self.run is not None
+        ):  # a user's module may ask whether it is being trained
             module.train(self.run is not None)
         token = current.set(self.run)
         try:
@@ -73,7 +83,9 @@ class Net:
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes)."""
-        return linear(z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias"))
+        return linear(
+            z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias")
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of ``x``."""
@@ -121,7 +133,8 @@ def split(
     Parameters
     ----------
     build
-        Makes the module; called with torch's generator seeded, so that a start is a function of its seed.
+        Makes the module; called with torch's generator seeded, so that a start is a function of its
+        seed.
     input_shape
         Shape of one example.
     num_classes
@@ -132,7 +145,8 @@ def split(
     Raises
     ------
     ValueError
-        If the module has no such layer, or body and head do not fit each other, the input or the classes.
+        If the module has no such layer, or body and head do not fit each other, the input or the
+        classes.
     """
     input_shape = tuple(input_shape)
     module = _seeded(build, 0)
@@ -143,12 +157,17 @@ def split(
     if head is None:
         head = linear[-1]
     if head not in linear:
-        msg = f"{name} has no linear layer {head!r}; its linear layers: {', '.join(linear) or 'none'}"
+        msg = (
+            f"{name} has no linear layer {head!r}; its linear layers: {', '.join(linear) or 'none'}"
+        )
         raise ValueError(msg)
     layer = module.get_submodule(head)
     assert isinstance(layer, nn.Linear)  # for the type checker
     if layer.out_features != num_classes:
-        msg = f"the head {head!r} of {name} has {layer.out_features} outputs, the data {num_classes} classes"
+        msg = (
+            f"the head {head!r} of {name} has {layer.out_features} outputs, the data "
+            f"{num_classes} classes"
+        )
         raise ValueError(msg)
 
     def cut(seed: int) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
@@ -157,16 +176,24 @@ def split(
         top = body.get_submodule(head)
         setattr(body.get_submodule(outer), leaf, nn.Identity())
         replace_layers(body)
-        params = dict(body.named_parameters()) | {f"{head}.{k}": v for k, v in top.named_parameters()}
+        params = dict(body.named_parameters()) | {
+            f"{head}.{k}": v for k, v in top.named_parameters()
+        }
         return body, {k: v.detach().clone() for k, v in params.items()}, dict(body.named_buffers())
 
     def start(seed: int) -> Net:
         return Net(*cut(seed)[1:], arch)
 
     arch = Architecture(
-        name=name, module=cut(0)[0].requires_grad_(requires_grad=False), head=head, feature_width=layer.in_features,
-        num_classes=num_classes, head_bias=layer.bias is not None, input_shape=input_shape, start=start,
-    )  # fmt: skip
+        name=name,
+        module=cut(0)[0].requires_grad_(requires_grad=False),
+        head=head,
+        feature_width=layer.in_features,
+        num_classes=num_classes,
+        head_bias=layer.bias is not None,
+        input_shape=input_shape,
+        start=start,
+    )
     _check(start(0), module)
     return arch
 
@@ -184,12 +211,16 @@ def _check(net: Net, whole: nn.Module) -> None:
         whole_works = isinstance(expected, Tensor) and expected.shape == (2, arch.num_classes)
         if isinstance(z, Tensor) and z.shape != (2, arch.feature_width) and not whole_works:
             found = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
-            msg = f"the body of {arch.name} gives {found}, its head {arch.head!r} takes {arch.feature_width} features"
+            msg = (
+                f"the body of {arch.name} gives {found}, its head {arch.head!r} takes "
+                f"{arch.feature_width} features"
+            )
             raise ValueError(msg)
         fits = whole_works and isinstance(z, Tensor) and z.shape == (2, arch.feature_width)
         if not (fits and torch.allclose(net.logits(z), expected, rtol=1e-3, atol=1e-4)):
             msg = (
-                f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes its logits (head = ...)"
+                f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes "
+                "its logits (head = ...)"
             )
             raise ValueError(msg)
 
@@ -197,7 +228,9 @@ def _check(net: Net, whole: nn.Module) -> None:
 def _attempt(function: Callable[[], Tensor]) -> Any:
     """Return what a user's module gives, or how it fails."""
     try:
-        with torch.random.fork_rng(devices=[]):  # the same draws for the whole and the part, if it draws
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # the same draws for the whole and the part, if it draws
             torch.manual_seed(0)
             return function()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -1,8 +1,8 @@
 """Optimizers over stacked parameters: row k of every tensor belongs to client k.
 
-Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step counter, so clients that
-have done different numbers of steps can stand in one stack. ``step`` works in place, on the rows it is given: leaving
-rows out leaves their clients untouched.
+Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step
+counter, so clients that have done different numbers of steps can stand in one stack. ``step`` works
+in place, on the rows it is given: leaving rows out leaves their clients untouched.
 
 The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1).
 """
@@ -24,7 +24,10 @@ OptimizerName = Literal["sgd", "momentum", "adam"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What steps a client's parameters: ``sgd``, ``momentum`` or ``adam``, with the names of ``torch.optim``."""
+    """What steps a client's parameters.
+
+    ``sgd``, ``momentum`` or ``adam``, with the names of ``torch.optim``.
+    """
 
     name: OptimizerName = "adam"
     lr: float = 1e-3
@@ -36,7 +39,7 @@ class Optimizer:
 
 @tree
 class OptimizerState:
-    """Moments by parameter (those that the rule uses), and the number of steps of each client, (clients,)."""
+    """Moments by parameter (those that the rule uses), and each client's steps, (clients,)."""
 
     first: dict[str, Tensor]
     second: dict[str, Tensor]
@@ -47,14 +50,21 @@ def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
     """Fresh state for ``params``, each (clients, ...)."""
     one = next(iter(params.values()))
     return OptimizerState(
-        first={} if optimizer.name == "sgd" else {n: torch.zeros_like(p) for n, p in params.items()},
-        second={n: torch.zeros_like(p) for n, p in params.items()} if optimizer.name == "adam" else {},
+        first={}
+        if optimizer.name == "sgd"
+        else {n: torch.zeros_like(p) for n, p in params.items()},
+        second={n: torch.zeros_like(p) for n, p in params.items()}
+        if optimizer.name == "adam"
+        else {},
         count=torch.zeros(len(one), dtype=torch.int64, device=one.device),
     )
 
 
 def step(
-    optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState
+    optimizer: Optimizer,
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: OptimizerState,
 ) -> None:
     """Take one step for every row, in place."""
     state.count.add_(1)
@@ -66,7 +76,11 @@ def step(
         count = state.count.to(torch.float64)
         scale, spread = optimizer.lr / (1.0 - beta1**count), (1.0 - beta2**count).rsqrt()
     for name, p in params.items():
-        g = grads[name].add(p, alpha=optimizer.weight_decay) if optimizer.weight_decay else grads[name]
+        g = (
+            grads[name].add(p, alpha=optimizer.weight_decay)
+            if optimizer.weight_decay
+            else grads[name]
+        )
         if optimizer.name == "sgd":
             p.sub_(g, alpha=optimizer.lr)
         elif optimizer.name == "momentum":
@@ -83,18 +97,34 @@ def step(
 
 
 def _in_step(count: Tensor) -> bool:
-    """Whether all clients have done equally many steps, as in a fresh stack; asked on a CPU only, where it is free."""
+    """Whether all clients have done equally many steps, as in a fresh stack.
+
+    Asked on a CPU only, where it is free.
+    """
     return count.device.type == "cpu" and len(count) > 0 and bool((count == count[0]).all())
 
 
 def _fused_adam(
-    optimizer: Optimizer, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState
+    optimizer: Optimizer,
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: OptimizerState,
 ) -> None:
     """Let torch go through each tensor once, where the rule below goes through it nine times."""
     done = [(state.count[0] - 1).to(torch.float32) for _ in params]
     adam(
-        list(params.values()), [grads[n] for n in params], [state.first[n] for n in params],
-        [state.second[n] for n in params], [], done,
-        amsgrad=False, maximize=False, fused=True, lr=optimizer.lr, beta1=optimizer.betas[0],
-        beta2=optimizer.betas[1], eps=optimizer.eps, weight_decay=optimizer.weight_decay,
-    )  # fmt: skip
+        list(params.values()),
+        [grads[n] for n in params],
+        [state.first[n] for n in params],
+        [state.second[n] for n in params],
+        [],
+        done,
+        amsgrad=False,
+        maximize=False,
+        fused=True,
+        lr=optimizer.lr,
+        beta1=optimizer.betas[0],
+        beta2=optimizer.betas[1],
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+    )

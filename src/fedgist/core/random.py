@@ -1,10 +1,12 @@
 """Counter-based randomness in tensor operations.
 
-A *key* is a 64-bit integer tensor; :func:`fold` derives a new key from it and some words, and a draw mixes the key with
-the position of each number. Nothing is remembered, so the same key gives the same numbers stacked under vmap or alone,
-in any order and on any device: integers and uniforms bit for bit, normals up to the device's logarithm.
+A *key* is a 64-bit integer tensor; :func:`fold` derives a new key from it and some words, and a
+draw mixes the key with the position of each number. Nothing is remembered, so the same key gives
+the same numbers stacked under vmap or alone, in any order and on any device: integers and uniforms
+bit for bit, normals up to the device's logarithm.
 
-The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", 2014).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def _number(word: Word) -> int | Tensor:
 
 
 def key(seed: int, *words: Word) -> Tensor:
-    """Make a key from a seed and words (numbers, names of purposes, or integer tensors for one key per element)."""
+    """Make a key from a seed and words: numbers, names, or integer tensors (a key each)."""
     return fold(_mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN), *words)
 
 
@@ -68,10 +70,12 @@ def integers(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
 
 
 def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw standard normal float32 numbers (Box-Muller, computed in double precision and then rounded)."""
+    """Draw standard normal float32 numbers (Box-Muller, in double precision, then rounded)."""
     radius = (_shift(_bits(fold(key, 1), shape), 11).to(torch.float64) + 1.0) * 2.0**-53
     angle = _shift(_bits(fold(key, 2), shape), 11).to(torch.float64) * 2.0**-53
-    return (torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)).to(torch.float32)
+    return (torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)).to(
+        torch.float32
+    )
 
 
 def permutation(key: Tensor, length: int) -> Tensor:
@@ -85,6 +89,11 @@ def choice(key: Tensor, length: int, size: int) -> list[int]:
 
 
 def order(key: Tensor, present: Tensor) -> Tensor:
-    """Draw a random order of the true places of each line of ``present`` (lines, places); the false ones come last."""
+    """Draw a random order of the true places of each line of ``present`` (lines, places).
+
+    The false ones come last.
+    """
     draws = _shift(_bits(key, (present.shape[1],)), 1)
-    return torch.argsort(torch.where(present, draws, torch.iinfo(torch.int64).max), dim=1, stable=True)
+    return torch.argsort(
+        torch.where(present, draws, torch.iinfo(torch.int64).max), dim=1, stable=True
+    )

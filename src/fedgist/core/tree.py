@@ -1,8 +1,8 @@
 """Values made of tensors: frozen dataclasses, dictionaries and nothing else.
 
-Messages, states and nets are *trees*: dataclasses whose fields are tensors, dictionaries of tensors, or other trees.
-Declared with :func:`tree`, they pass through ``torch.func.vmap`` like a tensor does, and they flatten to named arrays
-(``"weights/conv1.weight"``) for files and wires.
+Messages, states and nets are *trees*: dataclasses whose fields are tensors, dictionaries of
+tensors, or other trees. Declared with :func:`tree`, they pass through ``torch.func.vmap`` like a
+tensor does, and they flatten to named arrays (``"weights/conv1.weight"``) for files and wires.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
-# The registry that torch.func.vmap itself consults; torch has no public door to it that allows fields which are not
-# tensors.
+# The registry that torch.func.vmap itself consults; torch has no public door to it that allows
+# fields which are not tensors.
 from torch.utils import _pytree
 
 T = TypeVar("T")
@@ -29,7 +29,8 @@ STATIC = {"static": True}  # metadata of a field that vmap does not look into
 def tree(cls: type[T]) -> type[T]:
     """Make ``cls`` a frozen dataclass that vmap looks into.
 
-    A field declared ``field(metadata=STATIC)`` is carried along unseen; every other field holds tensors.
+    A field declared ``field(metadata=STATIC)`` is carried along unseen; every other field holds
+    tensors.
     """
     made = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]  # just made one
@@ -37,7 +38,9 @@ def tree(cls: type[T]) -> type[T]:
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        there = tuple(n for n in leaves if getattr(value, n) is not None)  # vmap would take None for a tensor
+        there = tuple(
+            n for n in leaves if getattr(value, n) is not None
+        )  # vmap would take None for a tensor
         return [getattr(value, n) for n in there], (there, *(getattr(value, n) for n in static))
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> T:
@@ -55,7 +58,7 @@ def leaves(value: object) -> list[Tensor]:
 
 
 def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
-    """Apply ``function`` to each tensor of ``value`` (and the tensors at the same place in ``others``)."""
+    """Apply ``function`` to each tensor of ``value`` (and those at its place in ``others``)."""
     return typing.cast("T", _pytree.tree_map(function, value, *others))
 
 
@@ -74,7 +77,11 @@ def same(first: object, second: object) -> bool:
     if first is second:
         return True
     a, b = leaves(first), leaves(second)
-    return type(first) is type(second) and len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    return (
+        type(first) is type(second)
+        and len(a) == len(b)
+        and all(x is y for x, y in zip(a, b, strict=True))
+    )
 
 
 def named(value: object, prefix: str = "") -> dict[str, Tensor]:
@@ -86,9 +93,16 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
     if isinstance(value, Mapping):
         items: Iterable[tuple[str, object]] = value.items()
     elif dataclasses.is_dataclass(value):
-        items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if not f.metadata.get("static"))
+        items = (
+            (f.name, getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if not f.metadata.get("static")
+        )
     else:
-        msg = f"{prefix or 'a tree'} holds a {type(value).__name__}; only tensors, dictionaries and trees travel"
+        msg = (
+            f"{prefix or 'a tree'} holds a {type(value).__name__}; only tensors, dictionaries and "
+            "trees travel"
+        )
         raise TypeError(msg)
     out: dict[str, Tensor] = {}
     for name, child in items:
@@ -100,7 +114,7 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
 
 
 def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Rebuild a tree of type ``kind`` from named arrays: the inverse of :func:`named`, led by the annotations.
+    """Rebuild a tree of type ``kind`` from named arrays: the inverse of :func:`named`.
 
     Raises
     ------
@@ -132,7 +146,9 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
         return arrays[prefix]
     if origin in {dict, Mapping}:
         start = prefix + SEPARATOR if prefix else ""
-        keys = dict.fromkeys(k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start))
+        keys = dict.fromkeys(
+            k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start)
+        )
         return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)

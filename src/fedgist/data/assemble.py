@@ -1,4 +1,7 @@
-"""From a user's arrays to a data set: test rows held out, labels and clients numbered, columns measured."""
+"""From a user's arrays to a data set.
+
+Test rows held out, labels and clients numbered, columns measured.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _EXACT = 2**53  # whole numbers beyond are not exact in double precision
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples (rows, *shape) with their labels, and their clients where known, as text (see :func:`names`)."""
+    """Examples (rows, *shape), their labels, and their clients where known, as text."""
 
     x: Tensor
     labels: Values
@@ -33,7 +36,10 @@ class Examples:
 
 
 def held_out(labels: Values, fraction: float) -> Values:
-    """Mark a fixed random share of each class as test rows; every class keeps at least one training row."""
+    """Mark a fixed random share of each class as test rows.
+
+    Every class keeps at least one training row.
+    """
     if not 0 <= fraction < 1:
         msg = f"test_fraction is {fraction}, outside 0 <= test_fraction < 1"
         raise DataError(msg)
@@ -67,10 +73,15 @@ def names(values: Values, what: str) -> Values:
         whole = (np.abs(values) < _EXACT) & (values == np.round(values))
         if not whole.all():
             row = int(np.argmin(whole))
-            msg = f"{what} must be whole numbers or text; row {row} (counted from 0) holds {values[row]}"
+            msg = (
+                f"{what} must be whole numbers or text; row {row} (counted from 0) holds "
+                f"{values[row]}"
+            )
             raise DataError(msg)
         values = values.astype(np.int64)
-    if values.dtype.kind not in "iubUO" or (values.dtype.kind == "O" and not all(isinstance(v, str) for v in values)):
+    if values.dtype.kind not in "iubUO" or (
+        values.dtype.kind == "O" and not all(isinstance(v, str) for v in values)
+    ):
         msg = f"{what} must be whole numbers or text, not {values.dtype}"
         raise DataError(msg)
     found, index = np.unique(values, return_inverse=True)
@@ -93,10 +104,17 @@ def codes(texts: Values, known: tuple[str, ...]) -> Tensor:
 
 
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of ``x / scale`` per channel or column; a constant one has deviation 1."""
-    if x.dtype == torch.uint8:  # counted by value: exact, and no copy of the images in floating point
+    """Return mean and standard deviation of ``x / scale`` per channel or column.
+
+    A constant one has deviation 1.
+    """
+    if (
+        x.dtype == torch.uint8
+    ):  # counted by value: exact, and no copy of the images in floating point
         levels = torch.arange(256, dtype=torch.float64) / scale
-        share = torch.stack([channel.reshape(-1).bincount(minlength=256) for channel in x.unbind(1)]).double()
+        share = torch.stack(
+            [channel.reshape(-1).bincount(minlength=256) for channel in x.unbind(1)]
+        ).double()
         share = share / share.sum(1, keepdim=True)
         mean, square = share @ levels, share @ levels**2
         std = (square - mean**2).clamp(min=0).sqrt()
@@ -108,28 +126,42 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist())
 
 
-def dataset(name: str, train: Examples, test: Examples, *, classes: tuple[str, ...] = ()) -> Dataset:
-    """Put a data set together: number labels and clients in sorted order, measure the training rows.
+def dataset(
+    name: str, train: Examples, test: Examples, *, classes: tuple[str, ...] = ()
+) -> Dataset:
+    """Put a data set together: number labels and clients in sorted order, measure the rows.
 
-    Clients without training rows come after the others. A source that has an order of its own gives ``classes``.
+    Clients without training rows come after the others. A source that has an order of its own gives
+    ``classes``.
     """
     if not len(train.x) or not train.x[0].numel():
         msg = f"{name} has no training {'columns' if len(train.x) else 'rows'}"
         raise DataError(msg)
     classes = classes or in_order(train.labels)
     if new := sorted(set(test.labels) - set(classes)):
-        msg = f"{name}: the test label {new[0]!r} is not among the training labels: {', '.join(classes)}"
+        msg = (
+            f"{name}: the test label {new[0]!r} is not among the training labels: "
+            f"{', '.join(classes)}"
+        )
         raise DataError(msg)
     known = _different(train.clients)
     clients = in_order(known) + in_order(_different(test.clients) - known)
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
     mean, std = moments(train.x, scale)
     return Dataset(
-        name, train.x, codes(train.labels, classes), test.x, codes(test.labels, classes), len(classes),
-        scale=scale, mean=mean, std=std, classes=classes,
+        name,
+        train.x,
+        codes(train.labels, classes),
+        test.x,
+        codes(test.labels, classes),
+        len(classes),
+        scale=scale,
+        mean=mean,
+        std=std,
+        classes=classes,
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
-    )  # fmt: skip
+    )
 
 
 def _different(texts: Values | None) -> set[str]:

@@ -1,4 +1,7 @@
-"""Augmentation of image batches, drawn from keys: the same image of the same step is changed alike anywhere."""
+"""Augmentation of image batches, drawn from keys.
+
+The same image of the same step is changed alike anywhere.
+"""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ class DataError(ValueError):
 class Dataset:
     """Examples and labels of a task.
 
-    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` are int64 labels
-    0..num_classes-1. A batch becomes ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column.
-    ``clients`` names each training row's natural client (and ``clients_test`` each test row's), where the source knows.
+    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` are
+    int64 labels 0..num_classes-1. A batch becomes ``(x / scale - mean) / std``, with ``mean`` and
+    ``std`` per channel or column. ``clients`` names each training row's natural client (and
+    ``clients_test`` each test row's), where the source knows.
     """
 
     name: str
@@ -63,7 +64,10 @@ def check(data: Dataset) -> Dataset:
             msg = f"{data.name}: {split} labels must be one whole number a row"
             raise DataError(msg)
         if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
-            msg = f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside 0..{data.num_classes - 1}"
+            msg = (
+                f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
+                f"0..{data.num_classes - 1}"
+            )
             raise DataError(msg)
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
@@ -73,6 +77,9 @@ def check(data: Dataset) -> Dataset:
         msg = f"{data.name} has no training rows"
         raise DataError(msg)
     if data.x.shape[1:] != data.x_test.shape[1:]:
-        msg = f"{data.name}: training rows have shape {list(data.x.shape[1:])}, test rows {list(data.x_test.shape[1:])}"
+        msg = (
+            f"{data.name}: training rows have shape {list(data.x.shape[1:])}, test rows "
+            f"{list(data.x_test.shape[1:])}"
+        )
         raise DataError(msg)
     return data

@@ -1,4 +1,7 @@
-"""Rows into batches: the one copy of the examples, from which every client's batches are gathered."""
+"""Rows into batches.
+
+The one copy of the examples, from which every client's batches are gathered.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,11 @@ class Examples:
     augment: tuple[Augmentation, ...] = ()
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Gather ``rows`` (clients, batch), -1 where there is none; augmented if ``keys`` (clients,) are given.
+        """Gather ``rows`` (clients, batch), -1 where none; augmented by ``keys`` (clients,).
 
-        In the place of an absent row stands the client's first one, and zeros where a client has none: what is masked
-        is an example like others (a model may divide by a length), and never another client's.
+        In the place of an absent row stands the client's first one, and zeros where a client has
+        none: what is masked is an example like others (a model may divide by a length), and never
+        another client's.
         """
         mask = rows >= 0
         places = torch.where(mask, rows, rows[:, :1].clamp(min=0))
@@ -39,7 +43,9 @@ class Examples:
         return Batch(x, self.y[places].masked_fill_(~mask, 0), mask)
 
 
-def examples(data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu") -> tuple[Examples, Examples]:
+def examples(
+    data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu"
+) -> tuple[Examples, Examples]:
     """Return the training and the test examples of ``data``, on a device."""
     shape = (-1, *(1 for _ in data.input_shape[1:]))
     mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (data.mean, data.std))

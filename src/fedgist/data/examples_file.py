@@ -1,4 +1,7 @@
-"""Examples to predict, which need no labels: an array, a table or images, in the form of a run's data set."""
+"""Examples to predict, which need no labels.
+
+An array, a table or images, in the form of a run's data set.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,19 @@ _IMAGE = 3  # dimensions of an image
 _WHITE = 255.0
 
 
-def read_examples(path: str | Path, data: Dataset, source: str, options: Mapping[str, Any]) -> Tensor:
-    """Return the examples of a file or folder, raw as those in ``data.x``: its shape of an example, its type and units.
+def read_examples(
+    path: str | Path, data: Dataset, source: str, options: Mapping[str, Any]
+) -> Tensor:
+    """Return the examples of a file or folder, raw, in the shape, type and units of ``data.x``.
 
-    ``data`` was loaded from ``source`` with ``options``, which tell how a table is encoded. Images are in the order of
-    their paths.
+    ``data`` was loaded from ``source`` with ``options``, which tell how a table is encoded. Images
+    are in the order of their paths.
 
     Raises
     ------
     DataError
-        If they cannot be read, or are not what ``data`` holds; with the name of the file, what was found and what fits.
+        If they cannot be read, or are not what ``data`` holds; with the name of the file, what was
+        found and what fits.
     """
     found = Path(path).expanduser()
     found = existing(found, folder=found.is_dir())
@@ -44,7 +50,10 @@ def read_examples(path: str | Path, data: Dataset, source: str, options: Mapping
     elif kind in TABLES:
         x = encode_like(found, options) if source == "table" else _flat(found, data)
     else:
-        msg = f"{name} holds no examples that can be read; {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} and folders can"
+        msg = (
+            f"{name} holds no examples that can be read; "
+            f"{', '.join((*_ARRAYS, *TABLES, *ENDINGS))} and folders can"
+        )
         raise DataError(msg)
     return _checked(x, name, data)
 
@@ -75,7 +84,10 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
     shape = data.input_shape
     if data.x.dtype != torch.uint8 or len(shape) != _IMAGE or shape[0] not in CHANNELS:
         kind = "bytes" if data.x.dtype == torch.uint8 else "numbers"
-        msg = f"{name}: images have one or three channels of bytes; this run takes {kind} of shape {list(shape)}"
+        msg = (
+            f"{name}: images have one or three channels of bytes; this run takes {kind} of shape "
+            f"{list(shape)}"
+        )
         raise DataError(msg)
     files = images_below(place) if place.is_dir() else [place]
     x = stack(pictures(files, shape[1:], shape[0]))
@@ -83,14 +95,20 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
 
 
 def _checked(x: Tensor, name: str, data: Dataset) -> Tensor:
-    """Return ``x`` in the type of ``data.x``, if it is like it; images of one channel may lack that dimension."""
+    """Return ``x`` in the type of ``data.x``, if it is like it.
+
+    Images of one channel may lack that dimension.
+    """
     if not len(x):
         msg = f"{name} holds no examples"
         raise DataError(msg)
     if _bare(x.shape[1:]) != _bare(data.input_shape):
         raise _misfit(name, list(x.shape[1:]), data)
     if data.x.dtype == torch.uint8:
-        bad, need = (x < 0) | (x > data.scale) | (x != x.to(torch.uint8)), f"whole numbers 0..{data.scale:g}"
+        bad, need = (
+            (x < 0) | (x > data.scale) | (x != x.to(torch.uint8)),
+            f"whole numbers 0..{data.scale:g}",
+        )
     else:
         bad, need = ~torch.isfinite(x), "finite numbers"
     if bool(bad.any()):
@@ -106,4 +124,6 @@ def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _misfit(name: str, shape: list[int], data: Dataset) -> DataError:
-    return DataError(f"{name}: examples have shape {shape}; this run takes {list(data.input_shape)}")
+    return DataError(
+        f"{name}: examples have shape {shape}; this run takes {list(data.input_shape)}"
+    )

@@ -11,26 +11,36 @@ from fedgist.data.base import DataError
 
 
 def data_root(root: Path | None = None) -> Path:
-    """Return the folder of downloaded data: the argument, else FEDGIST_DATA, else the user's cache folder."""
+    """Return the folder of downloaded data.
+
+    The argument, else FEDGIST_DATA, else the user's cache folder.
+    """
     if root is not None:
         return Path(root).expanduser()
     if named := os.environ.get("FEDGIST_DATA"):
         return Path(named).expanduser()
-    dirs = need("platformdirs", "finding the cache folder needs platformdirs: pip install platformdirs")
+    dirs = need(
+        "platformdirs", "finding the cache folder needs platformdirs: pip install platformdirs"
+    )
     return Path(dirs.user_cache_path("fedgist")) / "data"
 
 
 def absent(name: str, file: str, root: Path, where: str) -> DataError:
     """Say in one line which file is missing, and how to get it there."""
     ways = "another root is set with --data-root or FEDGIST_DATA"
-    return DataError(f"{name} is not here: looked for {file} in {root}; {where.replace('ROOT', str(root))}; {ways}")
+    return DataError(
+        f"{name} is not here: looked for {file} in {root}; {where.replace('ROOT', str(root))}; "
+        f"{ways}"
+    )
 
 
 def existing(path: str | Path, *, folder: bool = False) -> Path:
     """Expand the user's path and return it, if a file (or a folder) is there."""
     found = Path(path).expanduser()
     if not (found.is_dir() if folder else found.is_file()):
-        state = "is not a " + ("folder" if folder else "file") if found.exists() else "does not exist"
+        state = (
+            "is not a " + ("folder" if folder else "file") if found.exists() else "does not exist"
+        )
         msg = f"{found} {state}"
         raise DataError(msg)
     return found

@@ -17,17 +17,28 @@ from fedgist.data.files import existing, first_line, need
 from fedgist.data.images import pixels, size_of, stack
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-_BROKEN = (OSError, EOFError, LookupError, SyntaxError, TypeError, ValueError, ArithmeticError, struct.error,
-           zlib.error)  # fmt: skip
+_BROKEN = (
+    OSError,
+    EOFError,
+    LookupError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    struct.error,
+    zlib.error,
+)
 
 
 def folder(
     *, path: str | Path, image_size: int | list[int] | None = None, test_fraction: float = 0.2
-) -> Dataset:  # fmt: skip
-    """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or PATH/val/), or all from PATH/CLASS/."""
+) -> Dataset:
+    """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/."""
     top = existing(path, folder=True)
     train = top / "train" if (top / "train").is_dir() else top
-    test = next((top / name for name in ("test", "val") if train != top and (top / name).is_dir()), None)
+    test = next(
+        (top / name for name in ("test", "val") if train != top and (top / name).is_dir()), None
+    )
     listed, listed_test = _listed(train), [] if test is None else _listed(test)
     x = stack(pictures([file for file, _ in listed + listed_test], size_of(image_size)))
     labels = np.array([label for _, label in listed + listed_test], dtype=object)
@@ -37,8 +48,10 @@ def folder(
 
 
 def _listed(place: Path) -> list[tuple[Path, str]]:
-    """Return the images of each class folder in sorted order, so that the data set does not depend on the disk."""
-    classes = sorted(entry for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    """Return each class folder's images in sorted order: the disk's order must not matter."""
+    classes = sorted(
+        entry for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
     if not classes:
         msg = f"{place} has no class folders"
         raise DataError(msg)
@@ -56,15 +69,19 @@ def images_below(place: Path) -> list[Path]:
 def _images(place: Path, files: Iterable[Path]) -> list[Path]:
     """Return those files below ``place`` that are images, in sorted order; hidden ones are none."""
     found = [file for file in files if file.suffix.lower() in ENDINGS]
-    images = sorted(file for file in found if not any(part[0] == "." for part in file.relative_to(place).parts))
+    images = sorted(
+        file for file in found if not any(part[0] == "." for part in file.relative_to(place).parts)
+    )
     if not images:
         msg = f"{place} holds no images ({', '.join(ENDINGS)})"
         raise DataError(msg)
     return images
 
 
-def pictures(files: list[Path], size: tuple[int, ...] | None, channels: int | None = None) -> Iterator[Values]:
-    """Yield each image in the given size, or in the first one's, with one or three channels or as many as it has."""
+def pictures(
+    files: list[Path], size: tuple[int, ...] | None, channels: int | None = None
+) -> Iterator[Values]:
+    """Yield each image in the given size, or the first one's, with these channels or its own."""
     pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
     for file in files:
         picture = _picture(pillow, file, size, channels)

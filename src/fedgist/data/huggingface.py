@@ -19,19 +19,31 @@ _SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
 
 
 def huggingface(
-    *, path: str | Path, config: str | None = None, label: str = "label", image: str | None = None,
-    features: list[str] | None = None, client: str | None = None, image_size: int | list[int] | None = None,
-    train: str = "train", test: str | None = None, test_fraction: float = 0.2,
-) -> Dataset:  # fmt: skip
-    """Read a column of labels and either a column of images or columns of numbers from the splits train and test."""
+    *,
+    path: str | Path,
+    config: str | None = None,
+    label: str = "label",
+    image: str | None = None,
+    features: list[str] | None = None,
+    client: str | None = None,
+    image_size: int | list[int] | None = None,
+    train: str = "train",
+    test: str | None = None,
+    test_fraction: float = 0.2,
+) -> Dataset:
+    """Read labels and a column of images, or columns of numbers, from the splits train and test."""
     if (image is None) == (features is None):
-        msg = f"{path}: name either the column of images (image) or the columns of numbers (features)"
+        msg = (
+            f"{path}: name either the column of images (image) or the columns of numbers (features)"
+        )
         raise DataError(msg)
     columns = (features or []) if image is None else [image]
     found = _load(path, config)
     if test is None and "test" in found:
         test = "test"
-    splits = [_split(found, name, str(path)) for name in (train, *(() if test is None else (test,)))]
+    splits = [
+        _split(found, name, str(path)) for name in (train, *(() if test is None else (test,)))
+    ]
     for rows in splits:
         _expect(rows, [*columns, label, *([] if client is None else [client])], str(path))
     if image is not None:
@@ -40,7 +52,9 @@ def huggingface(
         inputs = [_numbers(rows, columns, str(path)) for rows in splits]
     halves = []
     for rows, x in zip(splits, inputs, strict=True):
-        clients = None if client is None else _texts(rows, client, f"{path}: the clients {client!r}")
+        clients = (
+            None if client is None else _texts(rows, client, f"{path}: the clients {client!r}")
+        )
         halves.append(Examples(x, _labels(rows, label, str(path)), clients))
     first, second = halves if test is not None else split(halves[0], test_fraction)
     return dataset(str(path), first, second, classes=_known(splits[0], label))
@@ -92,7 +106,10 @@ def _numbers(rows: Any, columns: list[str], path: str) -> torch.Tensor:
         try:
             values = np.asarray(list(rows[name]), dtype=np.float32)
         except (TypeError, ValueError) as error:
-            msg = f"{path}: the column {name!r} must hold numbers, as many in each row: {first_line(error)}"
+            msg = (
+                f"{path}: the column {name!r} must hold numbers, as many in each row: "
+                f"{first_line(error)}"
+            )
             raise DataError(msg) from error
         parts.append(numbers(values.reshape(len(values), -1), f"{path}: the column {name!r}"))
     return torch.cat(parts, dim=1)
@@ -104,7 +121,10 @@ def _labels(rows: Any, column: str, path: str) -> Values:
         return _texts(rows, column, f"{path}: the labels {column!r}")
     for row, code in enumerate(rows[column]):
         if code is None or not 0 <= code < len(known):
-            msg = f"{path}: the label column {column!r} holds {code}, none of its names, in row {row} (counted from 0)"
+            msg = (
+                f"{path}: the label column {column!r} holds {code}, none of its names, in row "
+                f"{row} (counted from 0)"
+            )
             raise DataError(msg)
     return np.array([known[code] for code in rows[column]], dtype=object)
 
@@ -116,5 +136,9 @@ def _known(rows: Any, column: str) -> tuple[str, ...]:
 
 def _texts(rows: Any, column: str, what: str) -> Values:
     values = list(rows[column])
-    texts = np.array(values, dtype=object) if any(isinstance(value, str) for value in values) else np.asarray(values)
+    texts = (
+        np.array(values, dtype=object)
+        if any(isinstance(value, str) for value in values)
+        else np.asarray(values)
+    )
     return names(texts, what)

@@ -34,7 +34,8 @@ class Idx:
 MNIST = Idx(
     "mnist",
     "MNIST",
-    "get the four .gz files of https://storage.googleapis.com/cvdf-datasets/mnist/ and put them into ROOT/MNIST/raw",
+    "get the four .gz files of https://storage.googleapis.com/cvdf-datasets/mnist/ and put them "
+    "into ROOT/MNIST/raw",
     0.1307,
     0.3081,
     tuple("0123456789"),
@@ -42,11 +43,23 @@ MNIST = Idx(
 FASHION_MNIST = Idx(
     "fashion_mnist",
     "FashionMNIST",
-    "get the four .gz files of https://github.com/zalandoresearch/fashion-mnist (data/fashion) and put them into "
+    "get the four .gz files of https://github.com/zalandoresearch/fashion-mnist (data/fashion) "
+    "and put them into "
     "ROOT/FashionMNIST/raw",
     0.2860,
     0.3530,
-    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
 )
 
 
@@ -99,12 +112,23 @@ def _read(kind: Idx, root: Path) -> Dataset:
     x, y = _pair(kind, root, "train")
     x_test, y_test = _pair(kind, root, "t10k")
     return Dataset(
-        kind.name, x, y, x_test, y_test, 10, scale=255.0, mean=(kind.mean,), std=(kind.std,), classes=kind.classes
+        kind.name,
+        x,
+        y,
+        x_test,
+        y_test,
+        10,
+        scale=255.0,
+        mean=(kind.mean,),
+        std=(kind.std,),
+        classes=kind.classes,
     )
 
 
 def _pair(kind: Idx, root: Path, split: str) -> tuple[Tensor, Tensor]:
-    images, labels = (_find(kind, root, f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1"))
+    images, labels = (
+        _find(kind, root, f"{split}-{what}-ubyte") for what in ("images-idx3", "labels-idx1")
+    )
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if len(x) != len(y):
         msg = f"{images} holds {len(x)} images but {labels.name} {len(y)} labels"

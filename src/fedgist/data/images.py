@@ -29,8 +29,13 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
             raise DataError(msg)
 
 
-def pixels(image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None) -> Values:
-    """Return an image as bytes (channels, height, width): by default one channel if it is grey, three if not."""
+def pixels(
+    image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None
+) -> Values:
+    """Return an image as bytes (channels, height, width).
+
+    By default one channel if it is grey, three if not.
+    """
     if image.mode.split(";")[0] in _DEEP:
         msg = f"{what} has more than 8 bits a pixel (mode {image.mode}); convert it first"
         raise DataError(msg)

@@ -24,7 +24,9 @@ class Rows:
     def of(lists: Sequence[Tensor]) -> Rows:
         """Join one tensor of rows a client."""
         counts = torch.tensor([0, *(len(r) for r in lists)])
-        return Rows(torch.cat([*lists, torch.zeros(0, dtype=torch.int64)]).to(torch.int64), counts.cumsum(0))
+        return Rows(
+            torch.cat([*lists, torch.zeros(0, dtype=torch.int64)]).to(torch.int64), counts.cumsum(0)
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -39,7 +41,10 @@ class Rows:
 
     def table(self, clients: Sequence[int]) -> Tensor:
         """Return (clients, most rows), padded with -1."""
-        begin, counts = self.offsets[list(clients)].unsqueeze(1), self.counts[list(clients)].unsqueeze(1)
+        begin, counts = (
+            self.offsets[list(clients)].unsqueeze(1),
+            self.counts[list(clients)].unsqueeze(1),
+        )
         column = torch.arange(int(counts.max()) if len(counts) else 0)
         there = column < counts
         if not there.any():
@@ -52,16 +57,22 @@ class Rows:
 
 
 def steps_of(counts: Tensor, batch_size: int, epochs: int, steps: int | None = None) -> Tensor:
-    """Return how many batches each client goes through: ``epochs`` passes, or ``steps`` batches (0 without rows)."""
+    """Return how many batches each client goes through.
+
+    ``epochs`` passes, or ``steps`` batches (0 without rows).
+    """
     per_epoch = -(-counts // batch_size)
     return per_epoch * epochs if steps is None else torch.where(counts > 0, steps, 0)
 
 
-def schedule(table: Tensor, keys: Tensor, batch_size: int, epochs: int, steps: int | None = None) -> Tensor:
+def schedule(
+    table: Tensor, keys: Tensor, batch_size: int, epochs: int, steps: int | None = None
+) -> Tensor:
     """Return the batches of each client: (clients, steps, batch), row numbers or -1.
 
-    Every epoch is a fresh order of the client's rows, drawn from its key; the last batch of an epoch may be short.
-    A client's batches depend on its own rows and key alone, whoever stands beside it.
+    Every epoch is a fresh order of the client's rows, drawn from its key; the last batch of an
+    epoch may be short. A client's batches depend on its own rows and key alone, whoever stands
+    beside it.
     """
     present = table >= 0
     counts = present.sum(1)

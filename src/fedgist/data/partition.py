@@ -1,7 +1,8 @@
 """Who has what: partitions of training and test rows over clients.
 
-Every partition gives each client its test rows by the same assignment as its training rows, so that a client is tested
-on the classes it knows. Draws come from a key; numpy's counter-based Philox generator makes the Dirichlet ones.
+Every partition gives each client its test rows by the same assignment as its training rows, so that
+a client is tested on the classes it knows. Draws come from a key; numpy's counter-based Philox
+generator makes the Dirichlet ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of each client: to train on, to validate on (empty unless asked for) and to be tested on."""
+    """The rows of each client.
+
+    To train on, to validate on (empty unless asked for) and to be tested on.
+    """
 
     train: Rows
     validation: Rows
@@ -35,7 +39,13 @@ class Partition:
 
 
 def partition(
-    data: Dataset, name: str, num_clients: int, key: Tensor, *, validation: float = 0.0, **options: Any
+    data: Dataset,
+    name: str,
+    num_clients: int,
+    key: Tensor,
+    *,
+    validation: float = 0.0,
+    **options: Any,
 ) -> Partition:
     """Divide ``data`` among clients.
 
@@ -53,15 +63,28 @@ def partition(
         msg = f"clients.num_clients must be at least 1, not {num_clients}"
         raise DataError(msg)
     if num_clients > len(data.y):
-        msg = f"clients.num_clients = {num_clients}, but {data.name} has only {len(data.y)} training samples"
+        msg = (
+            f"clients.num_clients = {num_clients}, but {data.name} has only {len(data.y)} "
+            "training samples"
+        )
         raise DataError(msg)
     train, test = PARTITIONS[name](data, num_clients, key, **options)
     for client, rows in enumerate(train):
         if len(rows) == 0:
-            msg = f"partition.name = {name!r} leaves client {client} of {num_clients} without training rows"
+            msg = (
+                f"partition.name = {name!r} leaves client {client} of {num_clients} without "
+                "training rows"
+            )
             raise DataError(msg)
-    cut = [_hold_out(rows, validation, random.fold(key, "validation", i)) for i, rows in enumerate(train)]
-    return Partition(Rows.of([a for a, _ in cut]), Rows.of([b for _, b in cut]), Rows.of([_tensor(r) for r in test]))
+    cut = [
+        _hold_out(rows, validation, random.fold(key, "validation", i))
+        for i, rows in enumerate(train)
+    ]
+    return Partition(
+        Rows.of([a for a, _ in cut]),
+        Rows.of([b for _, b in cut]),
+        Rows.of([_tensor(r) for r in test]),
+    )
 
 
 def _hold_out(rows: Ints, share: float, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +109,8 @@ def _labels(data: Dataset) -> tuple[Ints, Ints]:
 def iid(data: Dataset, num_clients: int, key: Tensor) -> tuple[list[Ints], list[Ints]]:
     """Shuffle the rows and cut them into equal parts."""
     train, test = (
-        _generator(key, s).permutation(len(y)) for s, y in zip(("train", "test"), _labels(data), strict=True)
+        _generator(key, s).permutation(len(y))
+        for s, y in zip(("train", "test"), _labels(data), strict=True)
     )
     return np.array_split(train, num_clients), np.array_split(test, num_clients)
 
@@ -94,26 +118,35 @@ def iid(data: Dataset, num_clients: int, key: Tensor) -> tuple[list[Ints], list[
 def dirichlet(
     data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 0.5, min_size: int = 1
 ) -> tuple[list[Ints], list[Ints]]:
-    """Share each class out by proportions drawn from Dirichlet(alpha), until nobody has fewer than ``min_size`` rows.
+    """Share classes out by Dirichlet(alpha), until nobody has fewer than ``min_size`` rows.
 
-    Hsu, Qi, Brown 2019, "Measuring the effects of non-identical data distribution". Small alpha: few classes a client.
+    Hsu, Qi, Brown 2019, "Measuring the effects of non-identical data distribution". Small alpha:
+    few classes a client.
     """
     _positive(alpha, "partition.alpha")
     for attempt in range(DRAWS):
         draw = _generator(key, "dirichlet", attempt)
         shares = draw.dirichlet(np.full(num_clients, alpha), data.num_classes)
-        train, test = (_share_out(y, shares, _generator(key, "rows", i)) for i, y in enumerate(_labels(data)))
+        train, test = (
+            _share_out(y, shares, _generator(key, "rows", i)) for i, y in enumerate(_labels(data))
+        )
         if min(len(rows) for rows in train) >= max(1, min_size):
             return train, test
     msg = (
-        f"partition.min_size = {max(1, min_size)} was not reached in {DRAWS} draws with partition.alpha = {alpha} and "
+        f"partition.min_size = {max(1, min_size)} was not reached in {DRAWS} draws with "
+        f"partition.alpha = {alpha} and "
         f"{num_clients} clients; use a larger alpha, fewer clients or a smaller min_size"
     )
     raise DataError(msg)
 
 
-def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) -> tuple[list[Ints], list[Ints]]:
-    """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha); at least one row each."""
+def size(
+    data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0
+) -> tuple[list[Ints], list[Ints]]:
+    """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
+
+    At least one row each.
+    """
     _positive(alpha, "partition.alpha")
     shares = _generator(key, "sizes").dirichlet(np.full(num_clients, alpha))
     out = []
@@ -128,17 +161,18 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) ->
 def shards(
     data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2
 ) -> tuple[list[Ints], list[Ints]]:
-    """Give each client ``classes_per_client`` contiguous shards of classes drawn at random: at most so many classes.
+    """Give each client ``classes_per_client`` contiguous shards: at most so many classes.
 
-    Liang et al. 2020, "Think locally, act globally" (LG-FedAvg), the split that the FedLog paper uses: each label's
-    rows, in data-set order, are cut into ``int(classes_per_client * clients / classes)`` equal shards, leftovers one
-    each to the first shards; a client may draw the same class twice. The test rows are cut with the same draw of
-    classes.
+    Liang et al. 2020, "Think locally, act globally" (LG-FedAvg), the split that the FedLog paper
+    uses: each label's rows, in data-set order, are cut into ``int(classes_per_client * clients /
+    classes)`` equal shards, leftovers one each to the first shards; a client may draw the same
+    class twice. The test rows are cut with the same draw of classes.
     """
     per_class = int(classes_per_client * num_clients / data.num_classes)
     if per_class < 1 or (per_class * data.num_classes) % num_clients:
         msg = (
-            f"partition.classes_per_client = {classes_per_client} with {num_clients} clients makes {per_class} shards "
+            f"partition.classes_per_client = {classes_per_client} with {num_clients} clients "
+            f"makes {per_class} shards "
             f"of each of {data.num_classes} classes, which cannot be dealt out evenly"
         )
         raise DataError(msg)
@@ -147,7 +181,10 @@ def shards(
     out = []
     for i, y in enumerate(_labels(data)):
         draw = _generator(key, "shards", i)
-        piles = [[piece[j] for j in draw.permutation(per_class)] for piece in _pieces(y, data.num_classes, per_class)]
+        piles = [
+            [piece[j] for j in draw.permutation(per_class)]
+            for piece in _pieces(y, data.num_classes, per_class)
+        ]
         out.append([np.concatenate([piles[c].pop() for c in hand]) for hand in hands])
     return out[0], out[1]
 
@@ -167,9 +204,11 @@ def _pieces(y: Ints, num_classes: int, per_class: int) -> list[list[Ints]]:
 def pathological(
     data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2
 ) -> tuple[list[Ints], list[Ints]]:
-    """Give each client exactly ``classes_per_client`` different classes, every class to about as many clients."""
+    """Give each client exactly ``classes_per_client`` classes, each to about as many clients."""
     if not 1 <= classes_per_client <= data.num_classes:
-        msg = f"partition.classes_per_client must be 1..{data.num_classes}, not {classes_per_client}"
+        msg = (
+            f"partition.classes_per_client must be 1..{data.num_classes}, not {classes_per_client}"
+        )
         raise DataError(msg)
     draw = _generator(key, "classes")
     holders = np.zeros(data.num_classes, dtype=np.int64)
@@ -182,14 +221,19 @@ def pathological(
         shares[chosen, client] = 1.0
     empty = shares.sum(1) == 0  # a class that nobody drew stays unused
     shares[~empty] /= shares[~empty].sum(1, keepdims=True)
-    train, test = (_share_out(y, shares, _generator(key, "rows", i)) for i, y in enumerate(_labels(data)))
+    train, test = (
+        _share_out(y, shares, _generator(key, "rows", i)) for i, y in enumerate(_labels(data))
+    )
     return train, test
 
 
 def natural(data: Dataset, num_clients: int, key: Tensor) -> tuple[list[Ints], list[Ints]]:
     """Follow the data's own client column; test rows without one are shared out evenly."""
     if data.clients is None:
-        msg = f"partition.name = 'natural' needs a client column, which {data.name} does not have (data.client = ...)"
+        msg = (
+            f"partition.name = 'natural' needs a client column, which {data.name} does not have "
+            "(data.client = ...)"
+        )
         raise DataError(msg)
     found = int(data.clients.max()) + 1
     if found != num_clients:
@@ -217,7 +261,9 @@ def _share_out(y: Ints, shares: npt.NDArray[np.float64], draw: np.random.Generat
         bounds = np.round(np.cumsum(line)[:-1] * len(rows)).astype(np.int64)
         for client, part in enumerate(np.split(rows, bounds)):
             out[client].append(part)
-    return [np.sort(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64) for parts in out]
+    return [
+        np.sort(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64) for parts in out
+    ]
 
 
 Divide = Callable[..., tuple[list[Ints], list[Ints]]]

@@ -1,7 +1,8 @@
 """Reads the pickles of data sets without running what they contain.
 
-A pickle is a program. Here it may only build numbers, strings, lists, dictionaries and arrays of bytes; for arrays,
-stand-ins take the place of NumPy's own functions, so that none of NumPy's code runs on what a file says either.
+A pickle is a program. Here it may only build numbers, strings, lists, dictionaries and arrays of
+bytes; for arrays, stand-ins take the place of NumPy's own functions, so that none of NumPy's code
+runs on what a file says either.
 """
 
 from __future__ import annotations
@@ -18,8 +19,20 @@ import numpy as np
 from fedgist.data.base import DataError
 from fedgist.data.files import first_line
 
-_BROKEN = (pickle.UnpicklingError, EOFError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError,
-           OSError, RecursionError, TypeError, ValueError, struct.error)  # fmt: skip
+_BROKEN = (
+    pickle.UnpicklingError,
+    EOFError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 _EARLY = "it ends too early"
 
 
@@ -35,7 +48,10 @@ def read_pickle(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             found = _Reader(file, name).load()
-        return {as_text(key): value.array if isinstance(value, _Array) else value for key, value in found.items()}
+        return {
+            as_text(key): value.array if isinstance(value, _Array) else value
+            for key, value in found.items()
+        }
     except DataError:
         raise
     except _BROKEN as error:
@@ -63,7 +79,9 @@ class _Array:
     def __setstate__(self, state: object) -> None:
         match state:
             case (_, tuple(shape), _Bytes(), fortran, bytes(content)):
-                self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+                self.array = np.frombuffer(content, np.uint8).reshape(
+                    shape, order="F" if fortran else "C"
+                )
             case _:
                 msg = "an array whose parts do not fit"
                 raise pickle.UnpicklingError(msg)
@@ -109,13 +127,15 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_ALLOWED: Mapping[str, object] = MappingProxyType({
-    "numpy.ndarray": object(),
-    "numpy.dtype": _Allowed(_dtype),
-    "numpy.core.multiarray._reconstruct": _Allowed(_array),
-    "numpy._core.multiarray._reconstruct": _Allowed(_array),
-    "_codecs.encode": _Allowed(_encode),
-})  # fmt: skip
+_ALLOWED: Mapping[str, object] = MappingProxyType(
+    {
+        "numpy.ndarray": object(),
+        "numpy.dtype": _Allowed(_dtype),
+        "numpy.core.multiarray._reconstruct": _Allowed(_array),
+        "numpy._core.multiarray._reconstruct": _Allowed(_array),
+        "_codecs.encode": _Allowed(_encode),
+    }
+)
 
 
 class _Whole:

@@ -25,7 +25,8 @@ from fedgist.data.table import table
 class Source:
     """One way to get data: a function of keyword options, and a line about it.
 
-    ``where`` tells what to get and where to put it (ROOT stands for the data root), for data that is downloaded.
+    ``where`` tells what to get and where to put it (ROOT stands for the data root), for data that
+    is downloaded.
     """
 
     load: Callable[..., Dataset]
@@ -36,7 +37,9 @@ class Source:
     def options(self) -> dict[str, Any]:
         """Options by name, with their types."""
         hints = get_type_hints(self.load)
-        return {name: hints[name] for name in inspect.signature(self.load).parameters if name != "root"}
+        return {
+            name: hints[name] for name in inspect.signature(self.load).parameters if name != "root"
+        }
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -45,17 +48,27 @@ class Source:
         return tuple(option.name for option in parameters if option.default is option.empty)
 
 
-SOURCES: Mapping[str, Source] = MappingProxyType({
-    "digits": Source(digits, "8x8 handwritten digits, 1,797 of them; come with scikit-learn"),
-    "mnist": Source(mnist, "28x28 handwritten digits, 70,000 of them", MNIST.where),
-    "fashion_mnist": Source(fashion_mnist, "28x28 pictures of clothes, 70,000 of them", FASHION_MNIST.where),
-    "cifar10": Source(cifar10, "32x32 colour images of 10 classes, 60,000 of them", CIFAR10.where),
-    "cifar100": Source(cifar100, "32x32 colour images of 100 (or 20 coarse) classes, 60,000", CIFAR100.where),
-    "npz": Source(npz, "your arrays x and y in a .npz file"),
-    "folder": Source(folder, "your images in a folder for each class"),
-    "table": Source(table, "your .csv, .tsv or .parquet table with a column of labels"),
-    "huggingface": Source(huggingface, "a data set of the Hugging Face hub, or one saved with its library"),
-})  # fmt: skip
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        "digits": Source(digits, "8x8 handwritten digits, 1,797 of them; come with scikit-learn"),
+        "mnist": Source(mnist, "28x28 handwritten digits, 70,000 of them", MNIST.where),
+        "fashion_mnist": Source(
+            fashion_mnist, "28x28 pictures of clothes, 70,000 of them", FASHION_MNIST.where
+        ),
+        "cifar10": Source(
+            cifar10, "32x32 colour images of 10 classes, 60,000 of them", CIFAR10.where
+        ),
+        "cifar100": Source(
+            cifar100, "32x32 colour images of 100 (or 20 coarse) classes, 60,000", CIFAR100.where
+        ),
+        "npz": Source(npz, "your arrays x and y in a .npz file"),
+        "folder": Source(folder, "your images in a folder for each class"),
+        "table": Source(table, "your .csv, .tsv or .parquet table with a column of labels"),
+        "huggingface": Source(
+            huggingface, "a data set of the Hugging Face hub, or one saved with its library"
+        ),
+    }
+)
 
 
 def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
@@ -73,7 +86,11 @@ def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
         if option not in source.options:
             raise _unknown(option, f"option of {name}", source.options)
         if not _fits(value, source.options[option]):
-            kind = inspect.formatannotation(source.options[option]).replace("pathlib.", "").replace("NoneType", "None")
+            kind = (
+                inspect.formatannotation(source.options[option])
+                .replace("pathlib.", "")
+                .replace("NoneType", "None")
+            )
             msg = f"{name}: the option {option} is {value!r}; it must be {kind}"
             raise DataError(msg)
     for option in source.required:
@@ -92,7 +109,10 @@ def _unknown(name: str, what: str, choices: Iterable[str]) -> DataError:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Tell whether a value from a recipe has the type of an option; a whole number is a float, a truth value is not."""
+    """Tell whether a value from a recipe has the type of an option.
+
+    A whole number is a float, a truth value is not.
+    """
     if get_origin(kind) in {Union, UnionType}:
         return any(_fits(value, one) for one in get_args(kind))
     if get_origin(kind) is list:

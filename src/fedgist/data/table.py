@@ -29,28 +29,42 @@ class Column:
 
 
 def table(
-    *, path: str | Path, label: str, client: str | None = None, test: str | Path | None = None,
-    test_fraction: float = 0.2, ignore: list[str] | None = None,
-) -> Dataset:  # fmt: skip
-    """Read a table: a column of labels, perhaps one of clients, and all others are numbers or categories."""
+    *,
+    path: str | Path,
+    label: str,
+    client: str | None = None,
+    test: str | Path | None = None,
+    test_fraction: float = 0.2,
+    ignore: list[str] | None = None,
+) -> Dataset:
+    """Read a table: labels, perhaps clients, and all other columns are numbers or categories."""
     whole, mask = _split(path, label, client, test, test_fraction, ignore)
-    train, rest = whole.take(~mask), whole.take(mask) if test is None else load_table(existing(test))
+    train, rest = (
+        whole.take(~mask),
+        whole.take(mask) if test is None else load_table(existing(test)),
+    )
     learned = _learned(train, {label, client, *(ignore or [])})
     expect(rest, [label])
     numbered = is_number(whole, label)
     first, second = (
-        Examples(encode(part, learned), _labels(part, label, numbered=numbered), _clients(part, client))
+        Examples(
+            encode(part, learned), _labels(part, label, numbered=numbered), _clients(part, client)
+        )
         for part in (train, rest)
     )
     return _keep_categories(dataset(train.name, first, second), learned)
 
 
 def encode_like(file: Path, options: Mapping[str, Any]) -> Tensor:
-    """Return a table without need of labels, encoded as the training rows of the data set with these options."""
+    """Return a table, labels not needed, encoded as the training rows with these options."""
     given = inspect.signature(table).bind(**options)
     given.apply_defaults()
     whole, mask = _split(**given.arguments)
-    aside = {given.arguments["label"], given.arguments["client"], *(given.arguments["ignore"] or [])}
+    aside = {
+        given.arguments["label"],
+        given.arguments["client"],
+        *(given.arguments["ignore"] or []),
+    }
     return encode(load_table(file), _learned(whole.take(~mask), aside))
 
 
@@ -61,9 +75,13 @@ def encode(found: Table, columns: list[Column]) -> Tensor:
 
 
 def _split(
-    path: str | Path, label: str, client: str | None, test: str | Path | None, test_fraction: float,
+    path: str | Path,
+    label: str,
+    client: str | None,
+    test: str | Path | None,
+    test_fraction: float,
     ignore: list[str] | None,
-) -> tuple[Table, Values]:  # fmt: skip
+) -> tuple[Table, Values]:
     """Return the table, and which of its rows are test rows."""
     whole = load_table(existing(path))
     expect(whole, [label, *([] if client is None else [client]), *(ignore or [])])
@@ -86,7 +104,9 @@ def _labels(found: Table, name: str, *, numbered: bool) -> Values:
 
 
 def _clients(found: Table, name: str | None) -> Values | None:
-    return filled(found, name, "client") if name is not None and name in found.frame.columns else None
+    return (
+        filled(found, name, "client") if name is not None and name in found.frame.columns else None
+    )
 
 
 def _learn(train: Table, name: str) -> Column:
@@ -94,24 +114,32 @@ def _learn(train: Table, name: str) -> Column:
         return Column(name)
     categories = in_order(texts(train, name))
     if len(categories) > _MOST:
-        msg = f"{train.name}: the column {name!r} holds {len(categories)} different texts, more than {_MOST}; "
+        msg = (
+            f"{train.name}: the column {name!r} holds {len(categories)} different texts, more "
+            f"than {_MOST}; "
+        )
         msg += "name it in ignore, or replace it with numbers"
         raise DataError(msg)
     return Column(name, categories)
 
 
 def _encode(found: Table, column: Column) -> Tensor:
-    """Return a column as numbers (rows, 1) or as 0/1 (rows, categories), all 0 for a category that is new."""
+    """Return a column as numbers (rows, 1) or 0/1 (rows, categories), all 0 for a new category."""
     if column.categories is None:
         numbers = reals(found, column.name)
         if not np.isfinite(numbers).all():
             at = int(np.argmin(np.isfinite(numbers)))
             row, cell = found.frame.index[at] + 1, str(found.frame[column.name].iloc[at])
-            msg = f"{found.name}: the column {column.name!r} holds no number in row {row} below the header: {cell!r}"
+            msg = (
+                f"{found.name}: the column {column.name!r} holds no number in row {row} below the "
+                f"header: {cell!r}"
+            )
             raise DataError(msg)
         return torch.from_numpy(numbers).float()[:, None]
     place = {category: number for number, category in enumerate(column.categories)}
-    code = torch.tensor([place.get(cell, len(place)) for cell in texts(found, column.name)], dtype=torch.int64)
+    code = torch.tensor(
+        [place.get(cell, len(place)) for cell in texts(found, column.name)], dtype=torch.int64
+    )
     return torch.nn.functional.one_hot(code, len(place) + 1)[:, :-1].float()
 
 

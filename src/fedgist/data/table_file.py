@@ -15,12 +15,20 @@ from fedgist.data.files import first_line, need
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")
 _NEED = "reading tables needs pandas: pip install 'fedgist[table]'"
-_EMPTY = ("", "na", "n/a", "nan", "null", "none", "?")  # how CSV files write a number that is not there
+_EMPTY = (
+    "",
+    "na",
+    "n/a",
+    "nan",
+    "null",
+    "none",
+    "?",
+)  # how CSV files write a number that is not there
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table; where its cells are untyped text (CSV), columns that hold only numbers are numbers."""
+    """A table; of untyped text (CSV), columns that hold only numbers are numbers."""
 
     name: str
     frame: Any
@@ -47,12 +55,16 @@ def load_table(file: Path) -> Table:
     if (twice := frame.columns[frame.columns.duplicated()]).size:
         msg = f"{file.name} has two columns named {twice[0]!r}"
         raise DataError(msg)
-    nameless = [name for name in frame.columns if name.startswith("__index_level_")]  # the row numbers of pandas
+    nameless = [
+        name for name in frame.columns if name.startswith("__index_level_")
+    ]  # the row numbers of pandas
     return Table(file.name, frame.drop(columns=nameless), kind != ".parquet")
 
 
 def _parquet(file: Path) -> Any:
-    return need("pyarrow.parquet", _NEED.replace("pandas", "pyarrow")).read_table(file, partitioning=None)
+    return need("pyarrow.parquet", _NEED.replace("pandas", "pyarrow")).read_table(
+        file, partitioning=None
+    )
 
 
 def _text_file(file: Path, separator: str) -> Any:
@@ -69,14 +81,20 @@ def expect(found: Table, columns: list[str]) -> None:
     """Fail with the choices if the table lacks a column."""
     for name in columns:
         if name not in found.frame.columns:
-            msg = f"{found.name} has no column {name!r}; it has {', '.join(map(str, found.frame.columns))}"
+            msg = (
+                f"{found.name} has no column {name!r}; it has "
+                f"{', '.join(map(str, found.frame.columns))}"
+            )
             raise DataError(msg)
 
 
 def texts(found: Table, name: str) -> Values:
     """Return a column as text, an empty cell as the empty text."""
     column = found.frame[name]
-    return np.array(["" if gone else str(cell) for cell, gone in zip(column, column.isna(), strict=True)], dtype=object)
+    return np.array(
+        ["" if gone else str(cell) for cell, gone in zip(column, column.isna(), strict=True)],
+        dtype=object,
+    )
 
 
 def reals(found: Table, name: str) -> Values:
@@ -91,17 +109,25 @@ def filled(found: Table, name: str, role: str, *, numbered: bool = False) -> Val
     cells = texts(found, name)
     for row, cell in zip(found.frame.index, cells, strict=True):
         if cell.strip().lower() in (_EMPTY if numbered else _EMPTY[:1]):
-            msg = f"{found.name}: the {role} column {name!r} is empty in row {row + 1} below the header"
+            msg = (
+                f"{found.name}: the {role} column {name!r} is empty in row {row + 1} below the "
+                "header"
+            )
             raise DataError(msg)
     return cells
 
 
 def is_number(found: Table, name: str) -> bool:
-    """Tell whether a column holds numbers: by its type, or in untyped text because every filled cell is one."""
+    """Tell whether a column holds numbers.
+
+    By its type, or in untyped text because every filled cell is one.
+    """
     column = found.frame[name]
     if column.dtype.kind in "iuf":
         return True
     if not found.untyped:
         return False
     given = [cell for cell in column if cell.strip().lower() not in _EMPTY]
-    return bool(given) and not np.isnan(need("pandas", _NEED).to_numeric(given, errors="coerce")).any()
+    return (
+        bool(given) and not np.isnan(need("pandas", _NEED).to_numeric(given, errors="coerce")).any()
+    )

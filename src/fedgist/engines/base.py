@@ -11,12 +11,17 @@ from torch import Tensor
 from fedgist.core.message import message
 from fedgist.core.method import Context, Order, Replies
 
-Split = Literal["client", "test", "train", "validation"]  # a client's own test rows, the whole test set, ...
+Split = Literal[
+    "client", "test", "train", "validation"
+]  # a client's own test rows, the whole test set, ...
 
 
 @message(reduce="each")
 class Score:
-    """How models do on rows: sums, so that means can be taken over rows or clients; stacked, one line a client."""
+    """How models do on rows.
+
+    Sums, so that means can be taken over rows or clients; stacked, one line a client.
+    """
 
     correct: Tensor
     loss: Tensor
@@ -25,7 +30,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of all clients by name of the model (``""``, ``"finetuned"``); of the whole test set for one model."""
+    """Scores of all clients by name of the model (``""``, ``"finetuned"``).
+
+    Of the whole test set for one model.
+    """
 
     models: Mapping[str, Score]
     whole: Score | None = None
@@ -33,7 +41,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a stage brought: the replies, the uploads refused and why, and each client's mean training loss."""
+    """What a stage brought.
+
+    The replies, the uploads refused and why, and each client's mean training loss.
+    """
 
     replies: Replies
     refused: tuple[tuple[int, str], ...] = ()
@@ -42,16 +53,21 @@ class Answer:
 
 
 class Engine(Protocol):
-    """Where clients live. ``ask`` and ``score`` reach them; nothing else separates a simulation from a federation."""
+    """Where clients live. ``ask`` and ``score`` reach them.
+
+    Nothing else separates a simulation from a federation.
+    """
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
         """Send each order with its download; return what came back."""
 
-    def score(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split) -> Scores:
+    def score(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+    ) -> Scores:
         """Evaluate what each client would hold after this download."""
 
     def client(self, ctx: Context, order: Order, down: Any) -> Any:
-        """Return what one client holds after this download, where the engine may know (in a simulation)."""
+        """Return what one client holds after this download (in a simulation)."""
 
     def state(self) -> dict[str, Tensor]:
         """Return what clients keep, by name, for a checkpoint."""

@@ -26,11 +26,21 @@ TRIES = 2  # the faster one counts
 
 
 def choose_plans(
-    method: Method, task: Task, population: Population, settings: Settings, server: Any, fixed: Mapping[str, Plan],
-    *, cohort_size: int | None = None, memory_limit: int | None = None,
+    method: Method,
+    task: Task,
+    population: Population,
+    settings: Settings,
+    server: Any,
+    fixed: Mapping[str, Plan],
+    *,
+    cohort_size: int | None = None,
+    memory_limit: int | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Plan]:  # fmt: skip
-    """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine (``say`` hears of it)."""
+) -> dict[str, Plan]:
+    """Return a plan for each architecture.
+
+    The ``fixed`` one, or the fastest on this machine (``say`` hears of it).
+    """
     plans = dict(fixed)
     probe = _Probe(method, task, population, settings, server, memory_limit, say)
     for name, arch in task.architectures.items():
@@ -66,16 +76,21 @@ class _Probe:
         training = self.task.training
         if self.stage is None or not clients:
             return Plan(fixed or 1)
-        # of the machine, not of engine.workers: the plan must not depend on how many workers there are
+        # of the machine, not of engine.workers: the plan must not depend on how many workers there
+        # are
         cores = default_workers(self.settings.device)
         at_once = math.ceil(training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
         tried = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
-            "model": repr(arch.module), "input": arch.input_shape, "method": repr(self.method),
-            "training": repr(training), "sizes": tried, "device": self.settings.device,
+            "model": repr(arch.module),
+            "input": arch.input_shape,
+            "method": repr(self.method),
+            "training": repr(training),
+            "sizes": tried,
+            "device": self.settings.device,
             "rows": int(self.population.train.counts.max()),
-        }  # fmt: skip
+        }
         has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
 
         def measured() -> Plan:
@@ -91,7 +106,9 @@ class _Probe:
 
         return remembered(description, measured)
 
-    def _prepare(self, name: str, plan: Plan) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
+    def _prepare(
+        self, name: str, plan: Plan
+    ) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
         assert self.stage is not None  # asked for only where something learns
         arch = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
@@ -115,7 +132,10 @@ class _Probe:
         return best / (STEPS * len(cohort.ids))
 
     def _bytes(self, name: str) -> int:
-        """Memory that one more client in a stack takes: parameters, gradient, two moments, and what backward needs."""
+        """Memory that one more client in a stack takes.
+
+        Parameters, gradient, two moments, and what backward needs.
+        """
         held = 0
 
         def count(tensor: torch.Tensor) -> torch.Tensor:

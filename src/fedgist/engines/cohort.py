@@ -1,10 +1,10 @@
 """The trainer: K clients of one architecture, stacked, go through a stage together.
 
-Every tensor of the clients has a first dimension K. A method's functions, written for one client, run under
-``torch.func.vmap``; one backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
-optimizer step moves all. Clients are sorted by their number of steps, so those that still have rows are always the
-first k: the others are simply left out of the step. K = 1 without stacking is the same code, for models that cannot
-be stacked and for a real site.
+Every tensor of the clients has a first dimension K. A method's functions, written for one client,
+run under ``torch.func.vmap``; one backward pass on the sum of the clients' losses gives each client
+exactly its own gradient; one optimizer step moves all. Clients are sorted by their number of steps,
+so those that still have rows are always the first k: the others are simply left out of the step. K
+= 1 without stacking is the same code, for models that cannot be stacked and for a real site.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from fedgist.core.tree import SEPARATOR, build, leaves, map_leaves, named, take,
 from fedgist.data.batches import Examples
 from fedgist.data.order import schedule
 
-ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory, whatever the number of clients
+# rows of a stack that are evaluated together: bounds memory, whatever the number of clients
+ROWS_AT_ONCE = 1024
 OWN = "own."  # how a phase names tensors of the client's own state
 
 
 @tree
 class Clients:
-    """What K clients hold, stacked: nets, own states, and optimizer states that live for the whole run (by phase)."""
+    """What K clients hold, stacked.
+
+    Nets, own states, and optimizer states that live for the whole run (by phase).
+    """
 
     net: Net
     own: Any
@@ -42,7 +46,10 @@ class Clients:
 
 @dataclass(frozen=True)
 class Cohort:
-    """K clients of one architecture at one stage: who they are, what they were sent, which rows they hold."""
+    """K clients of one architecture at one stage.
+
+    Who they are, what they were sent, which rows they hold.
+    """
 
     method: Method
     ctx: Context  # its key is the run's, without client
@@ -58,8 +65,13 @@ class Cohort:
         """Each client's key of this round and stage, (K,)."""
         return random.fold(self.ctx.key, "client", self.ids, self.ctx.round, self.ctx.stage)
 
-    def lift(self, function: Callable[..., Any], dims: tuple[int | None, ...]) -> Callable[..., Any]:
-        """Turn a function of one client into one of all; ``None`` in ``dims`` marks what they share."""
+    def lift(
+        self, function: Callable[..., Any], dims: tuple[int | None, ...]
+    ) -> Callable[..., Any]:
+        """Turn a function of one client into one of all.
+
+        ``None`` in ``dims`` marks what they share.
+        """
         if self.stack:
             return torch.func.vmap(function, in_dims=dims)
 
@@ -95,12 +107,17 @@ def receive(cohort: Cohort, clients: Clients) -> Clients:
         return cohort.method.receive(net, own, down, cohort.at(key))
 
     with torch.no_grad():
-        net, own = cohort.lift(one, (0, 0, cohort.down_dim, 0))(clients.net, clients.own, cohort.down, cohort.keys)
+        net, own = cohort.lift(one, (0, 0, cohort.down_dim, 0))(
+            clients.net, clients.own, cohort.down, cohort.keys
+        )
     return replace(clients, net=net, own=own)
 
 
 def train(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> tuple[Clients, Tensor]:
-    """Go through the phases; return the clients and each one's mean loss over the rows it saw, (K,)."""
+    """Go through the phases.
+
+    Return the clients and each one's mean loss over the rows it saw, (K,).
+    """
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     for index, phase in enumerate(phases):
         clients, sums = _phase(cohort, clients, phase, f"{cohort.ctx.stage}-{index}")
@@ -137,7 +154,10 @@ def _own_name(path: str) -> str:
 def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[Clients, Tensor]:
     training = cohort.ctx.task.training
     total = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
-    learned = {n: t.clone(memory_format=torch.contiguous_format) for n, t in _learned(phase, clients).items()}
+    learned = {
+        n: t.clone(memory_format=torch.contiguous_format)
+        for n, t in _learned(phase, clients).items()
+    }
     if not learned:  # a body without parameters
         return clients, total
     optimizer = phase.optimizer or training.optimizer
@@ -149,8 +169,12 @@ def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[C
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
-    step_keys = random.fold(keys.unsqueeze(1), "step", torch.arange(batches.shape[1], device=keys.device))
-    active = (present > 0).sum(0).tolist()  # clients are sorted by steps, so the active ones are the first
+    step_keys = random.fold(
+        keys.unsqueeze(1), "step", torch.arange(batches.shape[1], device=keys.device)
+    )
+    active = (
+        (present > 0).sum(0).tolist()
+    )  # clients are sorted by steps, so the active ones are the first
     per_epoch = -(-(cohort.table >= 0).sum(1) // training.batch_size)
     for s, count in enumerate(active):
         if phase.remembers == "epoch":
@@ -167,14 +191,21 @@ class _Step:
     """One stacked step: loss, gradient, update, in place on the first ``count`` clients."""
 
     def __init__(
-        self, cohort: Cohort, phase: Phase, optimizer: Optimizer, clients: Clients,
-        learned: dict[str, Tensor], memory: OptimizerState,
-    ) -> None:  # fmt: skip
+        self,
+        cohort: Cohort,
+        phase: Phase,
+        optimizer: Optimizer,
+        clients: Clients,
+        learned: dict[str, Tensor],
+        memory: OptimizerState,
+    ) -> None:
         self.cohort, self.optimizer = cohort, optimizer
         self.clients, self.learned, self.memory = clients, learned, memory
         loss = phase.loss or cohort.method.loss
 
-        def one(values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> Any:
+        def one(
+            values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor
+        ) -> Any:
             run = Pass(batch.mask, key)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
@@ -201,7 +232,9 @@ class _Step:
             losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
             grads = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
         with torch.no_grad():
-            optim.step(self.optimizer, self.params, dict(zip(self.params, grads, strict=True)), self.rows)
+            optim.step(
+                self.optimizer, self.params, dict(zip(self.params, grads, strict=True)), self.rows
+            )
             for name, new in updates.items():
                 self.clients.net.buffers[name][:count] = new
         mine: Tensor = losses.detach()
@@ -216,7 +249,10 @@ class _Step:
 
 @contextlib.contextmanager
 def _torch_draws(cohort: Cohort, keys: Tensor) -> Iterator[None]:
-    """Seed torch's generator for one step of a model that draws from it: such a model runs alone, never stacked."""
+    """Seed torch's generator for one step of a model that draws from it.
+
+    Such a model runs alone, never stacked.
+    """
     if cohort.stack:
         yield
         return
@@ -235,7 +271,9 @@ def upload(cohort: Cohort, clients: Clients) -> tuple[Any, Clients]:
     with torch.no_grad():
         sums = _summaries(cohort, clients)
         dims = (0, 0, 0, cohort.down_dim, 0)
-        message, own = cohort.lift(one, dims)(clients.net, clients.own, sums, cohort.down, cohort.keys)
+        message, own = cohort.lift(one, dims)(
+            clients.net, clients.own, sums, cohort.down, cohort.keys
+        )
     return message, replace(clients, own=own)
 
 
@@ -251,7 +289,9 @@ def _summaries(cohort: Cohort, clients: Clients) -> Any:
     sums: Any = None
     for count, rows in _pieces(cohort.table):
         first, down = _first(cohort, clients, count)
-        part = summarize(first.net, cohort.examples.batch(rows), first.own, down, cohort.keys[:count])
+        part = summarize(
+            first.net, cohort.examples.batch(rows), first.own, down, cohort.keys[:count]
+        )
         sums = part if sums is None else map_leaves(_add_first, sums, part)
     return sums
 
@@ -263,21 +303,35 @@ def _add_first(total: Tensor, part: Tensor) -> Tensor:
 def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Any]:
     if count == len(cohort.ids):
         return clients, cohort.down
-    return take(clients, slice(0, count)), cohort.down if cohort.broadcast else take(cohort.down, slice(0, count))
+    return take(clients, slice(0, count)), cohort.down if cohort.broadcast else take(
+        cohort.down, slice(0, count)
+    )
 
 
 def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Cut a table of rows into pieces of bounded size; each names how many clients, from the first, it has rows for."""
+    """Cut a table of rows into pieces of bounded size.
+
+    Each names how many clients, from the first, it has rows for.
+    """
     width = max(1, ROWS_AT_ONCE // max(1, len(table)))
-    pieces = torch.split(table, width, dim=1) if table.shape[1] else [table.new_full((len(table), 1), -1)]
+    pieces = (
+        torch.split(table, width, dim=1)
+        if table.shape[1]
+        else [table.new_full((len(table), 1), -1)]
+    )
     for index, rows in enumerate(pieces):
         somebody = (rows >= 0).any(1).nonzero()
         count = len(table) if index == 0 or not len(somebody) else int(somebody[-1]) + 1
         yield count, rows[:count]
 
 
-def marks(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Predict rows: whether each is right, and its cross-entropy; both (K, rows), 0 where there is none."""
+def marks(
+    cohort: Cohort, clients: Clients, table: Tensor, examples: Examples
+) -> tuple[Tensor, Tensor]:
+    """Predict rows: whether each is right, and its cross-entropy.
+
+    Both (K, rows), 0 where there is none.
+    """
 
     def one(net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> tuple[Tensor, Tensor]:
         logits = cohort.method.predict(net, own, down, batch.x, cohort.at(key))
@@ -285,18 +339,28 @@ def marks(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -
         return (logits.argmax(-1) == batch.y) & batch.mask, torch.where(batch.mask, losses, 0.0)
 
     predict = cohort.lift(one, (0, 0, cohort.down_dim, 0, 0))
-    right, losses = torch.zeros_like(table, dtype=torch.bool), torch.zeros_like(table, dtype=torch.float32)
+    right, losses = (
+        torch.zeros_like(table, dtype=torch.bool),
+        torch.zeros_like(table, dtype=torch.float32),
+    )
     start = 0
     for count, rows in _pieces(table) if table.shape[1] else ():
         first, down = _first(cohort, clients, count)
         end = min(start + rows.shape[1], table.shape[1])
         with torch.no_grad():
-            hit, loss = predict(first.net, first.own, down, examples.batch(rows), cohort.keys[:count])
-        right[:count, start:end], losses[:count, start:end] = hit[:, : end - start], loss[:, : end - start]
+            hit, loss = predict(
+                first.net, first.own, down, examples.batch(rows), cohort.keys[:count]
+            )
+        right[:count, start:end], losses[:count, start:end] = (
+            hit[:, : end - start],
+            loss[:, : end - start],
+        )
         start = end
     return right, losses
 
 
 def begin(net: Net, own: Any, count: int) -> Clients:
     """Return K clients at one start."""
-    return Clients(stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {})
+    return Clients(
+        stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {}
+    )

@@ -1,8 +1,9 @@
 """Worker processes: forked, one torch thread each, fed one task at a time.
 
-Small nets lose by torch's own threads; a process per core wins. Forking gives every worker the data and the clients'
-memory without a copy, and needs nothing to be importable or picklable but messages. Results come back in the order of
-the tasks, so they do not depend on the number of workers.
+Small nets lose by torch's own threads; a process per core wins. Forking gives every worker the data
+and the clients' memory without a copy, and needs nothing to be importable or picklable but
+messages. Results come back in the order of the tasks, so they do not depend on the number of
+workers.
 """
 
 from __future__ import annotations
@@ -87,13 +88,15 @@ class Crew:
             return
         fork = multiprocessing.get_context("fork")
         with warnings.catch_warnings():
-            # Python warns that a forked child could hang on a lock of another thread; ours only computes, on one
-            # thread.
+            # Python warns that a forked child could hang on a lock of another thread; ours only
+            # computes, on one thread.
             warnings.simplefilter("ignore", DeprecationWarning)
             for _ in range(self.size):
                 here, there = fork.Pipe()
                 process = fork.Process(
-                    target=_serve, args=(self.work, there, [*(c for _, c in self.workers), here]), daemon=True
+                    target=_serve,
+                    args=(self.work, there, [*(c for _, c in self.workers), here]),
+                    daemon=True,
                 )
                 process.start()
                 there.close()
@@ -109,9 +112,13 @@ class Crew:
                 process.join()
         self.workers = []
 
-    def _next(self, connection: Connection, todo: Iterator[tuple[int, Any]], busy: dict[Any, int]) -> None:
+    def _next(
+        self, connection: Connection, todo: Iterator[tuple[int, Any]], busy: dict[Any, int]
+    ) -> None:
         for index, task in todo:
-            with contextlib.suppress(OSError):  # a dead worker is found when its result is waited for
+            with contextlib.suppress(
+                OSError
+            ):  # a dead worker is found when its result is waited for
                 connection.send_bytes(_dump(task))
             busy[connection] = index
             return
@@ -123,7 +130,10 @@ class Crew:
             process = next(p for p, c in self.workers if c is connection)
             process.join(timeout=5)
             self.close()
-            msg = f"a worker process died ({process.exitcode}); out of memory? lower engine.workers or cohort_size"
+            msg = (
+                f"a worker process died ({process.exitcode}); out of memory? lower engine.workers "
+                "or cohort_size"
+            )
             raise WorkerError(msg) from error
         if not good:
             self.close()
@@ -133,9 +143,13 @@ class Crew:
 
 def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection]) -> None:
     """Do tasks until the other end is closed."""
-    for end in parents_ends:  # forking copied them: while a copy is open, nobody sees that the parent closed it
+    for end in (
+        parents_ends
+    ):  # forking copied them: while a copy is open, nobody sees that the parent closed it
         end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -156,13 +170,18 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
 
 
 def keep_memory() -> None:
-    """Tell the C library to keep freed memory: by default the tensors of each step are given back and faulted in anew.
+    """Tell the C library to keep freed memory, which it gives back and faults in at each step.
 
-    Page faults cost more than some layers do. Only workers do this, and only with glibc; elsewhere nothing happens.
+    Page faults cost more than some layers do. Only workers do this, and only with glibc; elsewhere
+    nothing happens.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        for option, value in ((_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20), (_MMAP_THRESHOLD, 1 << 30)):
+        for option, value in (
+            (_TRIM_THRESHOLD, 2**31 - 1),
+            (_TOP_PAD, 64 << 20),
+            (_MMAP_THRESHOLD, 1 << 30),
+        ):
             libc.mallopt(option, value)
 
 
@@ -175,9 +194,13 @@ def die_with_parent() -> None:
 
 
 def _dump(value: Any) -> bytes:
-    """Pickle between our own processes; tensors travel as arrays (torch's own way passes file handles)."""
+    """Pickle between our own processes.
+
+    Tensors travel as arrays (torch's own way passes file handles).
+    """
     return pickle.dumps(
-        map_leaves(lambda v: v.detach().cpu().numpy() if isinstance(v, Tensor) else v, value), protocol=5
+        map_leaves(lambda v: v.detach().cpu().numpy() if isinstance(v, Tensor) else v, value),
+        protocol=5,
     )
 
 

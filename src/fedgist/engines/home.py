@@ -1,7 +1,7 @@
 """What clients keep between rounds, stacked once for all clients of an architecture.
 
-The arrays lie in anonymous shared memory: worker processes forked later see and write the same pages, and pages of
-clients that never took part are never touched, so they cost nothing.
+The arrays lie in anonymous shared memory: worker processes forked later see and write the same
+pages, and pages of clients that never took part are never touched, so they cost nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Home:
     def __init__(self, clients: Sequence[int], like: Mapping[str, Tensor], device: str) -> None:
         """``like`` holds one client's arrays: their names, types and shapes."""
         self.place = {client: i for i, client in enumerate(clients)}
-        self.arrays = {n: shared((len(clients), *a.shape), a.dtype, device) for n, a in like.items()}
+        self.arrays = {
+            n: shared((len(clients), *a.shape), a.dtype, device) for n, a in like.items()
+        }
         self.present = shared((len(clients),), torch.bool, "cpu")
 
     def absent(self, clients: Sequence[int]) -> list[int]:

@@ -1,8 +1,8 @@
 """The local engine: clients simulated on this machine.
 
-Each stage is cut into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts are the unit of
-everything (of work, of sums, of stacking), and they depend on the plan alone, not on the number of workers: the same
-plan gives the same bits.
+Each stage is cut into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts are
+the unit of everything (of work, of sums, of stacking), and they depend on the plan alone, not on
+the number of workers: the same plan gives the same bits.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ class LocalEngine:
     """All clients on this machine, in one process or several."""
 
     def __init__(
-        self, method: Method, task: Task, population: Population, settings: Settings, plans: Mapping[str, Plan]
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: Settings,
+        plans: Mapping[str, Plan],
     ) -> None:
         """``plans`` says for each architecture how its clients are stacked."""
         self.method, self.task, self.settings = method, task, settings
         self.site = Site(method, task, population, settings, plans)
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
-        workers = settings.workers if settings.workers and on_cpu else default_workers(settings.device)
+        workers = (
+            settings.workers if settings.workers and on_cpu else default_workers(settings.device)
+        )
         self.crew = Crew(self.site.do, workers)
 
     def start(self) -> None:
@@ -67,7 +74,9 @@ class LocalEngine:
         replies = Replies(tuple(parts), tuple(each), self.settings.min_replies)
         return Answer(replies, tuple(sorted(refused)), dict(sorted(losses.items())), size)
 
-    def score(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split) -> Scores:
+    def score(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+    ) -> Scores:
         """Evaluate each client's model as it would be after this download."""
         if self._one_model(downs):
             return self._score_shared(ctx, orders[0], downs[0], split)
@@ -76,11 +85,21 @@ class LocalEngine:
         at = torch.tensor([i for visit in visits for i in visit.ids]).argsort()
         names = results[0].keys()
         return Scores(
-            {n: map_leaves(lambda *a: torch.cat([v.cpu() for v in a])[at], *(r[n] for r in results)) for n in names}
+            {
+                n: map_leaves(
+                    lambda *a: torch.cat([v.cpu() for v in a])[at], *(r[n] for r in results)
+                )
+                for n in names
+            }
         )
 
-    def trial(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> tuple[Cohort, Clients]:
-        """The first cohort of these orders, ready to train: for timing; what it learns is not kept."""
+    def trial(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]
+    ) -> tuple[Cohort, Clients]:
+        """The first cohort of these orders, ready to train.
+
+        For timing; what it learns is not kept.
+        """
         visit = next(self._visits(ctx, orders, downs, None))
         cohort = self.site.cohort(visit)
         return cohort, trainer.receive(cohort, self.site.clients(visit))
@@ -92,12 +111,22 @@ class LocalEngine:
 
     def state(self) -> dict[str, Tensor]:
         """What clients keep, by architecture and name."""
-        return {f"{a}/{name}": array for a, home in self.site.homes.items() for name, array in home.state().items()}
+        return {
+            f"{a}/{name}": array
+            for a, home in self.site.homes.items()
+            for name, array in home.state().items()
+        }
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's state back."""
         for name, home in self.site.homes.items():
-            home.restore({k.removeprefix(f"{name}/"): v for k, v in arrays.items() if k.startswith(f"{name}/")})
+            home.restore(
+                {
+                    k.removeprefix(f"{name}/"): v
+                    for k, v in arrays.items()
+                    if k.startswith(f"{name}/")
+                }
+            )
 
     def close(self) -> None:
         """End the workers."""
@@ -111,7 +140,8 @@ class LocalEngine:
         counts = self._counts("train" if learns else split or "client")
         # by architecture, then by steps, then by client: arrival order cannot matter
         ranked = sorted(
-            range(len(orders)), key=lambda i: (orders[i].architecture, -counts[orders[i].client], orders[i].client)
+            range(len(orders)),
+            key=lambda i: (orders[i].architecture, -counts[orders[i].client], orders[i].client),
         )
         names = sorted({o.architecture for o in orders})
         for name in names:
@@ -127,23 +157,32 @@ class LocalEngine:
     def _one_model(self, downs: Sequence[Any]) -> bool:
         """Whether all clients hold the same model, so that it is evaluated once."""
         alike = len(self.task.architectures) == 1 and all(same(d, downs[0]) for d in downs)
-        stateless = self.method.keeps == "none" and not any(h.arrays for h in self.site.homes.values())
+        stateless = self.method.keeps == "none" and not any(
+            h.arrays for h in self.site.homes.values()
+        )
         merged = self.method.merges_clients
         return (merged or (alike and stateless)) and not self.method.before_test(
             Context(self.site.key, self.task, 0, "evaluate")
         )
 
     def _score_shared(self, ctx: Context, order: Order, down: Any, split: Split) -> Scores:
-        """Evaluate one model once on all rows of a split, then give each client its own rows' share."""
+        """Evaluate one model once on all rows, then give each client its own rows' share."""
         on_test = split in {"client", "test"}
         population = self.site.population
-        everything = torch.arange(len((population.test_examples if on_test else population.examples).y))
+        everything = torch.arange(
+            len((population.test_examples if on_test else population.examples).y)
+        )
         visits = [
-            Visit(ctx.round, ctx.stage, (order.client,), order.architecture, True, split, down, piece)
+            Visit(
+                ctx.round, ctx.stage, (order.client,), order.architecture, True, split, down, piece
+            )
             for piece in torch.split(everything, PIECE)
         ]
         done = [result[""] for result in self.crew.run(visits)]
-        right, loss = torch.cat([r.cpu() for r, _ in done]).to(torch.int64), torch.cat([v.cpu() for _, v in done])
+        right, loss = (
+            torch.cat([r.cpu() for r, _ in done]).to(torch.int64),
+            torch.cat([v.cpu() for _, v in done]),
+        )
         whole = Score(right.sum(), loss.sum(), torch.tensor(len(right)))
         count = len(population.test)
         if split == "test":

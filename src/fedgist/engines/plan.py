@@ -1,8 +1,9 @@
 """How many clients to stack, and how their convolutions run: measured on the machine at hand, once.
 
-On a CPU stacked linear layers win and stacked convolutions often lose; on a GPU stacking is the point. Nobody can tell
-beforehand, so a few steps of the real work are timed before round 1, under a lock (runs that time at once mislead each
-other), and remembered for the next run. The choice moves the last bits of results, so a run keeps its plan for life.
+On a CPU stacked linear layers win and stacked convolutions often lose; on a GPU stacking is the
+point. Nobody can tell beforehand, so a few steps of the real work are timed before round 1, under a
+lock (runs that time at once mislead each other), and remembered for the next run. The choice moves
+the last bits of results, so a run keeps its plan for life.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GAIN = 0.98  # a less likely size must be this much faster
 
 @dataclass(frozen=True)
 class Plan:
-    """K clients a stack, the layout of convolutions, and whether the model can be stacked at all (``stack``)."""
+    """K clients a stack, the layout of convolutions, and whether the model stacks at all."""
 
     cohort_size: int
     convolutions: Convolutions = "stacked"
@@ -43,7 +44,7 @@ Measure = Callable[[Plan], float]  # seconds per client and step
 
 
 def sizes(clients: int, cores: int, most: int) -> list[int]:
-    """Return sizes of stacks, at most ``most``, that cut so many clients into equally many stacks for each core."""
+    """Return sizes of stacks, at most ``most``, that give each core equally many stacks."""
     found, stacks = {1}, 1
     while (size := math.ceil(clients / (cores * stacks))) > 1:
         found.add(min(size, most))
@@ -51,20 +52,26 @@ def sizes(clients: int, cores: int, most: int) -> list[int]:
     return sorted(found)
 
 
-def choose(measure: Measure, sizes: Sequence[int], *, try_out: Measure, has_convolutions: bool) -> Plan:
+def choose(
+    measure: Measure, sizes: Sequence[int], *, try_out: Measure, has_convolutions: bool
+) -> Plan:
     """Return the fastest plan with one of these sizes.
 
-    A model that fails or warns when it is tried out stacked gets the plan that runs it client by client; the note says
-    why.
+    A model that fails or warns when it is tried out stacked gets the plan that runs it client by
+    client; the note says why.
     """
     layouts: tuple[Convolutions, ...] = ("each", "stacked") if has_convolutions else ("stacked",)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns where a layer has no batching rule and is looped over
+            warnings.simplefilter(
+                "error"
+            )  # torch warns where a layer has no batching rule and is looped over
             try_out(Plan(min(2, max(sizes)), layouts[0]))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
         try_out(Plan(1, stack=False))  # if it fails alone too, this is the error to show
-        return Plan(1, stack=False, note=f"runs client by client: {str(error).splitlines()[0][:200]}")
+        return Plan(
+            1, stack=False, note=f"runs client by client: {str(error).splitlines()[0][:200]}"
+        )
     best, fastest = Plan(1, layouts[0]), math.inf
     deadline = time.perf_counter() + PATIENCE_S
     by_likelihood = sorted(sizes, key=lambda k: abs(math.log(k / LIKELY)))
@@ -78,7 +85,7 @@ def choose(measure: Measure, sizes: Sequence[int], *, try_out: Measure, has_conv
 
 
 def remembered(description: Mapping[str, Any], make: Callable[[], Plan]) -> Plan:
-    """Return the plan kept for this machine and ``description``, or make one and keep it, one process at a time."""
+    """Return the plan kept for this machine and ``description``, or make one and keep it."""
     text = json.dumps({**_machine(), **description}, sort_keys=True, default=str)
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = user_cache_path("fedgist") / "plans"
@@ -108,4 +115,8 @@ def _read(path: Path) -> Plan | None:
 
 
 def _machine() -> dict[str, object]:
-    return {"torch": torch.__version__, "machine": [platform.node(), platform.machine()], "cores": os.cpu_count()}
+    return {
+        "torch": torch.__version__,
+        "machine": [platform.node(), platform.machine()],
+        "cores": os.cpu_count(),
+    }

@@ -1,6 +1,7 @@
-"""A visit: what is done with one cohort, in whichever process. The clients' side of the local engine.
+"""A visit: what is done with one cohort, in whichever process.
 
-A :class:`Site` knows the clients' rows and what they keep; it turns a :class:`Visit` into its outcome by the trainer.
+A :class:`Site` knows the clients' rows and what they keep; it turns a :class:`Visit` into its
+outcome by the trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from fedgist.engines.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients and their rows. A method that merges clients has one client, but every client's test rows."""
+    """The clients and their rows.
+
+    A method that merges clients has one client, but every client's test rows.
+    """
 
     clients: tuple[ClientInfo, ...]
     examples: Examples
@@ -53,7 +57,10 @@ class Settings:
 
 @tree
 class Visit:
-    """What is to be done with a cohort: plain numbers and messages, so that it can be sent to a worker."""
+    """What is to be done with a cohort.
+
+    Plain numbers and messages, so that it can be sent to a worker.
+    """
 
     round: int = field(metadata=STATIC)
     stage: str = field(metadata=STATIC)
@@ -67,7 +74,10 @@ class Visit:
 
 @tree
 class Outcome:
-    """What a visit brought: the accepted uploads (their sum, if they sum), who was refused and why, mean losses."""
+    """What a visit brought.
+
+    The accepted uploads (their sum, if they sum), who was refused and why, mean losses.
+    """
 
     accepted: tuple[int, ...] = field(metadata=STATIC)
     refused: dict[int, str] = field(metadata=STATIC)
@@ -79,14 +89,21 @@ class Site:
     """The clients of this machine: their rows, their models, what they keep."""
 
     def __init__(
-        self, method: Method, task: Task, population: Population, settings: Settings, plans: Mapping[str, Plan]
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: Settings,
+        plans: Mapping[str, Plan],
     ) -> None:
         """``plans`` says for each architecture how its clients are stacked."""
         self.method, self.task, self.population, self.settings = method, task, population, settings
         self.plans = dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
         self.shapes: dict[tuple[str, str], Any] = {}
-        self.laid_out = {name: lay_out(arch, self.plans[name]) for name, arch in task.architectures.items()}
+        self.laid_out = {
+            name: lay_out(arch, self.plans[name]) for name, arch in task.architectures.items()
+        }
         self.own_type, self.homes = self._homes()
 
     def do(self, visit: Visit) -> Any:
@@ -101,7 +118,9 @@ class Site:
         shape_key = (visit.stage, visit.architecture)
         if shape_key not in self.shapes:
             first = visit.down if visit.broadcast else take(visit.down, 0)
-            self.shapes[shape_key] = gate.template(self.method, cohort.ctx, visit.architecture, first)
+            self.shapes[shape_key] = gate.template(
+                self.method, cohort.ctx, visit.architecture, first
+            )
         message, refused = gate.settle(message, self.shapes[shape_key], len(visit.ids))
         accepted = tuple(k for k in range(len(visit.ids)) if k not in refused)
         return Outcome(accepted, refused, message, losses)
@@ -116,16 +135,29 @@ class Site:
         if not stack_them and visit.broadcast:
             down = map_leaves(lambda leaf: leaf.unsqueeze(0), down)
         return Cohort(
-            self.method, ctx, torch.tensor(visit.ids, device=device), down, visit.broadcast and stack_them,
-            self.population.examples, table, stack_them,
-        )  # fmt: skip
+            self.method,
+            ctx,
+            torch.tensor(visit.ids, device=device),
+            down,
+            visit.broadcast and stack_them,
+            self.population.examples,
+            table,
+            stack_them,
+        )
 
     def clients(self, visit: Visit) -> Clients:
-        """The cohort's clients as they are at home, or at their start; what does not stay home is the common start."""
+        """The cohort's clients as they are at home, or at their start.
+
+        What does not stay home is the common start.
+        """
         home, arch = self.homes[visit.architecture], self.laid_out[visit.architecture]
         for client in home.absent(visit.ids):
             home.put(
-                [client], {n: a.unsqueeze(0) for n, a in self._kept(self._newcomer(client, visit.architecture)).items()}
+                [client],
+                {
+                    n: a.unsqueeze(0)
+                    for n, a in self._kept(self._newcomer(client, visit.architecture)).items()
+                },
             )
         net = stacked(self._start_net(arch), len(visit.ids))
         if not home.arrays:
@@ -136,14 +168,21 @@ class Site:
         def under(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
 
-        own, memory = build(self.own_type, under("own/")), build(dict[str, OptimizerState], under("memory/"))
+        own, memory = (
+            build(self.own_type, under("own/")),
+            build(dict[str, OptimizerState], under("memory/")),
+        )
         return Clients(net.having(under("net/")), own, memory)
 
     def _evaluate(self, visit: Visit, split: Split) -> dict[str, Any]:
         """Score the clients; or, of one shared model, mark each of the task's rows."""
         cohort = self.cohort(visit)
         clients = trainer.receive(cohort, self.clients(visit))
-        examples = self.population.examples if split in {"train", "validation"} else self.population.test_examples
+        examples = (
+            self.population.examples
+            if split in {"train", "validation"}
+            else self.population.test_examples
+        )
         table = self._table(split, visit.ids) if visit.rows is None else visit.rows.unsqueeze(0)
         table = table.to(self.settings.device)
         found = {"": trainer.marks(cohort, clients, table, examples)}
@@ -153,7 +192,9 @@ class Site:
         if visit.rows is not None:
             return {name: (right[0], loss[0]) for name, (right, loss) in found.items()}
         counts = (table >= 0).sum(1)
-        return {name: Score(right.sum(1), loss.sum(1), counts) for name, (right, loss) in found.items()}
+        return {
+            name: Score(right.sum(1), loss.sum(1), counts) for name, (right, loss) in found.items()
+        }
 
     def rows(self, split: Split) -> Rows:
         """Each client's rows of a split."""
@@ -168,7 +209,9 @@ class Site:
     def _homes(self) -> tuple[type, dict[str, Home]]:
         homes, own_type = {}, Nothing
         for name, arch in self.laid_out.items():
-            own = self.method.init_client(self._start_net(arch), Context(self.key, self.task, 0, "init"))
+            own = self.method.init_client(
+                self._start_net(arch), Context(self.key, self.task, 0, "init")
+            )
             own_type = type(own)
             members = [c.id for c in self.population.clients if name in c.architectures]
             homes[name] = Home(members, self._kept(self._one(name, own)), self.settings.device)
@@ -180,7 +223,9 @@ class Site:
         clients = trainer.begin(net, own, 1)
         memory: dict[str, OptimizerState] = {}
         for stage in self.method.stages(Context(self.key, self.task, 1, "")):
-            memory |= trainer.memory_of(self.method, Context(self.key, self.task, 1, stage), clients)
+            memory |= trainer.memory_of(
+                self.method, Context(self.key, self.task, 1, stage), clients
+            )
         return take(replace(clients, memory=memory), 0)
 
     def _start_net(self, arch: Architecture) -> Any:
@@ -204,7 +249,9 @@ class Site:
         net = self._start_net(arch)
         if self.settings.own_start:
             seed = int(random.key(self.settings.seed, "start", architecture, client))
-            net = map_leaves(lambda leaf: leaf.to(self.settings.device), replace(arch.start(seed), arch=arch))
+            net = map_leaves(
+                lambda leaf: leaf.to(self.settings.device), replace(arch.start(seed), arch=arch)
+            )
         key = random.fold(self.key, "client", client, "init")
         own = self.method.init_client(net, Context(key, self.task, 0, "init"))
         return replace(self._one(architecture, own), net=net)

@@ -1,4 +1,4 @@
-"""Centralized training: one model on everybody's rows. What a federation would reach if data could travel.
+"""Centralized training: one model on everybody's rows, as if data could travel.
 
 See docs/methods/centralized.md.
 """

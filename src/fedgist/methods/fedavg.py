@@ -1,7 +1,8 @@
 """FedAvg: clients train the global model, the server averages their weights by rows.
 
-McMahan, Moore, Ramage, Hampson, Arcas 2017, "Communication-efficient learning of deep networks from decentralized
-data", algorithm 1. With several architectures, the average is taken within each. See docs/methods/fedavg.md.
+McMahan, Moore, Ramage, Hampson, Arcas 2017, "Communication-efficient learning of deep networks from
+decentralized data", algorithm 1. With several architectures, the average is taken within each. See
+docs/methods/fedavg.md.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class FedAvg(Method):
         """Start from the global weights."""
         return net.having(down.arrays), own
 
-    def upload(self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context) -> tuple[Weighted, Nothing]:
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted, Nothing]:
         """n_k w_k and n_k."""
         return weighted(net, sums), own
 

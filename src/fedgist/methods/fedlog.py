@@ -1,7 +1,7 @@
 """FedLog: clients share class sums of features, the server solves for one linear head exactly.
 
-Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more flexibility".
-See docs/methods/fedlog.md.
+Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
+flexibility". See docs/methods/fedlog.md.
 
 =========  =======================================================================================
 paper      here
@@ -50,7 +50,9 @@ class FedLog(Method):
     """FedLog with the exact head; the defaults are the paper's."""
 
     nu: float = 1.0  # the prior's pseudo-count; 0 is a flat prior
-    head_start: Literal["random", "exchange"] = "random"  # normal numbers, or one exchange with the untrained bodies
+    head_start: Literal["random", "exchange"] = (
+        "random"  # normal numbers, or one exchange with the untrained bodies
+    )
     optimizer_memory: Life = "round"  # how long a body's optimizer remembers
     solver: Literal["exact", "gradient"] = "exact"
     head_lr: float = 1e-2  # of the gradient solver: Adam
@@ -68,7 +70,10 @@ class FedLog(Method):
         widths = {name: a.feature_width for name, a in task.architectures.items()}
         if len(set(widths.values())) > 1:
             listed = ", ".join(f"{name} {width}" for name, width in widths.items())
-            msg = f"method fedlog shares one head, so all bodies need one feature width; found {listed}"
+            msg = (
+                "method fedlog shares one head, so all bodies need one feature width; found "
+                f"{listed}"
+            )
             raise ValueError(msg)
         if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
             msg = f"method fedlog needs a head with a bias; that of {bare[0]} has none"
@@ -89,15 +94,23 @@ class FedLog(Method):
         """The head; before training there is nothing to say."""
         return Nothing() if ctx.stage == "exchange" else server
 
-    def receive(self, net: Net, own: Nothing, down: Head | Nothing, ctx: Context) -> tuple[Net, Nothing]:
+    def receive(
+        self, net: Net, own: Nothing, down: Head | Nothing, ctx: Context
+    ) -> tuple[Net, Nothing]:
         """Install the head."""
-        return (net.with_head(down.eta[:, 1:], down.eta[:, 0]) if isinstance(down, Head) else net), own
+        return (
+            net.with_head(down.eta[:, 1:], down.eta[:, 0]) if isinstance(down, Head) else net
+        ), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Only the body learns (eq. 12)."""
         if ctx.stage == "exchange":
             return ()
-        return (Phase(("body",), epochs=ctx.task.training.local_epochs, remembers=self.optimizer_memory),)
+        return (
+            Phase(
+                ("body",), epochs=ctx.task.training.local_epochs, remembers=self.optimizer_memory
+            ),
+        )
 
     def summarize(self, net: Net, batch: Batch, own: Nothing, down: Head, ctx: Context) -> Sums:
         """S over a batch (eq. 2)."""
@@ -106,7 +119,9 @@ class FedLog(Method):
         e = F.one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
         return Sums(e.to(phi.dtype).T @ phi)
 
-    def upload(self, net: Net, own: Nothing, sums: Sums, down: Head, ctx: Context) -> tuple[Sums, Nothing]:
+    def upload(
+        self, net: Net, own: Nothing, sums: Sums, down: Head, ctx: Context
+    ) -> tuple[Sums, Nothing]:
         """S of all local rows."""
         return sums, own
 
@@ -116,7 +131,9 @@ class FedLog(Method):
         if self.solver == "exact":
             eta = map_head(s, self.nu)
         else:
-            eta = gradient_head(server.eta.to(torch.float64), s, self.nu, self.head_lr, self.head_steps)
+            eta = gradient_head(
+                server.eta.to(torch.float64), s, self.nu, self.head_lr, self.head_steps
+            )
         return Head(eta.to(server.eta.dtype))
 
 
@@ -129,10 +146,11 @@ def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:
 def map_head(s: Tensor, nu: float) -> Tensor:
     """Solve eq. 14 exactly: ``s`` (classes, m + 1) in double precision -> eta of the same shape.
 
-    With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2 S_y / (T p_y), so
-    ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is p_y^2 = 2 c_y / w_y, where
-    w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L}, which overflows); and L is the root of
-    sum_y p_y = 1, whose left side falls as L grows. So |eta_y|^2 = 2 w_y; classes that nobody has get eta_y = 0.
+    With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2
+    S_y / (T p_y), so ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is
+    p_y^2 = 2 c_y / w_y, where w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L},
+    which overflows); and L is the root of sum_y p_y = 1, whose left side falls as L grows. So
+    |eta_y|^2 = 2 w_y; classes that nobody has get eta_y = 0.
     """
     t = nu + s[:, 0].sum()
     if t <= 0:
@@ -141,7 +159,8 @@ def map_head(s: Tensor, nu: float) -> Tensor:
 
     def log_p(level: Tensor) -> tuple[Tensor, Tensor]:
         w = _omega(ln_2c + 2 * level)
-        # the same number written twice: the first cancels for large w, the second is undefined for an empty class
+        # the same number written twice: the first cancels for large w, the second is undefined for
+        # an empty class
         return torch.where(w < 1, w / 2 - level, (ln_2c - torch.log(w.clamp(min=1.0))) / 2), w
 
     low = torch.tensor(math.log(len(s)), dtype=s.dtype)  # A(0): the least value of A
@@ -176,7 +195,10 @@ def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> T
 
 
 def _omega(z: Tensor) -> Tensor:
-    """Solve w + ln w = z for w > 0 (Wright's omega function), z in double precision; 0 where z is -inf."""
+    """Solve w + ln w = z for w > 0 (Wright's omega function), z in double precision.
+
+    0 where z is -inf.
+    """
     w = torch.where(z > 1, z - torch.log(z.clamp(min=1.0)), torch.exp(z.clamp(max=1.0)))
     for _ in range(8):  # Newton's method on f(ln w) = w + ln w - z: quadratic from this start
         ln_w = torch.log(w)

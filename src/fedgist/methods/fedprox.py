@@ -1,7 +1,7 @@
 """FedProx: FedAvg whose clients are held near the global weights by a proximal term.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated optimization in heterogeneous networks", algorithm 2.
-See docs/methods/fedprox.md.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated optimization in heterogeneous
+networks", algorithm 2. See docs/methods/fedprox.md.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ class FedProx(Method):
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """F_k(w) + mu / 2 |w - w^t|^2 (eq. 2)."""
-        return cross_entropy(net(batch.x), batch.y, batch.mask) + self.mu * proximal(net.params, down.arrays)
+        return cross_entropy(net(batch.x), batch.y, batch.mask) + self.mu * proximal(
+            net.params, down.arrays
+        )
 
-    def upload(self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context) -> tuple[Weighted, Nothing]:
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted, Nothing]:
         """n_k w_k and n_k."""
         return weighted(net, sums), own
 

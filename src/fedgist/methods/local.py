@@ -1,4 +1,4 @@
-"""Local training alone: every client trains its own model and tells nobody. The floor of every comparison.
+"""Local training alone: every client trains its own model and tells nobody.
 
 See docs/methods/local.md.
 """

@@ -1,6 +1,7 @@
 """Small convolutional nets of the papers.
 
-Where a paper says ReLU, then max-pooling, the pooling comes first here: the two commute, and ReLU has a quarter to do.
+Where a paper says ReLU, then max-pooling, the pooling comes first here: the two commute, and ReLU
+has a quarter to do.
 """
 
 from __future__ import annotations
@@ -11,50 +12,87 @@ from collections.abc import Sequence
 from torch import nn
 
 
-def fedlog_mnist(input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5) -> nn.Module:
-    """FedLog's MNIST net: two 5x5 convolutions (10, 20 channels) and a hidden layer of 50; 28x28 images."""
+def fedlog_mnist(
+    input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5
+) -> nn.Module:
+    """FedLog's MNIST net.
+
+    Two 5x5 convolutions (10, 20 channels) and a hidden layer of 50; 28x28 images.
+    """
     _expect(input_shape, 28)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 10, 5), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
-            conv2=nn.Conv2d(10, 20, 5), drop2=nn.Dropout2d(dropout), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
+            conv1=nn.Conv2d(input_shape[0], 10, 5),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(10, 20, 5),
+            drop2=nn.Dropout2d(dropout),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(320, 50), relu3=nn.ReLU(), drop3=nn.Dropout(dropout),
+            fc1=nn.Linear(320, 50),
+            relu3=nn.ReLU(),
+            drop3=nn.Dropout(dropout),
             fc2=nn.Linear(50, num_classes),
         )
-    )  # fmt: skip
+    )
 
 
-def fedlog_cifar(input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5) -> nn.Module:
-    """FedLog's CIFAR net: two 5x5 convolutions (6, 16 channels) and hidden layers of 120 and 100; 32x32 images."""
+def fedlog_cifar(
+    input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5
+) -> nn.Module:
+    """FedLog's CIFAR net.
+
+    Two 5x5 convolutions (6, 16 channels) and hidden layers of 120 and 100; 32x32 images.
+    """
     _expect(input_shape, 32)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 6, 5), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
-            conv2=nn.Conv2d(6, 16, 5), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
+            conv1=nn.Conv2d(input_shape[0], 6, 5),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(6, 16, 5),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
             flatten=nn.Flatten(),
-            fc1=nn.Linear(400, 120), relu3=nn.ReLU(),
-            fc2=nn.Linear(120, 100), relu4=nn.ReLU(), drop=nn.Dropout(dropout),
+            fc1=nn.Linear(400, 120),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(120, 100),
+            relu4=nn.ReLU(),
+            drop=nn.Dropout(dropout),
             fc3=nn.Linear(100, num_classes),
         )
-    )  # fmt: skip
+    )
 
 
 def lenet5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """The LeNet5 of representation sharing, about 30 thousand parameters; features are 84 numbers in (-1, 1)."""
+    """The LeNet5 of representation sharing, about 30 thousand parameters.
+
+    Features are 84 numbers in (-1, 1).
+    """
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
-            conv2=nn.Conv2d(6, 16, 5, padding=2), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
-            conv3=nn.Conv2d(16, 120, 3, padding=1), relu3=nn.ReLU(),
-            pool3=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(),
-            fc1=nn.Linear(120, 84), tanh=nn.Tanh(),
+            conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(6, 16, 5, padding=2),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(16, 120, 3, padding=1),
+            relu3=nn.ReLU(),
+            pool3=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(120, 84),
+            tanh=nn.Tanh(),
             fc2=nn.Linear(84, num_classes),
         )
-    )  # fmt: skip
+    )
 
 
 def _expect(input_shape: Sequence[int], size: int) -> None:
     if tuple(input_shape[1:]) != (size, size):
-        msg = f"this net takes images of {size}x{size}, not {'x'.join(str(n) for n in input_shape[1:])}"
+        msg = (
+            f"this net takes images of {size}x{size}, not "
+            f"{'x'.join(str(n) for n in input_shape[1:])}"
+        )
         raise ValueError(msg)

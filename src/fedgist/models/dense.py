@@ -14,7 +14,11 @@ def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 
 def mlp(
-    input_shape: Sequence[int], num_classes: int, *, hidden: Sequence[int] = (64,), dropout: float = 0.0
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Linear and ReLU layers of widths ``hidden``, then the head; dropout before the head."""
     layers: list[nn.Module] = [nn.Flatten()]

@@ -1,7 +1,8 @@
 """Residual nets for 32x32 images, with batch or group norm.
 
-He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition". ResNet18 has the 3x3 stem without max-pooling
-that is usual for small images; ResNet9 is the shallow variant (two residual blocks between plain stages).
+He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition". ResNet18 has the 3x3 stem
+without max-pooling that is usual for small images; ResNet9 is the shallow variant (two residual
+blocks between plain stages).
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ Norm = Literal["batch", "group"]
 
 
 def resnet9(
-    input_shape: Sequence[int], num_classes: int, *, norm: Norm = "batch", width: int = 64, features: int = 128
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    norm: Norm = "batch",
+    width: int = 64,
+    features: int = 128,
 ) -> nn.Module:
     """ResNet9; with the default width and features about 2.5 million parameters."""
 
@@ -27,20 +33,37 @@ def resnet9(
     return nn.Sequential(
         OrderedDict(
             stem=nn.Sequential(*stage(input_shape[0], w, pool=False), *stage(w, 2 * w, pool=True)),
-            res1=_Residual(nn.Sequential(*stage(2 * w, 2 * w, pool=False), *stage(2 * w, 2 * w, pool=False))),
+            res1=_Residual(
+                nn.Sequential(*stage(2 * w, 2 * w, pool=False), *stage(2 * w, 2 * w, pool=False))
+            ),
             down=nn.Sequential(*stage(2 * w, 4 * w, pool=True), *stage(4 * w, 4 * w, pool=True)),
-            res2=_Residual(nn.Sequential(*stage(4 * w, 4 * w, pool=False), *stage(4 * w, 4 * w, pool=False))),
-            pool=nn.AdaptiveMaxPool2d(1), flatten=nn.Flatten(), fc1=nn.Linear(4 * w, features), act=nn.Tanh(),
+            res2=_Residual(
+                nn.Sequential(*stage(4 * w, 4 * w, pool=False), *stage(4 * w, 4 * w, pool=False))
+            ),
+            pool=nn.AdaptiveMaxPool2d(1),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(4 * w, features),
+            act=nn.Tanh(),
             fc2=nn.Linear(features, num_classes),
         )
-    )  # fmt: skip
+    )
 
 
 def resnet18(
-    input_shape: Sequence[int], num_classes: int, *, norm: Norm = "batch", width: int = 64, features: int | None = None
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    norm: Norm = "batch",
+    width: int = 64,
+    features: int | None = None,
 ) -> nn.Module:
-    """ResNet18 with a 3x3 stem; ``features`` adds a linear layer and tanh before the head (256: repshare's, 11.3 M)."""
-    layers: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(*_conv(input_shape[0], width, norm)))]
+    """ResNet18 with a 3x3 stem.
+
+    ``features`` adds a linear layer and tanh before the head (256: repshare's, 11.3 M).
+    """
+    layers: list[tuple[str, nn.Module]] = [
+        ("stem", nn.Sequential(*_conv(input_shape[0], width, norm)))
+    ]
     channels = width
     for index in range(4):
         out = width * 2**index
@@ -83,10 +106,14 @@ class _Block(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.inner = nn.Sequential(*_conv(c_in, c_out, norm, stride), *_conv(c_out, c_out, norm)[:-1])
+        self.inner = nn.Sequential(
+            *_conv(c_in, c_out, norm, stride), *_conv(c_out, c_out, norm)[:-1]
+        )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or c_in != c_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), _norm(norm, c_out))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(c_in, c_out, 1, stride, bias=False), _norm(norm, c_out)
+            )
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,13 @@ MARKS = "●○▲△■□◆◇"
 Points = Sequence[tuple[float, float]]
 
 
-def chart(curves: Mapping[str, Points], width: int = 78, height: int = 14, x_label: str = "", y_label: str = "") -> str:
+def chart(
+    curves: Mapping[str, Points],
+    width: int = 78,
+    height: int = 14,
+    x_label: str = "",
+    y_label: str = "",
+) -> str:
     """Draw curves of (x, y) points; later curves lie over earlier ones."""
     points = [p for curve in curves.values() for p in curve]
     if not points:
@@ -26,11 +32,17 @@ def chart(curves: Mapping[str, Points], width: int = 78, height: int = 14, x_lab
     for mark, curve in zip(_endless(MARKS, len(curves)), curves.values(), strict=True):
         for x, y in curve:
             grid[height - 1 - place(y, low, high, height)][place(x, low_x, high_x, columns)] = mark
-    labels = {height - 1 - place(v, low, high, height): f"{v:.1f}" for v in (low, (low + high) / 2, high)}
-    lines = [f"{labels.get(i, ''):>{margin - 2}} ┤{''.join(row)}".rstrip() for i, row in enumerate(grid)]
+    labels = {
+        height - 1 - place(v, low, high, height): f"{v:.1f}" for v in (low, (low + high) / 2, high)
+    }
+    lines = [
+        f"{labels.get(i, ''):>{margin - 2}} ┤{''.join(row)}".rstrip() for i, row in enumerate(grid)
+    ]
     left, right = f"{low_x:g}", f"{high_x:g}"
     axis = f"{left}{x_label:^{max(0, columns - len(left) - len(right))}}{right}"
-    legend = "   ".join(f"{mark} {name}" for mark, name in zip(_endless(MARKS, len(curves)), curves, strict=True))
+    legend = "   ".join(
+        f"{mark} {name}" for mark, name in zip(_endless(MARKS, len(curves)), curves, strict=True)
+    )
     head = f"{y_label}   {legend}" if y_label else legend
     return "\n".join([head, *lines, " " * (margin - 1) + "└" + "─" * columns, " " * margin + axis])
 

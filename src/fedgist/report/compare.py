@@ -1,7 +1,8 @@
 """Runs into a table that can be defended: grouped by their settings, paired by their seeds.
 
-Which round is reported is fixed beforehand (the last one); the best round stands beside it, labelled, because picking
-it by test accuracy is no result. Communication to a target is counted seed by seed.
+Which round is reported is fixed beforehand (the last one); the best round stands beside it,
+labelled, because picking it by test accuracy is no result. Communication to a target is counted
+seed by seed.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from fedgist.report.stats import Better, Comparison, Estimate, compare, estimate
 from fedgist.run.recipe import one_of
 from fedgist.run.record import summary
 
-# what does not make an experiment another one: the seed, how the work was done, what the paper printed
+# what does not make an experiment another one: the seed, how the work was done, what the paper
+# printed
 ASIDE = ("seed", "engine.", "paper.", "evaluate.every", "evaluate.save_features")
 SIGNIFICANT = 0.05
-SIGNIFICANT_SEEDS = math.ceil(-math.log2(SIGNIFICANT))  # the fewest pairs that can give such a p, one-tailed
+SIGNIFICANT_SEEDS = math.ceil(
+    -math.log2(SIGNIFICANT)
+)  # the fewest pairs that can give such a p, one-tailed
 LAST = 10  # evaluations that a mean of the last ones takes
 
 
 @dataclass(frozen=True)
 class Target:
-    """What it took to reach an accuracy: rounds and bytes over seeds, and how many seeds reached it.
+    """What it took to reach an accuracy: rounds and bytes, and how many seeds reached it.
 
-    For a seed that never did, the round of its highest accuracy counts (the papers' rule): such a row is marked.
+    For a seed that never did, the round of its highest accuracy counts (the papers' rule): such a
+    row is marked.
     """
 
     reached: int
@@ -95,9 +100,12 @@ class Study:
 
 
 def study(
-    runs: Sequence[RunFiles], *, reference: str | None = None, metric: str = ACCURACY,
+    runs: Sequence[RunFiles],
+    *,
+    reference: str | None = None,
+    metric: str = ACCURACY,
     target_accuracy: float | None = None,
-) -> Study:  # fmt: skip
+) -> Study:
     """Group, pair and summarize runs.
 
     Parameters
@@ -125,7 +133,13 @@ def study(
     groups = _groups(runs, notes)
     if not any(run.last(metric) is not None for run in runs):
         columns = sorted(
-            {k for run in runs for line in run.rounds[-1:] for k in line if k.startswith(("eval/", "train/"))}
+            {
+                k
+                for run in runs
+                for line in run.rounds[-1:]
+                for k in line
+                if k.startswith(("eval/", "train/"))
+            }
         )
         msg = f"no run has {metric!r}; columns: {', '.join(columns) or 'none (no round is done)'}"
         raise ReportError(msg)
@@ -137,11 +151,26 @@ def study(
     chosen = _reference(reference, labels, [s["method.name"] for s, _ in groups])
     reference_values = _finals(groups[chosen][1], metric) if chosen is not None else {}
     rows = tuple(
-        _row(label, settings, some, metric, better, target_accuracy, reference_values if i != chosen else {})
+        _row(
+            label,
+            settings,
+            some,
+            metric,
+            better,
+            target_accuracy,
+            reference_values if i != chosen else {},
+        )
         for i, (label, (settings, some)) in enumerate(zip(labels, groups, strict=True))
     )
     notes += _remarks(rows, metric, None if chosen is None else labels[chosen])
-    return Study(rows, metric, better, None if chosen is None else labels[chosen], target_accuracy, tuple(notes))
+    return Study(
+        rows,
+        metric,
+        better,
+        None if chosen is None else labels[chosen],
+        target_accuracy,
+        tuple(notes),
+    )
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -153,14 +182,21 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _groups(runs: Sequence[RunFiles], notes: list[str]) -> list[tuple[dict[str, Any], list[RunFiles]]]:
+def _groups(
+    runs: Sequence[RunFiles], notes: list[str]
+) -> list[tuple[dict[str, Any], list[RunFiles]]]:
     groups: dict[str, tuple[dict[str, Any], dict[int, RunFiles]]] = {}
     for run in runs:
         settings = {k: v for k, v in flat(run.recipe).items() if not k.startswith(ASIDE)}
         settings.setdefault("method.name", run.name)
-        _, members = groups.setdefault(json.dumps(settings, sort_keys=True, default=str), (settings, {}))
+        _, members = groups.setdefault(
+            json.dumps(settings, sort_keys=True, default=str), (settings, {})
+        )
         if run.seed in members:
-            notes.append(f"{run.folder} repeats {members[run.seed].folder} (same settings and seed) and is left out")
+            notes.append(
+                f"{run.folder} repeats {members[run.seed].folder} (same settings and seed) and "
+                "is left out"
+            )
         else:
             members[run.seed] = run
     return [(s, [members[seed] for seed in sorted(members)]) for s, members in groups.values()]
@@ -206,9 +242,14 @@ def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:
 
 
 def _row(
-    label: str, settings: Mapping[str, Any], runs: Sequence[RunFiles], metric: str, better: Better,
-    target_accuracy: float | None, reference: Mapping[int, float],
-) -> Row:  # fmt: skip
+    label: str,
+    settings: Mapping[str, Any],
+    runs: Sequence[RunFiles],
+    metric: str,
+    better: Better,
+    target_accuracy: float | None,
+    reference: Mapping[int, float],
+) -> Row:
     ends = [end for run in runs if (end := summary(run.rounds, metric, better))]
 
     def over_seeds(value: Callable[[RunFiles], float]) -> Estimate | None:
@@ -239,11 +280,18 @@ def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) 
         sign = 1 if better == "higher" else -1
         hits = [r for r, v in zip(rounds, values, strict=True) if sign * v >= sign * goal]
         reached += bool(hits)
-        at = hits[0] if hits else max(zip(rounds, values, strict=True), key=lambda pair: sign * pair[1])[0]
+        at = (
+            hits[0]
+            if hits
+            else max(zip(rounds, values, strict=True), key=lambda pair: sign * pair[1])[0]
+        )
         ends.append((at, *run.sent()[at]))
     if not ends:
         return None
-    found = [estimate(column) for column in ([e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends])]
+    found = [
+        estimate(column)
+        for column in ([e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends])
+    ]
     both = estimate([up + down for _, up, down in ends])
     rounds_, up_, down_ = (e for e in found if e is not None)
     assert both is not None  # there is at least one
@@ -252,7 +300,10 @@ def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) 
 
 def _paper(runs: Sequence[RunFiles], method: str) -> Paper | None:
     printed = runs[0].recipe.get("paper", {})
-    pair, bits = printed.get("accuracy", {}).get(method), printed.get("communication", {}).get(method)
+    pair, bits = (
+        printed.get("accuracy", {}).get(method),
+        printed.get("communication", {}).get(method),
+    )
     if pair is None and bits is None:
         return None
     accuracy = None if pair is None else (pair[0] / 100, pair[1] / 100)
@@ -266,14 +317,19 @@ def _remarks(rows: Sequence[Row], metric: str, reference: str | None) -> list[st
     if few:
         notes.append(f"{min(few)} seeds: the interval of so few is little more than their range")
     if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
-        notes.append("mixed metrics: some runs are tested on each client's own rows, others on the whole test set")
+        notes.append(
+            "mixed metrics: some runs are tested on each client's own rows, others on the whole "
+            "test set"
+        )
     data = {str(row.settings.get("data.name")) for row in rows}
     if len(data) > 1:
         notes.append(f"different data sets: {', '.join(sorted(data))}")
     if reference is not None:
         notes += _remarks_on_pairs(rows, reference)
     departs = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
-    return notes + [f"these runs depart from the paper's settings: {', '.join(some)}" for some in departs]
+    return notes + [
+        f"these runs depart from the paper's settings: {', '.join(some)}" for some in departs
+    ]
 
 
 def _remarks_on_row(row: Row, metric: str) -> list[str]:
@@ -285,29 +341,41 @@ def _remarks_on_row(row: Row, metric: str) -> list[str]:
         if any(line.get("refused") for line in run.rounds):
             notes.append(_refusals(run))
         if rounds and rounds[-1] != run.done:
-            notes.append(f"{run.folder}: its last {metric} is of round {rounds[-1]}, not {run.done}")
+            notes.append(
+                f"{run.folder}: its last {metric} is of round {rounds[-1]}, not {run.done}"
+            )
     missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
     if missing:
         notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
     if row.rounds[0] != row.rounds[1]:
-        notes.append(f"{row.label}: its seeds have come to different rounds, {row.rounds[0]} to {row.rounds[1]}")
+        notes.append(
+            f"{row.label}: its seeds have come to different rounds, {row.rounds[0]} to "
+            f"{row.rounds[1]}"
+        )
     return notes
 
 
 def _refusals(run: RunFiles) -> str:
     refused = [one for line in run.rounds for one in line.get("refused") or ()]
-    return f"{run.folder}: {len(refused)} uploads were refused; the first: {refused[0].get('reason')}"
+    return (
+        f"{run.folder}: {len(refused)} uploads were refused; the first: {refused[0].get('reason')}"
+    )
 
 
 def _remarks_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
     compared = [row for row in rows if row.label != reference]
     notes = [
-        f"{row.label} has no seed in common with {reference}: not compared" for row in compared if row.versus is None
+        f"{row.label} has no seed in common with {reference}: not compared"
+        for row in compared
+        if row.versus is None
     ]
     pairs = [row.versus.difference.count for row in compared if row.versus]
     if pairs and (least := smallest_p(min(pairs))) > SIGNIFICANT / 2:
         few, enough = min(pairs), SIGNIFICANT_SEEDS
-        possible = f"the smallest p possible is {least:.4g} one-tailed, {min(1.0, 2 * least):.4g} two-sided"
+        possible = (
+            f"the smallest p possible is {least:.4g} one-tailed, {min(1.0, 2 * least):.4g} "
+            "two-sided"
+        )
         more = f"; p < {SIGNIFICANT} takes {enough} seeds" if few < enough else ""
         notes.append(f"{few} pair{'s' if few > 1 else ''}: {possible}{more}")
     return notes

@@ -12,7 +12,10 @@ from fedgist.report.runs import ACCURACY, ReportError, RunFiles
 
 
 def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
-    """Accuracy by round, and by bytes sent, of several runs; the band is the spread over clients."""
+    """Accuracy by round, and by bytes sent, of several runs.
+
+    The band is the spread over clients.
+    """
     figure, (by_round, by_bytes) = new_figure(10, 4, columns=2)
     for run in runs:
         rounds, values = run.column(ACCURACY)
@@ -29,8 +32,18 @@ def curves_png(runs: Sequence[RunFiles], path: Path) -> None:
             total += row["comm/up_bytes"] + row["comm/down_bytes"]
             sent[row["round"]] = total
         if total:
-            by_bytes.plot([sent[r] for r in rounds], accuracy, label=run.name, linewidth=1.8, color=line.get_color())
-    by_round.set(xlabel="round", ylabel="accuracy, mean of clients (%)", title="By round; band: spread over clients")
+            by_bytes.plot(
+                [sent[r] for r in rounds],
+                accuracy,
+                label=run.name,
+                linewidth=1.8,
+                color=line.get_color(),
+            )
+    by_round.set(
+        xlabel="round",
+        ylabel="accuracy, mean of clients (%)",
+        title="By round; band: spread over clients",
+    )
     by_bytes.set(xlabel="bytes sent, up and down", title="By communication")
     if any(run.total("comm/up_bytes") for run in runs):
         by_bytes.set_xscale("log")

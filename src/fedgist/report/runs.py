@@ -1,4 +1,7 @@
-"""Run directories as values: reads files only, so it serves any engine and any version of a running run."""
+"""Run directories as values.
+
+Reads files only, so it serves any engine and any version of a running run.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +70,17 @@ class RunFiles:
 
     @functools.cached_property
     def split(self) -> dict[str, Any] | None:
-        """Who has what: names of ``classes``, and each client's ``train`` rows of them; None if it is not there."""
+        """Who has what: names of ``classes``, and each client's ``train`` rows of them.
+
+        None if it is not there.
+        """
         kept = _table(self.folder / PARTITION, json.loads, [])
         counts, classes = kept.get("train"), kept.get("classes")
         if not (isinstance(classes, list) and isinstance(counts, list) and counts):
             return None
-        return kept if all(isinstance(li, list) and len(li) == len(classes) for li in counts) else None
+        return (
+            kept if all(isinstance(li, list) and len(li) == len(classes) for li in counts) else None
+        )
 
     def last(self, key: str) -> float | None:
         """The last value of a column."""
@@ -99,12 +107,21 @@ class RunFiles:
 
 
 def find(folders: Iterable[Path]) -> list[RunFiles]:
-    """Return the runs in these folders: each one's own, or those below it (its seeds, the cells of a sweep)."""
+    """Return the runs in these folders.
+
+    Each one's own, or those below it (its seeds, the cells of a sweep).
+    """
     out: dict[Path, RunFiles] = {}
     for folder in folders:
         inner = list(_below(folder, DEEPEST))
         if not inner:
-            why = "" if folder.is_dir() else ": it is a file" if folder.exists() else ": there is no such folder"
+            why = (
+                ""
+                if folder.is_dir()
+                else ": it is a file"
+                if folder.exists()
+                else ": there is no such folder"
+            )
             msg = f"{folder} holds no run{why}"
             raise ReportError(msg)
         out |= {path.resolve(): _read(path) for path in inner if path.resolve() not in out}
@@ -126,7 +143,10 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def _read(folder: Path) -> RunFiles:
-    """Read a run; what cannot be read is named. A run without a recipe has no rounds either: nothing counts."""
+    """Read a run; what cannot be read is named. A run without a recipe has no rounds either.
+
+    Nothing counts.
+    """
     problems: list[str] = []
     recipe = _table(folder / RECIPE, _toml, problems)
     if not isinstance(recipe.get("method"), dict):
@@ -134,7 +154,9 @@ def _read(folder: Path) -> RunFiles:
         return RunFiles(folder, {}, [], {}, tuple(problems))
     result = _table(folder / RESULT, json.loads, problems) if (folder / RESULT).exists() else {}
     rounds, broken = _lines(folder / ROUNDS)
-    return RunFiles(folder, recipe, _once(rounds, broken, folder / ROUNDS), result, (*problems, *broken))
+    return RunFiles(
+        folder, recipe, _once(rounds, broken, folder / ROUNDS), result, (*problems, *broken)
+    )
 
 
 def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
@@ -149,15 +171,25 @@ def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict
 
 
 def _once(lines: list[Line], broken: list[str], path: Path) -> list[Line]:
-    """Return each round once, in order: of a round that stands there twice the later line counts."""
+    """Return each round once, in order.
+
+    Of a round that stands there twice the later line counts.
+    """
     by_round = {line["round"]: line for line in lines}
     if len(by_round) < len(lines):
-        broken.append(f"{path}: {len(lines) - len(by_round)} rounds stand there twice; the later lines count")
-    return lines if len(by_round) == len(lines) else [by_round[number] for number in sorted(by_round)]
+        broken.append(
+            f"{path}: {len(lines) - len(by_round)} rounds stand there twice; the later lines count"
+        )
+    return (
+        lines if len(by_round) == len(lines) else [by_round[number] for number in sorted(by_round)]
+    )
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """Read a recipe; of many that differ in nothing but the seed, its first line, the rest is read once."""
+    """Read a recipe.
+
+    Of many that differ in nothing but the seed, its first line, the rest is read once.
+    """
     first, _, rest = text.partition("\n")
     if not first.startswith("seed = "):
         return tomllib.loads(text)
@@ -170,7 +202,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _no_number(key: str, value: object) -> bool:
-    return (isinstance(value, str) and key != "split") or (isinstance(value, float) and value in NOT_FINITE)
+    return (isinstance(value, str) and key != "split") or (
+        isinstance(value, float) and value in NOT_FINITE
+    )
 
 
 def _refuse(constant: str) -> float:
@@ -178,7 +212,10 @@ def _refuse(constant: str) -> float:
 
 
 def _lines(path: Path) -> tuple[list[Line], list[str]]:
-    """Read a file of lines; those that cannot be read are named and skipped, a last one still being written is not."""
+    """Read a file of lines.
+
+    Those that cannot be read are named and skipped, a last one still being written is not.
+    """
     if not path.exists():
         return [], []
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")

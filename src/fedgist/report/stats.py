@@ -18,7 +18,7 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds, its standard error (from two seeds on), and a bootstrap interval of the mean."""
+    """Mean over seeds, its standard error (from two seeds on), and its bootstrap interval."""
 
     count: int
     mean: float
@@ -29,14 +29,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences to a reference, paired by seed, and how likely they would be were the reference not better."""
+    """Differences to a reference, paired by seed, and how likely they are by chance."""
 
     difference: Estimate
     p: float | None
 
 
 def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | None:
-    """Return mean, standard error and, if asked for, the percentile bootstrap's 95 % interval; None without values."""
+    """Return mean, standard error and, if asked for, the percentile bootstrap's 95 % interval.
+
+    None without values.
+    """
     if not values:
         return None
     if len(values) == 1:
@@ -48,14 +51,21 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
     from scipy import stats  # noqa: PLC0415  # half a second, which other commands should not wait
 
     found = stats.bootstrap(
-        (np.asarray(values),), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, method="percentile",
-        rng=np.random.default_rng(0), vectorized=True,
-    ).confidence_interval  # fmt: skip
+        (np.asarray(values),),
+        np.mean,
+        confidence_level=LEVEL,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+        vectorized=True,
+    ).confidence_interval
     return replace(mean, low=float(found.low), high=float(found.high))
 
 
-def compare(mine: Mapping[int, float], reference: Mapping[int, float], better: Better = "higher") -> Comparison | None:
-    """Pair by seed and test by Wilcoxon's signed ranks, one-tailed: the reference is better. None without pairs.
+def compare(
+    mine: Mapping[int, float], reference: Mapping[int, float], better: Better = "higher"
+) -> Comparison | None:
+    """Pair by seed and test by Wilcoxon's signed ranks, one-tailed; None without pairs.
 
     Where no pair differs p is 1.
     """
@@ -75,5 +85,8 @@ def compare(mine: Mapping[int, float], reference: Mapping[int, float], better: B
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the least p-value that so many pairs can give, one-tailed: all differ in one direction."""
+    """Return the least p-value that so many pairs can give, one-tailed.
+
+    All differ in one direction.
+    """
     return float(0.5**pairs)

@@ -38,7 +38,10 @@ class Sheet:
 
 
 def sheets(study: Study) -> list[Sheet]:
-    """Return the tables of a study: results, differences to the reference, what they cost, and cost to the target."""
+    """Return the tables of a study.
+
+    Results, differences to the reference, what they cost, and cost to the target.
+    """
     found = [_results(study), _differences(study), _costs(study), _to_target(study)]
     return [sheet for sheet in found if sheet is not None]
 
@@ -55,9 +58,14 @@ def render(study: Study, form: Format) -> str | Group:
 def in_words(found: Sequence[Sheet], notes: Sequence[str], form: Format) -> str | Group:
     """Return tables and notes for a reader: in a terminal, Markdown or LaTeX."""
     if form == "markdown":
-        return "\n".join([_markdown(sheet) for sheet in found] + [f"- {note}" for note in notes]) + "\n"
+        return (
+            "\n".join([_markdown(sheet) for sheet in found] + [f"- {note}" for note in notes])
+            + "\n"
+        )
     if form == "latex":
-        return "\n".join([_latex(sheet) for sheet in found] + [f"% {note}" for note in notes]) + "\n"
+        return (
+            "\n".join([_latex(sheet) for sheet in found] + [f"% {note}" for note in notes]) + "\n"
+        )
     spaced = [part for sheet in found for part in (_rich(sheet), Text())]
     return Group(*spaced, *(Text(f"! {note}") for note in notes))
 
@@ -77,7 +85,9 @@ def _results(study: Study) -> Sheet:
     if any(row.paper and row.paper.accuracy for row in study.rows):
         columns.append("paper")
         cells.append(lambda row: _printed(row.paper))
-    sources = dict.fromkeys(row.paper.source for row in study.rows if row.paper and row.paper.source)
+    sources = dict.fromkeys(
+        row.paper.source for row in study.rows if row.paper and row.paper.source
+    )
     caption = [CAPTION]
     caption += [f"paper: {source}" for source in sources]
     caption += ["*: not every run is finished"] if any(row.unfinished for row in study.rows) else []
@@ -108,7 +118,12 @@ def _costs(study: Study) -> Sheet:
         lambda row: _mean(row.down, size),
         lambda row: size(row.up.mean + row.down.mean) if row.up and row.down else "-",
     ]
-    return Sheet("Communication", columns, _cells(study, cells), "payload bytes of a whole run, mean over seeds")
+    return Sheet(
+        "Communication",
+        columns,
+        _cells(study, cells),
+        "payload bytes of a whole run, mean over seeds",
+    )
 
 
 def _to_target(study: Study) -> Sheet | None:
@@ -121,20 +136,31 @@ def _to_target(study: Study) -> Sheet | None:
     columns = ["method", "reached", "rounds", "up", "down", "both ways", "bits"]
     cells: list[Callable[[Row], str]] = [
         lambda row: row.label,
-        of(lambda t: f"{t.reached} of {t.rounds.count}" + ("" if t.reached == t.rounds.count else " †")),
+        of(
+            lambda t: (
+                f"{t.reached} of {t.rounds.count}" + ("" if t.reached == t.rounds.count else " †")
+            )
+        ),
         of(lambda t: _with_error(t.rounds, lambda v: f"{v:.1f}")),
         of(lambda t: _mean(t.up, size)),
         of(lambda t: _mean(t.down, size)),
         of(lambda t: _with_error(t.both, size)),
         of(lambda t: bits(8 * t.both.mean)),
     ]
-    caption = "rounds and payload until it is first reached, mean ± standard error over seeds; B is bytes, b is bits"
+    caption = (
+        "rounds and payload until it is first reached, mean ± standard error over seeds; B is "
+        "bytes, b is bits"
+    )
     if any(row.target and row.target.reached < row.target.rounds.count for row in study.rows):
         caption += ". †: for a seed that never reached it, until the round of its highest accuracy"
     if any(row.paper and row.paper.bits for row in study.rows):
         columns.append("paper")
         cells.append(lambda row: bits(row.paper.bits) if row.paper and row.paper.bits else "-")
-    goal = percent(study.target_accuracy, 1) if "accuracy" in study.metric else f"{study.target_accuracy:g}"
+    goal = (
+        percent(study.target_accuracy, 1)
+        if "accuracy" in study.metric
+        else f"{study.target_accuracy:g}"
+    )
     return Sheet(f"Communication to {goal}", tuple(columns), _cells(study, cells), caption)
 
 
@@ -182,9 +208,15 @@ def _printed(paper: Paper | None) -> str:
 
 def _rich(sheet: Sheet) -> Table:
     table = Table(
-        title=sheet.title, title_justify="left", title_style="bold", caption=sheet.caption, caption_justify="left",
-        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+        title=sheet.title,
+        title_justify="left",
+        title_style="bold",
+        caption=sheet.caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for i, name in enumerate(sheet.columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold")
     for row in sheet.rows:
@@ -198,7 +230,16 @@ def _markdown(sheet: Sheet) -> str:
 
     rule = "|---" + "|---:" * (len(sheet.columns) - 1) + "|"
     return "\n".join(
-        [f"**{sheet.title}**", "", line(sheet.columns), rule, *map(line, sheet.rows), "", sheet.caption, ""]
+        [
+            f"**{sheet.title}**",
+            "",
+            line(sheet.columns),
+            rule,
+            *map(line, sheet.rows),
+            "",
+            sheet.caption,
+            "",
+        ]
     )
 
 
@@ -208,15 +249,25 @@ def _latex(sheet: Sheet) -> str:
 
     return "\n".join(
         [
-            r"\begin{table}", r"\caption{" + _tex(f"{sheet.title}. {sheet.caption}") + ".}",
-            r"\begin{tabular}{l" + "r" * (len(sheet.columns) - 1) + "}", r"\toprule", line(sheet.columns), r"\midrule",
-            *map(line, sheet.rows), r"\bottomrule", r"\end{tabular}", r"\end{table}", "",
+            r"\begin{table}",
+            r"\caption{" + _tex(f"{sheet.title}. {sheet.caption}") + ".}",
+            r"\begin{tabular}{l" + "r" * (len(sheet.columns) - 1) + "}",
+            r"\toprule",
+            line(sheet.columns),
+            r"\midrule",
+            *map(line, sheet.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
         ]
-    )  # fmt: skip
+    )
 
 
 def _tex(text: str) -> str:
-    escaped = "".join("\\" + c if c in "%&_#${}" else c for c in text.replace("\\", r"\textbackslash "))
+    escaped = "".join(
+        "\\" + c if c in "%&_#${}" else c for c in text.replace("\\", r"\textbackslash ")
+    )
     signs = {"±": r"$\pm$", "†": r"$\dagger$", "..": "--", "<": "$<$", ">": "$>$"}
     for sign, tex in signs.items():
         escaped = escaped.replace(sign, tex)
@@ -237,10 +288,20 @@ def as_data(study: Study) -> dict[str, Any]:
 
 def _row_data(row: Row) -> dict[str, Any]:
     data: dict[str, Any] = {
-        "label": row.label, "method": row.method, "seeds": row.seeds, "unfinished": row.unfinished,
-        "rounds_least": row.rounds[0], "rounds_most": row.rounds[1],
-    }  # fmt: skip
-    named = {"final": row.final, "last10": row.last10, "best": row.best, "up_bytes": row.up, "down_bytes": row.down}
+        "label": row.label,
+        "method": row.method,
+        "seeds": row.seeds,
+        "unfinished": row.unfinished,
+        "rounds_least": row.rounds[0],
+        "rounds_most": row.rounds[1],
+    }
+    named = {
+        "final": row.final,
+        "last10": row.last10,
+        "best": row.best,
+        "up_bytes": row.up,
+        "down_bytes": row.down,
+    }
     if row.target:
         t = row.target
         data["target_reached"] = t.reached
@@ -253,10 +314,17 @@ def _row_data(row: Row) -> dict[str, Any]:
         data[f"{name}_mean"] = value.mean if value else None
         data[f"{name}_se"] = value.error if value else None
         if name in {"final", "difference"}:
-            data |= {f"{name}_low": value.low if value else None, f"{name}_high": value.high if value else None}
+            data |= {
+                f"{name}_low": value.low if value else None,
+                f"{name}_high": value.high if value else None,
+            }
     if row.paper:
         mean, error = row.paper.accuracy or (None, None)
-        data |= {"paper_accuracy_mean": mean, "paper_accuracy_se": error, "paper_bits": row.paper.bits}
+        data |= {
+            "paper_accuracy_mean": mean,
+            "paper_accuracy_se": error,
+            "paper_bits": row.paper.bits,
+        }
         data["paper_source"] = row.paper.source
     data["folders"] = [str(run.folder) for run in row.runs]
     return data
@@ -269,5 +337,7 @@ def _csv(study: Study) -> str:
     writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
+        writer.writerow(
+            {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()}
+        )
     return buffer.getvalue()

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedgist.report.runs import ACCURACY, RunFiles
 
+MINUTE = 60  # seconds; and an hour has as many minutes
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -32,16 +33,22 @@ def bits(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds, minutes or hours."""
-    if seconds < 60:  # noqa: PLR2004
+    if seconds < MINUTE:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"  # noqa: PLR2004
+    minutes, rest = divmod(round(seconds), MINUTE)
+    hours = minutes // MINUTE
+    return f"{hours} h {minutes % MINUTE:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def overview(runs: Sequence[RunFiles]) -> Table:
-    """A line per run, or per set of seeds: final accuracy over clients, its spread, and what was sent."""
+    """A line per run, or per set of seeds.
+
+    Final accuracy over clients, its spread, and what was sent.
+    """
     caption = "mean and spread over clients; one model: a global one, all test rows"
-    table = Table(title="Final round", title_justify="left", caption=caption, caption_justify="left")
+    table = Table(
+        title="Final round", title_justify="left", caption=caption, caption_justify="left"
+    )
     for name in ("method", "rounds", "accuracy", "spread", "one model", "sent up", "sent down"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for (_, name), group in groupby(runs, key=lambda run: (_family(run), run.name)):
@@ -82,12 +89,20 @@ def by_round(run: RunFiles, most: int = 12) -> Table:
     for name in ("round", "accuracy", "spread", "train loss", "sent up", "sent down", "time"):
         table.add_column(name, justify="right")
     count = len(run.rounds)
-    for i in sorted({round(k * (count - 1) / max(1, most - 1)) for k in range(most)} if count > most else range(count)):
+    for i in sorted(
+        {round(k * (count - 1) / max(1, most - 1)) for k in range(most)}
+        if count > most
+        else range(count)
+    ):
         line = run.rounds[i]
         loss = line.get("train/loss")
         table.add_row(
-            str(line["round"]), percent(line.get(ACCURACY)), percent(line.get("eval/client/accuracy_std")),
-            "-" if loss is None else f"{loss:.4f}", size(line["comm/up_bytes"]), size(line["comm/down_bytes"]),
+            str(line["round"]),
+            percent(line.get(ACCURACY)),
+            percent(line.get("eval/client/accuracy_std")),
+            "-" if loss is None else f"{loss:.4f}",
+            size(line["comm/up_bytes"]),
+            size(line["comm/down_bytes"]),
             duration(line.get("time/round_s", 0.0)),
-        )  # fmt: skip
+        )
     return table

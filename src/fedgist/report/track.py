@@ -49,12 +49,16 @@ class TensorBoard:
         self.sent: dict[Path, int] = {}
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new; the first time all of them, over what an earlier call wrote."""
+        """Send the rounds that are new.
+
+        The first time all of them, over what an earlier call wrote.
+        """
         if run.folder not in self.writers:
             name = "-".join(run.folder.parts[-3:]).strip("/")
             folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
             for old in folder.glob("events.out.tfevents.*"):
-                old.unlink()  # of an earlier call: everything is written anew, so nothing stands there twice
+                # of an earlier call: everything is written anew, so nothing stands there twice
+                old.unlink()
             self.writers[run.folder] = self.module.SummaryWriter(str(folder))
             self.sent[run.folder] = -1
             settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
@@ -125,7 +129,9 @@ class MLflow:
                     self.running.add(run.folder)
                 return known[0].info.run_id, int(tags.get("fedgist.round", -1))
             self.client.delete_run(known[0].info.run_id)  # the folder holds another, younger run
-        made = self.client.create_run(number, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder})
+        made = self.client.create_run(
+            number, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder}
+        )
         parameters = [
             self.entities.Param(k, str(v)[:MOST_PARAMETER])
             for k, v in flat(run.recipe).items()
@@ -136,11 +142,14 @@ class MLflow:
         return made.info.run_id, -1
 
 
-TRACKERS: dict[str, Callable[[str | None], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+}
 
 
 def tracker(text: str) -> Tracker:
-    """Return the tracker of ``tensorboard``, ``tensorboard:FOLDER``, ``mlflow`` or ``mlflow:URI``."""
+    """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``."""
     name, _, where = text.partition(":")
     try:
         return TRACKERS[one_of(name, TRACKERS, "tracker")](where or None)

@@ -21,7 +21,7 @@ Points = list[tuple[float, float]]
 
 
 def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
-    """Return points, clients and classes of a run's saved features, by t-SNE (van der Maaten and Hinton 2008).
+    """Return points, clients and classes by t-SNE (van der Maaten and Hinton 2008).
 
     None if the file of features is damaged.
     """
@@ -36,7 +36,9 @@ def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     points = _kept(folder / CACHE, mark)
     if points is None or len(points) != len(some):
         points = _compute(z[some])
-        with contextlib.suppress(OSError):  # a folder that cannot be written to: computed again next time
+        with contextlib.suppress(
+            OSError
+        ):  # a folder that cannot be written to: computed again next time
             files.write(folder / CACHE, to_json({"of": mark, "points": points}) + "\n")
     return points, clients[some].tolist(), labels[some].tolist()
 

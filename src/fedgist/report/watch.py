@@ -1,4 +1,7 @@
-"""Runs as they go: a line each, read from their files, so that it serves any engine on any machine."""
+"""Runs as they go.
+
+A line each, read from their files, so that it serves any engine on any machine.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def state(run: RunFiles, now: float | None = None) -> str:
 def left(run: RunFiles) -> float | None:
     """Estimate the seconds to go from the last ten rounds; None if there is nothing to go by."""
     recent = [line["time/round_s"] for line in run.rounds[-10:] if line.get("time/round_s")]
-    return None if run.finished or not recent else (run.planned - run.done) * sum(recent) / len(recent)
+    return (
+        None if run.finished or not recent else (run.planned - run.done) * sum(recent) / len(recent)
+    )
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
@@ -51,27 +56,38 @@ def overview(runs: Sequence[RunFiles]) -> Table:
     """Return a line a run: how far, how good, how much sent, how long still."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "", "round", "accuracy", "", "sent", "left"):
-        table.add_column(name, justify="left" if name in {"", "run"} else "right", no_wrap=name != "run")
+        table.add_column(
+            name, justify="left" if name in {"", "run"} else "right", no_wrap=name != "run"
+        )
     for run in runs:
         _, values = run.column(_metric(run))
         now = state(run)
         rest = left(run)
         table.add_row(
-            f"{run.name} {run.seed}  {run.folder}", ProgressBar(run.planned, run.done, width=12),
-            f"{run.done}/{run.planned}", _accuracy(run), sparkline(values),
+            f"{run.name} {run.seed}  {run.folder}",
+            ProgressBar(run.planned, run.done, width=12),
+            f"{run.done}/{run.planned}",
+            _accuracy(run),
+            sparkline(values),
             size(run.total("comm/up_bytes") + run.total("comm/down_bytes")),
             now if now != "running" else "-" if rest is None else duration(rest),
-        )  # fmt: skip
+        )
     return table
 
 
 def lines(runs: Sequence[RunFiles]) -> list[str]:
     """Return the same in plain words, for a pipe."""
-    return [f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}" for run in runs]
+    return [
+        f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
+        for run in runs
+    ]
 
 
 def _metric(run: RunFiles) -> str:
-    """Of a run that holds out validation rows those are shown: who watches decides, and the test is not for that."""
+    """Of a run that holds out validation rows those are shown.
+
+    Who watches decides, and the test is not for that.
+    """
     return ACCURACY if run.last(OBJECTIVE) is None else OBJECTIVE
 
 
@@ -81,5 +97,7 @@ def _accuracy(run: RunFiles) -> str:
 
 
 def _last_sign(folder: Path) -> float:
-    times = [path.stat().st_mtime for path in (folder / ROUNDS, folder / "recipe.toml") if path.exists()]
+    times = [
+        path.stat().st_mtime for path in (folder / ROUNDS, folder / "recipe.toml") if path.exists()
+    ]
     return max(times, default=0.0)

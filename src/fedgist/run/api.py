@@ -23,6 +23,7 @@ from fedgist.engines.local import LocalEngine
 from fedgist.engines.visit import Settings
 from fedgist.run import checkpoint as checkpoints
 from fedgist.run import features
+from fedgist.run.checkpoint import Checkpoint
 from fedgist.run.federation import Federation, Observer, loop, start_server, totals
 from fedgist.run.folder import alone, enter
 from fedgist.run.models import ClientModel, client_model
@@ -35,16 +36,24 @@ MAIN = "eval/client/accuracy_mean"
 
 
 class Stopped(Exception):  # noqa: N818  # no error: somebody asked
-    """A run stopped early, its checkpoint written; ``folder`` is what resumes it (None: kept in memory only)."""
+    """A run stopped early, its checkpoint written; ``folder`` is what resumes it (None.
+
+    Kept in memory only).
+    """
 
     def __init__(self, folder: Path | None, options: str = "") -> None:
-        super().__init__(f"stopped; resume with: fedgist run --resume {folder}{options}" if folder else "stopped")
+        super().__init__(
+            f"stopped; resume with: fedgist run --resume {folder}{options}" if folder else "stopped"
+        )
         self.folder = folder
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run's outcome: ``rounds`` as a table (a list of rows), ``clients`` per evaluation, the end, the models."""
+    """A run's outcome.
+
+    ``rounds`` as a table (a list of rows), ``clients`` per evaluation, the end, the models.
+    """
 
     rounds: list[Line]
     clients: list[Line]
@@ -55,7 +64,10 @@ class Result:
     @property
     def ledger(self) -> list[Line]:
         """Payload bytes a round and direction."""
-        return [{k: line.get(k, 0) for k in ("round", "comm/up_bytes", "comm/down_bytes")} for line in self.rounds]
+        return [
+            {k: line.get(k, 0) for k in ("round", "comm/up_bytes", "comm/down_bytes")}
+            for line in self.rounds
+        ]
 
     def model(self, client: int) -> ClientModel:
         """Return a client's final model: an ``nn.Module`` from raw examples to logits."""
@@ -76,7 +88,10 @@ def run(
     data: Dataset | tuple[Any, ...] | torch.utils.data.Dataset[Any] | None = None,
     clients: Sequence[Any] | None = None,
     clients_test: Sequence[Any] | None = None,
-    model: nn.Module | Callable[[], nn.Module] | Mapping[str, tuple[Any, Sequence[int]]] | None = None,
+    model: nn.Module
+    | Callable[[], nn.Module]
+    | Mapping[str, tuple[Any, Sequence[int]]]
+    | None = None,
     method: Method | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -91,13 +106,14 @@ def run(
     recipe
         A file, a mapping with the same keys, or nothing (FedLog on digits).
     data
-        Instead of the recipe's: arrays ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data set of
-        ``(x, y)`` pairs, or a :class:`~fedgist.data.base.Dataset`.
+        Instead of the recipe's: arrays ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch
+        data set of ``(x, y)`` pairs, or a :class:`~fedgist.data.base.Dataset`.
     clients, clients_test
-        Instead of the recipe's partition: each client's training rows, and test rows (the whole test set if not given).
+        Instead of the recipe's partition: each client's training rows, and test rows (the whole
+        test set if not given).
     model
-        Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of clients
-        ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
+        Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
+        clients ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
     method
         A :class:`~fedgist.core.method.Method` object, registered or not.
     out
@@ -108,7 +124,8 @@ def run(
     Raises
     ------
     ValueError
-        If the recipe or the data cannot be used: one line that names the key, the value and the choices.
+        If the recipe or the data cannot be used: one line that names the key, the value and the
+        choices.
     Stopped
         After Ctrl-C or SIGTERM, when the round was finished and saved.
     """
@@ -117,7 +134,9 @@ def run(
     own_start = parsed.clients.init == "own"
     given = Given(
         data=_dataset(data),
-        clients=None if clients is None else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients],
+        clients=None
+        if clients is None
+        else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients],
         clients_test=None
         if clients_test is None
         else [torch.as_tensor(np.asarray(c), dtype=torch.int64) for c in clients_test],
@@ -129,7 +148,8 @@ def run(
         saved = enter(folder, resume=resume, overwrite=overwrite)
         if saved and folder and (folder / RECIPE).exists():
             parsed = _resumed(parsed, folder)
-        return _run(parsed, given, folder, saved, observer or _Silent())
+        state = checkpoints.load(folder) if saved and folder else None
+        return _run(parsed, given, folder, state, observer or _Silent())
 
 
 def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
@@ -141,23 +161,36 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
 
 
 def _resumed(asked: Recipe, folder: Path) -> Recipe:
-    """Return the recipe of the run in ``folder``; how the work is done may be said anew, what is done may not."""
+    """Return the recipe of the run in ``folder``.
+
+    How the work is done may be said anew, what is done may not.
+    """
     old = read(folder / RECIPE)
-    engine = old.engine.model_copy(update={"workers": asked.engine.workers, "device": asked.engine.device})
+    engine = old.engine.model_copy(
+        update={"workers": asked.engine.workers, "device": asked.engine.device}
+    )
     return old.model_copy(update={"engine": engine})
 
 
-def open_world(recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None) -> tuple[World, Any]:
-    """Return the world of a recipe, its plans chosen and written into the recipe, and the server's first state."""
+def open_world(
+    recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
+) -> tuple[World, Any]:
+    """Return the world of a recipe, its plans chosen, and the server's first state."""
     how = settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world)
     engine = recipe.engine
     plans = choose_plans(
-        world.method, world.task, world.population, how, server, engine.plans,
+        world.method,
+        world.task,
+        world.population,
+        how,
+        server,
+        engine.plans,
         cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
-        memory_limit=engine.memory_limit, say=say,
-    )  # fmt: skip
+        memory_limit=engine.memory_limit,
+        say=say,
+    )
     engine = engine.model_copy(update={"plans": plans})
     return replace(world, recipe=world.recipe.model_copy(update={"engine": engine})), server
 
@@ -165,10 +198,12 @@ def open_world(recipe: Recipe, given: Given, say: Callable[[str], None] = lambda
 def settings(recipe: Recipe) -> Settings:
     """Return what the local engine needs to know."""
     return Settings(
-        seed=recipe.seed, own_start=recipe.clients.init == "own", device=_device(recipe.engine.device),
+        seed=recipe.seed,
+        own_start=recipe.clients.init == "own",
+        device=_device(recipe.engine.device),
         min_replies=recipe.privacy.min_replies,
         workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
-    )  # fmt: skip
+    )
 
 
 def _device(name: str) -> str:
@@ -183,7 +218,11 @@ def _device(name: str) -> str:
 def load_run(folder: Path, given: Given | None = None) -> Federation:
     """Return the federation of a run directory, as its checkpoint left it."""
     if not (folder / RECIPE).exists():
-        hint = f"; choose one of {', '.join(sorted(p.name for p in folder.glob('seed-*')))}" if folder.is_dir() else ""
+        hint = (
+            f"; choose one of {', '.join(sorted(p.name for p in folder.glob('seed-*')))}"
+            if folder.is_dir()
+            else ""
+        )
         msg = f"{folder} holds no run{hint if 'seed' in hint else ''}"
         raise RecipeError(msg)
     saved = checkpoints.load(folder)
@@ -203,23 +242,32 @@ def load_run(folder: Path, given: Given | None = None) -> Federation:
     return federation
 
 
-def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, observer: Observer) -> Result:  # noqa: FBT001
+def _run(
+    recipe: Recipe, given: Given, folder: Path | None, saved: Checkpoint | None, observer: Observer
+) -> Result:
     began = time.perf_counter()
-    saved = checkpoints.load(folder) if going_on and folder else None
     world, server = open_world(recipe, given, observer.note)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder, saved.round if saved else -1)
     record.write(RECIPE, world.recipe.to_toml())
     record.write(PARTITION, to_json(class_counts(world)) + "\n")
-    engine = LocalEngine(world.method, world.task, world.population, settings(world.recipe), world.recipe.engine.plans)
+    engine = LocalEngine(
+        world.method,
+        world.task,
+        world.population,
+        settings(world.recipe),
+        world.recipe.engine.plans,
+    )
     try:
         federation = Federation(world, engine, server)
         if saved:
             federation.restore(saved)
         engine.start()
         observer.began(world, str(folder or ""), federation.round)
-        notes = [f"{name} {plan.note}" for name, plan in world.recipe.engine.plans.items() if plan.note]
+        notes = [
+            f"{name} {plan.note}" for name, plan in world.recipe.engine.plans.items() if plan.note
+        ]
         for note in notes:
             observer.note(note)
 
@@ -237,10 +285,16 @@ def _run(recipe: Recipe, given: Given, folder: Path | None, going_on: bool, obse
         if not whole:
             raise Stopped(folder)
         end = {
-            "status": "finished", "seed": recipe.seed, "method": world.recipe.method.name, "rounds": federation.round,
-            MAIN: summary(record.rounds, MAIN), "communication": totals(record.rounds),
-            "time/total_s": time.perf_counter() - began, "notes": notes, "versions": versions(),
-        }  # fmt: skip
+            "status": "finished",
+            "seed": recipe.seed,
+            "method": world.recipe.method.name,
+            "rounds": federation.round,
+            MAIN: summary(record.rounds, MAIN),
+            "communication": totals(record.rounds),
+            "time/total_s": time.perf_counter() - began,
+            "notes": notes,
+            "versions": versions(),
+        }
         if any("eval/global/accuracy" in line for line in record.rounds):
             end["eval/global/accuracy"] = summary(record.rounds, "eval/global/accuracy")
         if folder and world.recipe.evaluate.save_features:
@@ -266,7 +320,10 @@ def _dataset(data: Any) -> Dataset | None:
         return data
     if isinstance(data, torch.utils.data.Dataset):
         pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]  # map-style data sets have a length
-        data = (torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.tensor([int(y) for _, y in pairs]))
+        data = (
+            torch.stack([torch.as_tensor(x) for x, _ in pairs]),
+            torch.tensor([int(y) for _, y in pairs]),
+        )
     if not isinstance(data, tuple) or len(data) not in {2, 4}:
         msg = "data must be (x, y), (x, y, x_test, y_test), a torch data set or a fedgist Dataset"
         raise RecipeError(msg)
@@ -286,5 +343,8 @@ def _groups(model: Any, *, own_start: bool) -> dict[str, Any] | None:
     if model is None:
         return None
     if isinstance(model, Mapping):
-        return {name: module_group(m, own_start=own_start, clients=members) for name, (m, members) in model.items()}
+        return {
+            name: module_group(m, own_start=own_start, clients=members)
+            for name, (m, members) in model.items()
+        }
     return {"model": module_group(model, own_start=own_start)}

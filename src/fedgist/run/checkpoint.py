@@ -37,11 +37,17 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     seen: set[int] = set()
     for name, array in arrays.items():  # safetensors refuses arrays that share memory
         pointer = array.untyped_storage().data_ptr()
-        whole = array.is_contiguous() and array.untyped_storage().nbytes() == array.numel() * array.element_size()
+        whole = (
+            array.is_contiguous()
+            and array.untyped_storage().nbytes() == array.numel() * array.element_size()
+        )
         if not whole or pointer in seen or array.device.type != "cpu":
             arrays[name] = array.detach().cpu().clone(memory_format=torch.contiguous_format)
         seen.add(pointer)
-    files.write(folder / FILE, safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}))
+    files.write(
+        folder / FILE,
+        safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}),
+    )
 
 
 def load(folder: Path) -> Checkpoint | None:

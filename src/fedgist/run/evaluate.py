@@ -10,10 +10,10 @@ from fedgist.run.record import Line
 
 
 def columns(scores: Scores, split: str) -> Line:
-    """Return the mean and spread over clients of each model's accuracy, and the loss, as ``eval/<split>/...``.
+    """Return mean and spread over clients of accuracy and loss, as ``eval/<split>/...``.
 
-    Each client counts alike, whatever its rows; clients without rows to be tested on do not count. The spread is the
-    standard deviation over clients (population).
+    Each client counts alike, whatever its rows; clients without rows to be tested on do not count.
+    The spread is the standard deviation over clients (population).
     """
     line: Line = {}
     for name, score in scores.models.items():
@@ -30,7 +30,9 @@ def columns(scores: Scores, split: str) -> Line:
 
 def per_client(scores: Scores, number: int, split: str) -> list[Line]:
     """Return one line a client."""
-    lines: list[Line] = [{"round": number, "client": i, "split": split} for i in range(len(scores.models[""].rows))]
+    lines: list[Line] = [
+        {"round": number, "client": i, "split": split} for i in range(len(scores.models[""].rows))
+    ]
     for name, score in scores.models.items():
         suffix = f"{name}_" if name else ""
         values = zip(score.correct.tolist(), score.loss.tolist(), score.rows.tolist(), strict=True)
@@ -44,4 +46,6 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 def _shares(score: Score) -> tuple[Tensor, Tensor]:
     tested = score.rows > 0
     rows = score.rows[tested].to(torch.float64)
-    return score.correct[tested].to(torch.float64) / rows, score.loss[tested].to(torch.float64) / rows
+    return score.correct[tested].to(torch.float64) / rows, score.loss[tested].to(
+        torch.float64
+    ) / rows

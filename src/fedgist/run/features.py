@@ -1,4 +1,7 @@
-"""Features of test rows out of a finished run, for pictures: what each client's body makes of its own examples."""
+"""Features of test rows out of a finished run, for pictures.
+
+What each client's body makes of its own examples.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ FEATURES = "features.safetensors"
 def save(federation: Federation, folder: Path, rows: int) -> None:
     """Write the features of up to ``rows`` test rows of each client, with client and class.
 
-    Arrays: ``features`` (points, widest), zeros where a client's features are narrower; ``client`` and ``label``
-    (points,).
+    Arrays: ``features`` (points, widest), zeros where a client's features are narrower; ``client``
+    and ``label`` (points,).
     """
     population, method = federation.world.population, federation.method
     orders, downs, ctx = federation.downloads(federation.round)
@@ -28,8 +31,12 @@ def save(federation: Federation, folder: Path, rows: int) -> None:
         if not len(some):
             continue
         place = 0 if method.merges_clients else client
-        net = map_leaves(lambda leaf: leaf.cpu(), federation.engine.client(ctx, orders[place], downs[place])).net
-        batch = map_leaves(lambda leaf: leaf[0].cpu(), population.test_examples.batch(some.unsqueeze(0)))
+        net = map_leaves(
+            lambda leaf: leaf.cpu(), federation.engine.client(ctx, orders[place], downs[place])
+        ).net
+        batch = map_leaves(
+            lambda leaf: leaf[0].cpu(), population.test_examples.batch(some.unsqueeze(0))
+        )
         with torch.no_grad():
             found.append(net.features(batch.x))
         owners.append(torch.full((len(some),), client))
@@ -38,7 +45,9 @@ def save(federation: Federation, folder: Path, rows: int) -> None:
         return
     widest = max(z.shape[1] for z in found)
     arrays = {
-        "features": torch.cat([torch.nn.functional.pad(z, (0, widest - z.shape[1])) for z in found]),
+        "features": torch.cat(
+            [torch.nn.functional.pad(z, (0, widest - z.shape[1])) for z in found]
+        ),
         "client": torch.cat(owners),
         "label": torch.cat(labels),
     }

@@ -65,7 +65,9 @@ class Federation:
         self.round += 1
         return self.do_round(self.round)
 
-    @one_thread()  # the server's sums do not depend on the cores, and a waiting thread of torch's takes a worker's core
+    # the server's sums do not depend on the cores, and a waiting thread of torch's takes a worker's
+    # core
+    @one_thread()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round (0: what a method does before training)."""
         begin = time.perf_counter()
@@ -76,12 +78,17 @@ class Federation:
             ctx = self.context(stage, number)
             orders = self.method.select(self.server, online, ctx) if online else []
             downs = [self.method.download(self.server, order, ctx) for order in orders]
-            sizes = {id(down): payload_bytes(down) for down in {id(down): down for down in downs}.values()}
+            sizes = {
+                id(down): payload_bytes(down)
+                for down in {id(down): down for down in downs}.values()
+            }
             down_bytes += sum(sizes[id(down)] for down in downs)
             answer = self.engine.ask(ctx, orders, downs) if orders else None
             if answer is not None:
                 answers.append(answer)
-                refused += [{"client": client, "reason": reason} for client, reason in answer.refused]
+                refused += [
+                    {"client": client, "reason": reason} for client, reason in answer.refused
+                ]
             self._update(ctx, answer, asked=bool(orders), nobody=not online, line=line)
         line["clients/asked"] = sum(len(a.replies) + len(a.refused) for a in answers)
         line["clients/replied"] = sum(len(a.replies) for a in answers)
@@ -97,7 +104,9 @@ class Federation:
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
-    def _update(self, ctx: Context, answer: Answer | None, *, asked: bool, nobody: bool, line: Line) -> None:
+    def _update(
+        self, ctx: Context, answer: Answer | None, *, asked: bool, nobody: bool, line: Line
+    ) -> None:
         """Let the server learn from the replies; no reply changes nothing."""
         if nobody or (asked and (answer is None or len(answer.replies) == 0)):
             return
@@ -143,7 +152,10 @@ class Federation:
 
 
 def context(world: World, number: int, stage: str) -> Context:
-    """Return the server's context of a stage: its key depends on the seed, the round and the stage."""
+    """Return the server's context of a stage.
+
+    Its key depends on the seed, the round and the stage.
+    """
     key = random.key(world.recipe.seed, "server", number, stage)
     return Context(key.to(world.recipe.engine.device), world.task, number, stage)
 
@@ -161,7 +173,8 @@ def loop(
 ) -> bool:
     """Go through the remaining rounds; return False if asked to stop before the last one.
 
-    ``keep`` takes each round's lines, ``save`` writes a checkpoint: every so many rounds, when stopped, and at the end.
+    ``keep`` takes each round's lines, ``save`` writes a checkpoint: every so many rounds, when
+    stopped, and at the end.
     """
     recipe = federation.world.recipe
     last = federation.task.training.num_rounds
@@ -170,7 +183,11 @@ def loop(
     while federation.round < last:
         keep(*federation.advance())
         ending = stop() and federation.round < last
-        if ending or federation.round == last or federation.round % recipe.engine.checkpoint_every == 0:
+        if (
+            ending
+            or federation.round == last
+            or federation.round % recipe.engine.checkpoint_every == 0
+        ):
             save()
         if ending:
             return False

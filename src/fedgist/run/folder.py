@@ -33,7 +33,9 @@ def alone(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if folder is not None and not (folder / RECIPE).exists():  # nothing was begun: nothing is left
+        if (
+            folder is not None and not (folder / RECIPE).exists()
+        ):  # nothing was begun: nothing is left
             with contextlib.suppress(OSError):
                 (place / "lock").unlink()
                 place.rmdir()
@@ -64,7 +66,8 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
         msg = (
-            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; or anew: --overwrite"
+            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; "
+            "or anew: --overwrite"
         )
         raise RecipeError(msg)
     for name in (str(checkpoints.FILE), ROUNDS, CLIENTS, RESULT, RECIPE, PARTITION, FEATURES):

@@ -1,7 +1,7 @@
-"""Many runs side by side, a process each. Every one is an ordinary run directory that can be resumed by itself.
+"""Many runs side by side, a process each, in ordinary run directories.
 
-What is done is skipped; what was killed goes on from its checkpoint; a child dies with its parent. Ctrl-C and SIGTERM
-let every child finish and save its round.
+What is done is skipped; what was killed goes on from its checkpoint; a child dies with its parent.
+Ctrl-C and SIGTERM let every child finish and save its round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """What a job says: it began, did a round, or ended; ``text`` says how it failed, or is a note of it."""
+    """What a job says.
+
+    It began, did a round, or ended; ``text`` says how it failed, or is a note of it.
+    """
 
     kind: Literal["began", "round", "note", "done", "stopped", "failed"]
     line: Line | None = None
@@ -66,7 +69,10 @@ def is_done(job: Job) -> bool:
     if _bare(old) != _bare(job.recipe):
         here, there = _bare(job.recipe), _bare(old)
         section = next(name for name in here if here[name] != there[name])
-        msg = f"{job.folder} holds a run with other settings in [{section}]; choose another --out, or remove it"
+        msg = (
+            f"{job.folder} holds a run with other settings in [{section}]; choose another --out, "
+            "or remove it"
+        )
         raise RecipeError(msg)
     lines = read_lines(job.folder / ROUNDS) if (job.folder / RESULT).exists() else []
     return bool(lines) and lines[-1]["round"] >= old.train.num_rounds
@@ -98,14 +104,20 @@ def run_jobs(jobs: Iterable[Job], at_once: int, hear: Hear, data_root: Path | No
 class _Crowd:
     """The children at work, and the jobs to come."""
 
-    def __init__(self, todo: Iterator[Job], at_once: int, hear: Hear, data_root: Path | None) -> None:
+    def __init__(
+        self, todo: Iterator[Job], at_once: int, hear: Hear, data_root: Path | None
+    ) -> None:
         self.todo, self.at_once, self.hear, self.data_root = todo, at_once, hear, data_root
         self.running: dict[Connection, _Child] = {}
         self.closed = False
 
     def fill(self) -> bool:
         """Start jobs while there is room; return whether any is running."""
-        while len(self.running) < self.at_once and not self.closed and (job := next(self.todo, None)) is not None:
+        while (
+            len(self.running) < self.at_once
+            and not self.closed
+            and (job := next(self.todo, None)) is not None
+        ):
             if is_done(job):
                 self.hear(job, Event("done"))
             else:
@@ -157,7 +169,10 @@ class _Child:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            return Event("failed", text=f"its process died ({self.process.exitcode}); out of memory? lower --jobs")
+            return Event(
+                "failed",
+                text=f"its process died ({self.process.exitcode}); out of memory? lower --jobs",
+            )
         return event
 
     def stop(self) -> None:
@@ -201,7 +216,9 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        alone = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"workers": 1})})
+        alone = recipe.model_copy(
+            update={"engine": recipe.engine.model_copy(update={"workers": 1})}
+        )
         api.run(alone, out=folder, resume=True, data_root=data_root, observer=_Teller(connection))
         connection.send(Event("done"))
     except api.Stopped:

@@ -22,12 +22,20 @@ from fedgist.run.recipe import RecipeError, one_of
 class ClientModel(nn.Module):
     """One client's final model: raw examples (as the data source gives them) in, logits out."""
 
-    def __init__(self, method: Method, net: Net, own: Any, down: Any, ctx: Context, data: Dataset) -> None:
+    def __init__(
+        self, method: Method, net: Net, own: Any, down: Any, ctx: Context, data: Dataset
+    ) -> None:
         super().__init__()
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
         self.kinds = {"own": type(own), "down": type(down)}
-        arrays = {f"params/{k}": v for k, v in net.params.items()} | {f"buffers/{k}": v for k, v in net.buffers.items()}
-        arrays |= {f"{kind}/{k}": v for kind, tree in (("own", own), ("down", down)) for k, v in named(tree).items()}
+        arrays = {f"params/{k}": v for k, v in net.params.items()} | {
+            f"buffers/{k}": v for k, v in net.buffers.items()
+        }
+        arrays |= {
+            f"{kind}/{k}": v
+            for kind, tree in (("own", own), ("down", down))
+            for k, v in named(tree).items()
+        }
         self.names = {f"array_{i}": name for i, name in enumerate(arrays)}
         for slot, name in self.names.items():
             self.register_buffer(slot, arrays[name].detach().cpu().clone())
@@ -40,7 +48,11 @@ class ClientModel(nn.Module):
         arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
 
         def under(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(f"{prefix}/"): v for k, v in arrays.items() if k.startswith(f"{prefix}/")}
+            return {
+                k.removeprefix(f"{prefix}/"): v
+                for k, v in arrays.items()
+                if k.startswith(f"{prefix}/")
+            }
 
         net = Net(under("params"), under("buffers"), self.arch)
         own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
@@ -74,7 +86,7 @@ def client_model(federation: Federation, client: int) -> ClientModel:
 
 
 def export(model: ClientModel, path: Path) -> None:
-    """Write a client's model to ``.pt2`` (torch.export: loads without fedgist) or ``.safetensors`` with a description.
+    """Write a client's model to ``.pt2`` (loads without fedgist) or described ``.safetensors``.
 
     The ``.pt2`` program takes raw examples, any number at a time, and gives logits.
     """
@@ -84,7 +96,9 @@ def export(model: ClientModel, path: Path) -> None:
         raise RecipeError(str(error)) from error
     if suffix == ".pt2":
         example = torch.zeros(2, *model.data.input_shape)
-        program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(
+            model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.stem}.part.pt2")
         try:
@@ -94,10 +108,15 @@ def export(model: ClientModel, path: Path) -> None:
             part.unlink(missing_ok=True)
         return
     description = {
-        "architecture": model.arch.name, "head": model.arch.head, "classes": list(model.data.classes),
-        "input_shape": list(model.data.input_shape), "scale": model.data.scale,
-        "mean": list(model.data.mean), "std": list(model.data.std), "format": "pt",
-    }  # fmt: skip
+        "architecture": model.arch.name,
+        "head": model.arch.head,
+        "classes": list(model.data.classes),
+        "input_shape": list(model.data.input_shape),
+        "scale": model.data.scale,
+        "mean": list(model.data.mean),
+        "std": list(model.data.std),
+        "format": "pt",
+    }
     arrays = {
         name.partition("/")[2]: model.get_buffer(slot).contiguous()
         for slot, name in model.names.items()

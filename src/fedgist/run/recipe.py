@@ -1,7 +1,7 @@
 """Recipes: what a run is, typed.
 
-A recipe is TOML. Everything is checked when it is read: an unknown key, an impossible value or an unknown name is a
-:class:`RecipeError` of one line that names the key, the value and the choices.
+A recipe is TOML. Everything is checked when it is read: an unknown key, an impossible value or an
+unknown name is a :class:`RecipeError` of one line that names the key, the value and the choices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from fedgist.engines.plan import Plan
 from fedgist.methods import METHODS
 
 # settings that leave an experiment what it is, by the beginnings of their keys
-SAME_EXPERIMENT = ("seed", "method.name", "engine.", "evaluate.every", "evaluate.save_features", "paper.")
+SAME_EXPERIMENT = (
+    "seed",
+    "method.name",
+    "engine.",
+    "evaluate.every",
+    "evaluate.save_features",
+    "paper.",
+)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -38,7 +45,10 @@ class _Section(BaseModel):
 
 
 class _Open(BaseModel):
-    """A section whose further keys belong to what it names: a source's options, a model's, a method's."""
+    """A section whose further keys belong to what it names.
+
+    A source's options, a model's, a method's.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -53,7 +63,9 @@ class Data(_Open):
 
     name: str = "digits"
     train_rows: Positive | None = None  # only the first so many training rows
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training rows held out
+    validation: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # share of each client's training rows held out
+    )
     augment: tuple[Augmentation, ...] = ()
 
 
@@ -82,9 +94,13 @@ class ClientsSection(_Section):
     """The clients: how many, with which models, from which start, and when they are there."""
 
     num_clients: Positive = 10
-    architectures: dict[str, dict[str, Any] | float] = {}  # share of the clients by model; empty: all have [model]
+    architectures: dict[
+        str, dict[str, Any] | float
+    ] = {}  # share of the clients by model; empty: all have [model]
     init: Literal["shared", "own"] = "shared"
-    availability: Share | str = 1.0  # chance to be online in a round, or a file of "round,client" lines
+    availability: Share | str = (
+        1.0  # chance to be online in a round, or a file of "round,client" lines
+    )
 
 
 class ModelSection(_Open):
@@ -125,7 +141,9 @@ class EvaluateSection(_Section):
     every: Positive = 1
     on: Literal["client", "test"] = "client"  # each client's own test rows, or the whole test set
     train: bool = False  # also on each client's training rows
-    save_features: Annotated[int, Field(ge=0)] = 0  # at the end, of so many test rows of each client, for pictures
+    save_features: Annotated[int, Field(ge=0)] = (
+        0  # at the end, of so many test rows of each client, for pictures
+    )
 
 
 class EngineSection(_Section):
@@ -135,13 +153,18 @@ class EngineSection(_Section):
     device: str = "cpu"
     workers: Literal["auto"] | Positive = "auto"
     cohort_size: Literal["auto"] | Positive = "auto"
-    memory_limit: Positive | None = None  # bytes for stacks of clients; half of the machine's if not given
+    memory_limit: Positive | None = (
+        None  # bytes for stacks of clients; half of the machine's if not given
+    )
     checkpoint_every: Positive = 10
     plans: dict[str, Plan] = {}  # chosen before round 1, by architecture
 
 
 class PaperSection(_Section):
-    """What the paper printed for this experiment. It stands beside our numbers and changes nothing."""
+    """What the paper printed for this experiment.
+
+    It stands beside our numbers and changes nothing.
+    """
 
     source: str = ""
     target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None  # percent
@@ -182,7 +205,10 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
 
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults (digits)."""
+    """Read a recipe file and apply ``section.key=value`` settings.
+
+    Without a file, the defaults (digits).
+    """
     if path is None:
         return make({}, settings)
     try:
@@ -217,7 +243,11 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
         _put(merged, key, value)
     if "paper" in merged:
         old = _table(merged, "paper").get("departs", [])
-        departs = [f"{key} = {value}" for key, value in changes.items() if not key.startswith(SAME_EXPERIMENT)]
+        departs = [
+            f"{key} = {value}"
+            for key, value in changes.items()
+            if not key.startswith(SAME_EXPERIMENT)
+        ]
         _put(merged, "paper.departs", [*old, *departs])
     try:
         recipe = Recipe.model_validate(merged)
@@ -245,7 +275,9 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
         first = error.errors()[0]
         where = ".".join([table, *(str(part) for part in first["loc"])])
         text = first["msg"].removeprefix("Value error, ")
-        raise RecipeError(text if text.startswith("method.") else f"{where} = {first['input']!r}: {text}") from error
+        raise RecipeError(
+            text if text.startswith("method.") else f"{where} = {first['input']!r}: {text}"
+        ) from error
 
 
 def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
@@ -294,7 +326,9 @@ def _first(error: ValidationError, model: type[BaseModel]) -> str:
     """Say the first problem in one line: where, what was given, what would do."""
     first = error.errors()[0]
     loc = [str(part) for part in first["loc"]]
-    where = ".".join(part for part in loc if part not in {"float", "str", "constrained-int", "dict[str,any]"})
+    where = ".".join(
+        part for part in loc if part not in {"float", "str", "constrained-int", "dict[str,any]"}
+    )
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown key{_near(loc[-1], _keys(model, loc[:-1]))}"
     return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,7 +1,8 @@
 """The record of a run: a directory of small files, or memory alone.
 
-``rounds.jsonl`` has a line a round, ``clients.jsonl`` a line per client and evaluation, ``result.json`` the end. Lines
-are appended and flushed; after a kill the files are cut back to the checkpoint's round.
+``rounds.jsonl`` has a line a round, ``clients.jsonl`` a line per client and evaluation,
+``result.json`` the end. Lines are appended and flushed; after a kill the files are cut back to the
+checkpoint's round.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Record:
         self.rounds: list[Line] = []
         self.clients: list[Line] = []
         if folder:
-            self.rounds, self.clients = (_cut(folder / name, last_round) for name in (ROUNDS, CLIENTS))
+            self.rounds, self.clients = (
+                _cut(folder / name, last_round) for name in (ROUNDS, CLIENTS)
+            )
 
     def add(self, line: Line, clients: Iterable[Line] = ()) -> None:
         """Append one round."""
@@ -62,17 +65,26 @@ def to_json(value: Any) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
 
 
-def summary(rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher") -> dict[str, Any]:
-    """Return final, best and last-10 mean of a column, each labelled; the best is never the result."""
+def summary(
+    rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher"
+) -> dict[str, Any]:
+    """Return final, best and last-10 mean of a column, each labelled.
+
+    The best is never the result.
+    """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values:
         return {}
     best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
     last = [v for _, v in values[-10:]]
     return {
-        "final": values[-1][1], "final_round": values[-1][0], "best": best[1], "best_round": best[0],
-        "last10_mean": math.fsum(last) / len(last), "last10_count": len(last),
-    }  # fmt: skip
+        "final": values[-1][1],
+        "final_round": values[-1][0],
+        "best": best[1],
+        "best_round": best[0],
+        "last10_mean": math.fsum(last) / len(last),
+        "last10_count": len(last),
+    }
 
 
 def _cut(path: Path, last_round: int) -> list[Line]:

@@ -10,11 +10,13 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def stoppable(first: Callable[[], None], second: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
+def stoppable(
+    first: Callable[[], None], second: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[], bool]]:
     """Yield whether somebody has asked to stop.
 
-    ``first`` is called at the first signal; at the second one ``second`` is, and KeyboardInterrupt raised. Outside the
-    main thread, which alone may catch signals, nothing changes.
+    ``first`` is called at the first signal; at the second one ``second`` is, and KeyboardInterrupt
+    raised. Outside the main thread, which alone may catch signals, nothing changes.
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -31,7 +31,10 @@ def axis(text: str) -> tuple[str, list[str]]:
         msg = f"--grid {text}: the seeds of a cell are given by --seeds"
         raise RecipeError(msg)
     if count is not None and count != len(parts):
-        msg = f"--grid {text}: {count} values are meant, {len(parts)} were read; quote strings that hold commas"
+        msg = (
+            f"--grid {text}: {count} values are meant, {len(parts)} were read; quote strings that "
+            "hold commas"
+        )
         raise RecipeError(msg)
     if re.search(r",\s*(,|$)", values):
         msg = f"--grid {text}: a value is empty"
@@ -48,8 +51,10 @@ def _split(values: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def grid(path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path) -> list[Job]:
-    """Return a job for each cell and seed, every recipe checked; the seeds of a cell stand side by side.
+def grid(
+    path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
+) -> list[Job]:
+    """Return a job for each cell and seed, every recipe checked; a cell's seeds stand together.
 
     Raises
     ------
@@ -72,7 +77,11 @@ def grid(path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, o
         name = " ".join(cell) or recipe.method.name
         folder = out / (re.sub(r"[^\w.=,+-]+", "_", ",".join(cell)) or recipe.method.name)
         jobs += [
-            Job(f"{name} seed {seed}", recipe.model_copy(update={"seed": seed}), folder / f"seed-{seed}")
+            Job(
+                f"{name} seed {seed}",
+                recipe.model_copy(update={"seed": seed}),
+                folder / f"seed-{seed}",
+            )
             for seed in range(recipe.seed, recipe.seed + seeds)
         ]
     first: dict[str, Job] = {}

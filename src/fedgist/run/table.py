@@ -1,6 +1,7 @@
 """Tables of papers: which recipes, methods and seeds they take, at two scales.
 
-A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers stand with its recipes.
+A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers stand with
+its recipes.
 """
 
 from __future__ import annotations
@@ -79,12 +80,20 @@ def read_table(path: Path) -> Table:
 
 
 def cells(
-    table: Table, scale: Scale, find: Callable[[str], Path], out: Path, *,
-    seeds: int | None = None, columns: Sequence[str] = (), methods: Sequence[str] = (), settings: Sequence[str] = (),
-) -> tuple[list[Job], dict[str, Recipe]]:  # fmt: skip
+    table: Table,
+    scale: Scale,
+    find: Callable[[str], Path],
+    out: Path,
+    *,
+    seeds: int | None = None,
+    columns: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> tuple[list[Job], dict[str, Recipe]]:
     """Return a job for each cell and seed, and each column's recipe as the paper has it.
 
-    Methods of the paper that this version does not have are left out; ``columns`` and ``methods`` choose some.
+    Methods of the paper that this version does not have are left out; ``columns`` and ``methods``
+    choose some.
 
     Raises
     ------
@@ -106,7 +115,11 @@ def cells(
             continue
         path = find(column.recipe)
         recipes[name] = read(path)
-        small = [f"{key}={json.dumps(value)}" for key, value in column.small.items()] if scale == "small" else []
+        small = (
+            [f"{key}={json.dumps(value)}" for key, value in column.small.items()]
+            if scale == "small"
+            else []
+        )
         for method in [m for m in have if not methods or m in methods]:
             recipe = read(path, [*small, *settings, f"method.name={method}"])
             count = seeds or getattr(table.table.seeds, scale)

@@ -1,7 +1,7 @@
 """Hyper-parameters by Optuna, on validation data only.
 
-A study lies in ``study.db`` of its folder and goes on where it was killed: a trial's run stands in a folder named by
-its parameters, so one that had begun is resumed.
+A study lies in ``study.db`` of its folder and goes on where it was killed: a trial's run stands in
+a folder named by its parameters, so one that had begun is resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STUDY = "study.db"
 
 
 def read_space(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a search space: a table for each key, ``["train.lr"]`` with ``low``, ``high``, ``log``, or ``choices``.
+    """Read a search space: a table for each key, with ``low``, ``high``, ``log``, or ``choices``.
 
     Raises
     ------
@@ -41,7 +41,8 @@ def read_space(path: Path) -> dict[str, dict[str, Any]]:
         raise RecipeError(msg) from error
     space = dict(_ranges(raw, ""))
     if not space:
-        msg = f'{path} names no key; write ["train.lr"] and below it low = 1e-4, high = 1e-1, log = true'
+        example = '["train.lr"] and below it low = 1e-4, high = 1e-1, log = true'
+        msg = f"{path} names no key; write {example}"
         raise RecipeError(msg)
     for key, one in space.items():
         if key.startswith(FIXED):
@@ -56,7 +57,10 @@ def read_space(path: Path) -> dict[str, dict[str, Any]]:
 def _ranges(raw: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in raw.items():
         if not isinstance(value, Mapping):
-            msg = f"the search space: {prefix}{name} = {value!r}: expected a table with low and high, or choices"
+            msg = (
+                f"the search space: {prefix}{name} = {value!r}: expected a table with low and "
+                "high, or choices"
+            )
             raise RecipeError(msg)
         if {"low", "high", "choices"} & value.keys():
             yield prefix + name, dict(value)
@@ -69,12 +73,27 @@ def _problem(one: Mapping[str, Any]) -> str | None:
     low, high, choices = (one.get(key) for key in ("low", "high", "choices"))
     ordered = _number(low) and _number(high) and bool(low <= high)  # type: ignore[operator]  # both are numbers
     checks = [
-        (one.keys() <= {"low", "high", "log", "step", "choices"}, "known keys: low, high, log, step, choices"),
+        (
+            one.keys() <= {"low", "high", "log", "step", "choices"},
+            "known keys: low, high, log, step, choices",
+        ),
         ("choices" not in one or len(one) == 1, "either choices, or low and high"),
-        ("choices" not in one or (isinstance(choices, list) and choices), f"choices = {choices!r}: expected a list"),
-        ("choices" in one or ordered, f"low = {low!r}, high = {high!r}: expected two numbers in this order"),
-        (isinstance(one.get("log", False), bool), f"log = {one.get('log')!r}: expected true or false"),
-        (not one.get("log") or (ordered and one["low"] > 0 and "step" not in one), "log takes low > 0 and no step"),
+        (
+            "choices" not in one or (isinstance(choices, list) and choices),
+            f"choices = {choices!r}: expected a list",
+        ),
+        (
+            "choices" in one or ordered,
+            f"low = {low!r}, high = {high!r}: expected two numbers in this order",
+        ),
+        (
+            isinstance(one.get("log", False), bool),
+            f"log = {one.get('log')!r}: expected true or false",
+        ),
+        (
+            not one.get("log") or (ordered and one["low"] > 0 and "step" not in one),
+            "log takes low > 0 and no step",
+        ),
     ]
     return next((text for sound, text in checks if not sound), None)
 
@@ -85,7 +104,10 @@ def _number(value: Any) -> bool:
 
 @dataclass
 class _Open:
-    """Parameters under way: the trials that ask for them (Optuna may ask twice), their seeds' values so far."""
+    """Parameters under way.
+
+    The trials that ask for them (Optuna may ask twice), their seeds' values so far.
+    """
 
     trials: list[Any]
     jobs: list[Job]
@@ -96,7 +118,9 @@ class _Open:
 class Tuner:
     """Asks Optuna for trials, hands them out as jobs, and tells it what came of them."""
 
-    def __init__(self, path: Path, settings: Sequence[str], space: Path, out: Path, seeds: int) -> None:
+    def __init__(
+        self, path: Path, settings: Sequence[str], space: Path, out: Path, seeds: int
+    ) -> None:
         """Open or go on with the study in ``out``.
 
         Raises
@@ -112,7 +136,13 @@ class Tuner:
         if base.data.validation == 0:
             self.settings.append(f"data.validation={VALIDATION}")
         for end in ("low", "high"):
-            self._try(space, {k: one["choices"][0] if "choices" in one else one[end] for k, one in self.space.items()})
+            self._try(
+                space,
+                {
+                    k: one["choices"][0] if "choices" in one else one[end]
+                    for k, one in self.space.items()
+                },
+            )
         for key, one in self.space.items():
             for choice in one.get("choices", ()):
                 self._try(space, {key: choice})
@@ -121,12 +151,15 @@ class Tuner:
         storage = f"sqlite:///{(out / STUDY).resolve()}"
         before = self._load(storage)
         self.study = self.optuna.create_study(
-            storage=storage, study_name="fedgist", direction="maximize", load_if_exists=True,
+            storage=storage,
+            study_name="fedgist",
+            direction="maximize",
+            load_if_exists=True,
             sampler=self.optuna.samplers.TPESampler(seed=base.seed + before),
             pruner=self.optuna.pruners.MedianPruner(
                 n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 4)
             ),
-        )  # fmt: skip
+        )
         self._same_question()
         states = self.optuna.trial.TrialState
         for trial in self.study.get_trials(states=(states.RUNNING,)):  # of a study that was killed
@@ -149,9 +182,16 @@ class Tuner:
     def _same_question(self) -> None:
         """Refuse to go on with a study of another recipe or space."""
         recipe = read(self.path, self.settings).model_dump(mode="json", exclude={"engine", "paper"})
-        asked = json.dumps({"recipe": recipe, "space": self.space, "seeds": self.seeds}, sort_keys=True, default=str)
+        asked = json.dumps(
+            {"recipe": recipe, "space": self.space, "seeds": self.seeds},
+            sort_keys=True,
+            default=str,
+        )
         if self.study.user_attrs.get("asked", asked) != asked:
-            msg = f"{self.out} holds a study of another recipe, space or number of seeds; choose another --out"
+            msg = (
+                f"{self.out} holds a study of another recipe, space or number of seeds; choose "
+                "another --out"
+            )
             raise RecipeError(msg)
         self.study.set_user_attr("asked", asked)
 
@@ -162,20 +202,33 @@ class Tuner:
         return len(self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
     def jobs(self, trials: int) -> Iterator[Job]:
-        """Yield jobs until so many trials have been begun; those that earlier calls finished count."""
+        """Yield jobs until so many trials have been begun.
+
+        Those that earlier calls finished count.
+        """
         for _ in range(trials - self.finished):
             trial = self.study.ask(_distributions(self.optuna, self.space))
             recipe = self._recipe(trial.params)
-            mark = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:10]
+            mark = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[
+                :10
+            ]
             words = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
             mine = [
                 Job(
-                    f"trial {trial.number}: {words} seed {seed}", recipe.model_copy(update={"seed": seed}),
+                    f"trial {trial.number}: {words} seed {seed}",
+                    recipe.model_copy(update={"seed": seed}),
                     self.out / f"trial-{mark}" / f"seed-{seed}",
                 )
                 for seed in range(recipe.seed, recipe.seed + self.seeds)
-            ]  # fmt: skip
-            twin = next((o for o in self.open.values() if o.jobs[0].folder == mine[0].folder and not o.over), None)
+            ]
+            twin = next(
+                (
+                    o
+                    for o in self.open.values()
+                    if o.jobs[0].folder == mine[0].folder and not o.over
+                ),
+                None,
+            )
             if twin is not None:
                 twin.trials.append(trial)
                 continue
@@ -191,7 +244,12 @@ class Tuner:
         opened = self.open[job.name]
         if opened.over:
             return True
-        if event.kind == "round" and event.line and OBJECTIVE in event.line and job is opened.jobs[0]:
+        if (
+            event.kind == "round"
+            and event.line
+            and OBJECTIVE in event.line
+            and job is opened.jobs[0]
+        ):
             opened.trials[0].report(event.line[OBJECTIVE], event.line["round"])
             if opened.trials[0].should_prune():
                 self._tell(opened, state=states.PRUNED)
@@ -222,14 +280,19 @@ class Tuner:
         if found is None:
             return None
         recipe = self._recipe(found[0])
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"validation": self.held_out})})
+        return recipe.model_copy(
+            update={"data": recipe.data.model_copy(update={"validation": self.held_out})}
+        )
 
     def folders(self) -> list[Path]:
         """Return the folders of the trials that have begun."""
         return sorted(path for path in self.out.glob("trial-*") if path.is_dir())
 
     def _recipe(self, params: Mapping[str, Any]) -> Recipe:
-        return read(self.path, [*self.settings, *(f"{key}={json.dumps(value)}" for key, value in params.items())])
+        return read(
+            self.path,
+            [*self.settings, *(f"{key}={json.dumps(value)}" for key, value in params.items())],
+        )
 
 
 def _optuna() -> Any:
@@ -249,17 +312,26 @@ def _distributions(optuna: Any, space: Mapping[str, Mapping[str, Any]]) -> dict[
         if "choices" in one:
             out[key] = d.CategoricalDistribution(one["choices"])
         elif isinstance(one["low"], int) and isinstance(one["high"], int):
-            out[key] = d.IntDistribution(one["low"], one["high"], log=one.get("log", False), step=one.get("step", 1))
+            out[key] = d.IntDistribution(
+                one["low"], one["high"], log=one.get("log", False), step=one.get("step", 1)
+            )
         else:
-            out[key] = d.FloatDistribution(one["low"], one["high"], log=one.get("log", False), step=one.get("step"))
+            out[key] = d.FloatDistribution(
+                one["low"], one["high"], log=one.get("log", False), step=one.get("step")
+            )
     return out
 
 
 def _objective(folder: Path) -> float:
     """The last round's validation accuracy: never the test's, never the best round's."""
-    values = [line[OBJECTIVE] for line in read_lines(folder / ROUNDS) if line.get(OBJECTIVE) is not None]
+    values = [
+        line[OBJECTIVE] for line in read_lines(folder / ROUNDS) if line.get(OBJECTIVE) is not None
+    ]
     if not values:
-        msg = f"{folder} has no validation accuracy: its clients hold too few rows; raise data.validation"
+        msg = (
+            f"{folder} has no validation accuracy: its clients hold too few rows; raise "
+            "data.validation"
+        )
         raise RecipeError(msg)
     return float(values[-1])
 

@@ -33,7 +33,10 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of one architecture: how the model is built, and which clients (or which share of them)."""
+    """Clients of one architecture.
+
+    How the model is built, and which clients (or which share of them).
+    """
 
     build: Build
     share: float = 1.0
@@ -72,7 +75,8 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     Raises
     ------
     ValueError
-        (RecipeError, DataError) if its parts do not exist or do not fit each other: one line that says which.
+        (RecipeError, DataError) if its parts do not exist or do not fit each other: one line that
+        says which.
     """
     given = given or Given()
     root = random.key(recipe.seed)
@@ -111,9 +115,13 @@ def read_data(recipe: Recipe, given: Given) -> Dataset:
     """Return the examples a recipe names, or the user's own."""
     if given.data is not None:
         return check(given.data).first(recipe.data.train_rows)
-    data = load(recipe.data.name, root=given.root, **recipe.data.options).first(recipe.data.train_rows)
+    data = load(recipe.data.name, root=given.root, **recipe.data.options).first(
+        recipe.data.train_rows
+    )
     if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
-        msg = f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
+        msg = (
+            f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
+        )
         raise RecipeError(msg)
     return data
 
@@ -123,17 +131,28 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
     if given.clients is None:
         p = recipe.partition
         return partition(
-            data, p.name, recipe.clients.num_clients, key, validation=recipe.data.validation, **p.options
-        )  # fmt: skip
+            data,
+            p.name,
+            recipe.clients.num_clients,
+            key,
+            validation=recipe.data.validation,
+            **p.options,
+        )
     train = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in given.clients])
     tests = given.clients_test or [torch.arange(len(data.y_test))] * len(train)
     if len(tests) != len(train):
         msg = f"{len(train)} clients have training rows, {len(tests)} have test rows"
         raise RecipeError(msg)
     test = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in tests])
-    for rows, size, what in ((train.rows, len(data.y), "training"), (test.rows, len(data.y_test), "test")):
+    for rows, size, what in (
+        (train.rows, len(data.y), "training"),
+        (test.rows, len(data.y_test), "test"),
+    ):
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= size):
-            msg = f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are {size}"
+            msg = (
+                f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are "
+                f"{size}"
+            )
             raise RecipeError(msg)
     return Partition(train, Rows.of([torch.zeros(0, dtype=torch.int64)] * len(train)), test)
 
@@ -141,13 +160,20 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
 def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
     """Return the groups of clients by architecture that a recipe describes."""
     if not recipe.clients.architectures:
-        return {recipe.model.name.rpartition(":")[2]: Group(_builder(recipe.model, data), head=recipe.model.head)}
+        return {
+            recipe.model.name.rpartition(":")[2]: Group(
+                _builder(recipe.model, data), head=recipe.model.head
+            )
+        }
     groups = {}
     for name, value in recipe.clients.architectures.items():
         table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"share": value}
         share = table.pop("share", None)
         if not isinstance(share, int | float) or share <= 0:
-            msg = f"clients.architectures.{name}: share must be a number greater than 0, not {share!r}"
+            msg = (
+                f"clients.architectures.{name}: share must be a number greater than 0, not "
+                f"{share!r}"
+            )
             raise RecipeError(msg)
         section = ModelSection.model_validate({"name": table.pop("model", name), **table})
         groups[name] = Group(_builder(section, data), float(share), head=section.head)
@@ -169,16 +195,23 @@ def _builder(section: ModelSection, data: Dataset) -> Build:
             msg = f"model.name: {error} (or your own: 'package.module:factory')"
             raise RecipeError(msg) from error
     accepted = list(inspect.signature(factory).parameters)
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values())
+    open_ended = any(
+        p.kind is p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values()
+    )
     for key in section.options:
         if key not in accepted and not open_ended:
-            msg = f"model.{key}: unknown key of {section.name}; known: {', '.join(accepted[2:]) or 'none'}"
+            msg = (
+                f"model.{key}: unknown key of {section.name}; known: "
+                f"{', '.join(accepted[2:]) or 'none'}"
+            )
             raise RecipeError(msg)
     return lambda: factory(data.input_shape, data.num_classes, **section.options)
 
 
-def module_group(module: nn.Module | Build, *, own_start: bool, clients: Sequence[int] | None = None) -> Group:
-    """Return the group of a user's module (its numbers are the start) or factory without arguments."""
+def module_group(
+    module: nn.Module | Build, *, own_start: bool, clients: Sequence[int] | None = None
+) -> Group:
+    """Return the group of a user's module (its numbers are the start) or factory."""
     members = None if clients is None else tuple(clients)
     if not isinstance(module, nn.Module):
         return Group(module, clients=members)
@@ -199,7 +232,9 @@ def _architectures(
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
-            arch = split(group.build, data.input_shape, data.num_classes, name=name, head=group.head)
+            arch = split(
+                group.build, data.input_shape, data.num_classes, name=name, head=group.head
+            )
         except (ValueError, TypeError, RuntimeError) as error:
             msg = f"model {name}: {str(error).splitlines()[0]}"
             raise RecipeError(msg) from error
@@ -210,7 +245,10 @@ def _architectures(
 
 
 def _members(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
-    """Return each client's architecture: the given clients, or shares of a random order (largest remainders)."""
+    """Return each client's architecture.
+
+    The given clients, or shares of a random order (largest remainders).
+    """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
         if sorted(by_client) != list(range(num_clients)):
@@ -221,7 +259,9 @@ def _members(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list
     total = sum(g.share for g in groups.values())
     exact = {name: g.share / total * num_clients for name, g in groups.items()}
     counts = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[: num_clients - sum(counts.values())]:
+    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[
+        : num_clients - sum(counts.values())
+    ]:
         counts[name] += 1
     names = [name for name, count in counts.items() for _ in range(count)]
     out = [""] * num_clients
@@ -230,7 +270,9 @@ def _members(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list
     return out
 
 
-def _online(recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor) -> Callable[[int], list[ClientInfo]]:
+def _online(
+    recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor
+) -> Callable[[int], list[ClientInfo]]:
     availability = recipe.clients.availability
     if isinstance(availability, str):
         trace = _trace(Path(availability).expanduser(), len(clients))
@@ -254,7 +296,9 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
         raise RecipeError(msg) from error
     for number, client in pairs:
         if not 0 <= client < num_clients:
-            msg = f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
+            msg = (
+                f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
+            )
             raise RecipeError(msg)
         out.setdefault(number, set()).add(client)
     return out
@@ -264,5 +308,8 @@ def class_counts(world: World) -> dict[str, Any]:
     """Return the names of the classes, and how many training rows of each every client has."""
     names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
     train = world.partition.train
-    counts = [world.data.y[train[i]].bincount(minlength=world.data.num_classes).tolist() for i in range(len(train))]
+    counts = [
+        world.data.y[train[i]].bincount(minlength=world.data.num_classes).tolist()
+        for i in range(len(train))
+    ]
     return {"classes": list(names), "train": counts}

@@ -29,7 +29,8 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     )
     return template.render(
         title=title,
-        lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, {_count(seeds, 'seed')}",
+        lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, "
+        f"{_count(seeds, 'seed')}",
         css=_part("report.css"),
         js=_part("report.js"),
         legend=legend(study.rows),
@@ -51,17 +52,28 @@ def _part(name: str) -> str:
 
 def _shown(picture: Picture) -> dict[str, str]:
     return {
-        "name": picture.name, "title": picture.title, "caption": picture.caption, "svg": picture.svg(),
-        "png": base64.b64encode(picture.png()).decode(), "csv": base64.b64encode(picture.csv().encode()).decode(),
-    }  # fmt: skip
+        "name": picture.name,
+        "title": picture.title,
+        "caption": picture.caption,
+        "svg": picture.svg(),
+        "png": base64.b64encode(picture.png()).decode(),
+        "csv": base64.b64encode(picture.csv().encode()).decode(),
+    }
 
 
 def _run(label: str, run: Any) -> tuple[str, ...]:
-    versions = ", ".join(f"{name} {version}" for name, version in run.result.get("versions", {}).items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in run.result.get("versions", {}).items()
+    )
     return (
-        label, str(run.seed), f"{run.done} of {run.planned}", "finished" if run.finished else "unfinished",
-        duration(run.result["time/total_s"]) if "time/total_s" in run.result else "-", versions or "-", str(run.folder),
-    )  # fmt: skip
+        label,
+        str(run.seed),
+        f"{run.done} of {run.planned}",
+        "finished" if run.finished else "unfinished",
+        duration(run.result["time/total_s"]) if "time/total_s" in run.result else "-",
+        versions or "-",
+        str(run.folder),
+    )
 
 
 def _word(value: Any) -> str:
