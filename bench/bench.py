@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import torch
 
-from fedgist.engines.crew import default_workers
+from fedgist.engines.worker_pool import default_workers
 from fedgist.methods.fedlog import gradient_head, log_posterior, map_head
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedgist.data.base import Dataset
-from fedgist.engines.local import LocalEngine
+from fedgist.data.dataset import Dataset
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.federation.recipe import make
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.runner import open_world, settings
+from fedgist.federation.world import Given
 from fedgist.models import MODELS
-from fedgist.run.api import open_world, settings
-from fedgist.run.federation import Federation
-from fedgist.run.recipe import make
-from fedgist.run.world import Given
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import fedgist
-from fedgist.cli.shipped import find_recipe
-from fedgist.run.recipe import read
+from fedgist.cli.recipe_files import find_recipe
+from fedgist.federation.recipe import read
 
 
 @pytest.mark.slow

@@ -12,15 +12,15 @@ import torch
 
 from fedgist.core import random
 from fedgist.core.method import Method
-from fedgist.data.base import Dataset
-from fedgist.engines.local import LocalEngine
-from fedgist.engines.plan import Plan
+from fedgist.data.dataset import Dataset
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.stacking_plan import Plan
+from fedgist.federation.recipe import make
+from fedgist.federation.record import Line
+from fedgist.federation.round_loop import Federation, start_server
+from fedgist.federation.runner import settings
+from fedgist.federation.world import Given, World, make_world
 from fedgist.methods import METHODS
-from fedgist.run.api import settings
-from fedgist.run.federation import Federation, start_server
-from fedgist.run.recipe import make
-from fedgist.run.record import Line
-from fedgist.run.world import Given, World, make_world
 
 CLASSES = 3
 #: Rows of each client: uneven, one with a single row, and no client has every class.

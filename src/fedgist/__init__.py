@@ -9,9 +9,9 @@
 from importlib.metadata import version
 
 from fedgist.core.method import Method
-from fedgist.data.base import Dataset
-from fedgist.run.api import Result, Stopped, run
-from fedgist.run.recipe import Recipe, RecipeError
+from fedgist.data.dataset import Dataset
+from fedgist.federation.recipe import Recipe, RecipeError
+from fedgist.federation.runner import Result, Stopped, run
 
 __version__ = version("fedgist")
 __all__ = ["Dataset", "Method", "Recipe", "RecipeError", "Result", "Stopped", "run"]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedgist.core import random as keyed
-from fedgist.run import checkpoint
+from fedgist.federation import checkpoint
 
 pytestmark = pytest.mark.slow  # each command is a process that imports torch
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.data.base import DataError, Dataset
-from fedgist.data.order import Rows
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import DataError, Dataset
 from fedgist.data.partition import PARTITIONS, Partition, partition
 
 few = settings(deadline=None, max_examples=30)

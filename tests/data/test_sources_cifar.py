@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data import DataError, load
-from fedgist.data.pickled import read_pickle
+from fedgist.data.sources.cifar_pickle import read_pickle
 
 X = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
 NAMES = [f"class {i}" for i in range(100)]

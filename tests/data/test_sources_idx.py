@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data import DataError, load
-from fedgist.data.idx import read_idx
+from fedgist.data.sources.idx_format import read_idx
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data import DataError, Dataset, load
-from fedgist.data.assemble import held_out, moments, names
+from fedgist.data.sources.assembly import held_out, moments, names
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, (20, 4))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fedgist.federation.recipe import Recipe
 from fedgist.methods import METHODS
-from fedgist.run.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -19,7 +19,7 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Count, Method, Order, Phase, Replies
 from fedgist.core.net import Net, Part
 from fedgist.core.tree import named, tree
-from fedgist.engines.plan import Plan
+from fedgist.engines.stacking_plan import Plan
 
 from worlds import SIZES, federation, trace, with_method, world  # isort: skip
 

@@ -13,16 +13,16 @@ import torch
 from fedgist.core.message import pack, payload_bytes, reduction, refuse, shapes, unpack
 from fedgist.core.method import Context, Order, Replies, TooFewRepliesError
 from fedgist.core.tree import build, map_leaves, named
-from fedgist.data.base import Dataset
-from fedgist.data.order import Rows
-from fedgist.engines import cohort as trainer
-from fedgist.engines import gate
-from fedgist.engines.base import Answer
-from fedgist.engines.local import LocalEngine
-from fedgist.engines.plan import Plan
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.engines import message_form as gate
+from fedgist.engines import trainer
+from fedgist.engines.engine import Answer
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.stacking_plan import Plan
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World
 from fedgist.methods import METHODS
-from fedgist.run.federation import Federation
-from fedgist.run.world import World
 
 from worlds import blobs, federation, trace, two_architectures, world  # isort: skip
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core.tree import named
-from fedgist.engines.plan import Plan
-from fedgist.run.world import World
+from fedgist.engines.stacking_plan import Plan
+from fedgist.federation.world import World
 
 from worlds import SIZES, federation, trace, world  # isort: skip
 

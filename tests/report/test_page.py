@@ -20,13 +20,13 @@ import pytest
 import safetensors.numpy
 import torch
 
+from fedgist.federation import runner as api
+from fedgist.federation.record import PARTITION
+from fedgist.federation.saved_features import FEATURES
 from fedgist.report import drawing, page, pictures
-from fedgist.report.compare import study
-from fedgist.report.runs import find
+from fedgist.report.comparison import study
+from fedgist.report.run_files import find
 from fedgist.report.tsne import CACHE, embedding
-from fedgist.run import api
-from fedgist.run.features import FEATURES
-from fedgist.run.record import PARTITION
 
 from written import write_run  # isort: skip
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedgist.report import watch
-from fedgist.report.runs import ReportError, RunFiles, find
-from fedgist.report.track import tracker
+from fedgist.report.run_files import ReportError, RunFiles, find
+from fedgist.report.tracking import tracker
 
 from written import write_run  # isort: skip
 

@@ -11,17 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedgist.cli import look, run, search  # each module registers its commands
-from fedgist.cli.app import LOOK, app
-from fedgist.cli.shipped import shipped
+from fedgist.cli import result_commands as look
+from fedgist.cli import run_commands as run
+from fedgist.cli import study_commands as search  # each module registers its commands
+from fedgist.cli.recipe_files import shipped
+from fedgist.cli.shared_options import LOOK, app
 from fedgist.data import SOURCES
 from fedgist.data.partition import PARTITIONS
-from fedgist.engines.crew import WorkerError
+from fedgist.engines.worker_pool import WorkerError
+from fedgist.federation import runner as api
+from fedgist.federation.recipe import one_of
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
-from fedgist.run import api
-from fedgist.run.jobs import Interrupted
-from fedgist.run.recipe import one_of
+from fedgist.studies.jobs import Interrupted
 
 __all__ = ["app", "look", "main", "run", "search"]
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedgist.report.runs import ACCURACY
-from fedgist.report.text import duration, percent, size
-from fedgist.run.federation import Observer
-from fedgist.run.record import Line, to_json
-from fedgist.run.world import World
+from fedgist.federation.record import Line, to_json
+from fedgist.federation.round_loop import Observer
+from fedgist.federation.world import World
+from fedgist.report.formatting import duration, percent, size
+from fedgist.report.run_files import ACCURACY
 
 
 class Quiet:

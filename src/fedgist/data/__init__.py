@@ -1,9 +1,9 @@
 """Data: sources of examples, their partition over clients, and the order of batches."""
 
-from fedgist.data.base import DataError, Dataset, check
-from fedgist.data.examples_file import read_examples
-from fedgist.data.files import data_root
-from fedgist.data.sources import SOURCES, Source, load
+from fedgist.data.dataset import DataError, Dataset, check
+from fedgist.data.sources.locations import data_root
+from fedgist.data.sources.registry import SOURCES, Source, load
+from fedgist.data.sources.unlabelled import read_examples
 
 __all__ = [
     "SOURCES",

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.data.base import DataError, Dataset
-from fedgist.data.order import Rows
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import DataError, Dataset
 
 Ints = npt.NDArray[np.int64]
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgist.report.chart import chart
 from fedgist.report.drawing import bubbles, new_figure
-from fedgist.report.runs import ACCURACY, ReportError, RunFiles
+from fedgist.report.run_files import ACCURACY, ReportError, RunFiles
+from fedgist.report.text_chart import chart
 
 
 def curves_png(runs: Sequence[RunFiles], path: Path) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.report.compare import Row, Study
+from fedgist.federation.record import CLIENTS, PARTITION
+from fedgist.federation.saved_features import FEATURES
+from fedgist.report.comparison import Row, Study
 from fedgist.report.drawing import (
     COLORS,
     INK,
@@ -21,10 +23,8 @@ from fedgist.report.drawing import (
     matplotlib,
     new_figure,
 )
-from fedgist.report.runs import RunFiles
+from fedgist.report.run_files import RunFiles
 from fedgist.report.tsne import embedding
-from fedgist.run.features import FEATURES
-from fedgist.run.record import CLIENTS, PARTITION
 
 MOST_EMBEDDED = 6  # rows whose features are drawn
 

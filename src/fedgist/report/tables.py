@@ -14,9 +14,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedgist.report.compare import Paper, Row, Study, Target
+from fedgist.report.comparison import Paper, Row, Study, Target
+from fedgist.report.formatting import bits, percent, size
 from fedgist.report.stats import Estimate
-from fedgist.report.text import bits, percent, size
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 

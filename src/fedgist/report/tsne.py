@@ -11,9 +11,9 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedgist.run import files
-from fedgist.run.features import FEATURES
-from fedgist.run.record import to_json
+from fedgist.federation import atomic_files as files
+from fedgist.federation.record import to_json
+from fedgist.federation.saved_features import FEATURES
 
 CACHE = "features-tsne.json"
 MOST = 1000  # points: more take long and show no more

@@ -13,10 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from fedgist.report.runs import ACCURACY, RunFiles
-from fedgist.report.text import duration, percent, size
-from fedgist.run.record import ROUNDS
-from fedgist.run.tune import OBJECTIVE
+from fedgist.federation.record import ROUNDS
+from fedgist.report.formatting import duration, percent, size
+from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENT = 5  # rounds' time without a new one after which a run is called silent

@@ -9,11 +9,11 @@ from typing import Any
 
 import jinja2
 
-from fedgist.report.compare import Study
+from fedgist.report.comparison import Study
 from fedgist.report.drawing import Picture
+from fedgist.report.formatting import duration
 from fedgist.report.pictures import legend
 from fedgist.report.tables import sheets
-from fedgist.report.text import duration
 
 
 def render(study: Study, pictures: Sequence[Picture], title: str) -> str:

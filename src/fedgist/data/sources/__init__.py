@@ -1,0 +1,1 @@
+"""Readers of data sets, one file per source or format; :mod:`.registry` names them."""

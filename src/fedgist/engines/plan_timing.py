@@ -1,0 +1,157 @@
+"""Choosing the plans of a run by timing its own first steps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedgist.core.convolution import Conv2d
+from fedgist.core.method import Context, Method, Order, Phase, Task
+from fedgist.core.net import Architecture
+from fedgist.engines import trainer
+from fedgist.engines.client_work import Population, Settings
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
+from fedgist.engines.worker_pool import Crew, default_workers, one_thread
+
+STEPS = 3  # of the real work, timed for each candidate
+TRIES = 2  # the faster one counts
+
+
+def choose_plans(
+    method: Method,
+    task: Task,
+    population: Population,
+    settings: Settings,
+    server: Any,
+    fixed: Mapping[str, Plan],
+    *,
+    cohort_size: int | None = None,
+    memory_limit: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Plan]:
+    """Return a plan for each architecture.
+
+    The ``fixed`` one, or the fastest on this machine (``say`` hears of it).
+    """
+    plans = dict(fixed)
+    probe = _Probe(method, task, population, settings, server, memory_limit, say)
+    for name, arch in task.architectures.items():
+        if name not in plans:
+            plans[name] = probe.plan(name, arch, cohort_size)
+    return plans
+
+
+class _Probe:
+    """Runs a few steps of round 1 on copies of clients, by a candidate plan."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: Settings,
+        server: Any,
+        memory_limit: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.method, self.task, self.population, self.server = method, task, population, server
+        self.settings, self.say = replace(settings, workers=1), say
+        self.memory_limit = memory_limit or _physical_memory() // 2
+        key = torch.zeros((), dtype=torch.int64)
+        stages = method.stages(Context(key, task, 1, ""))
+        learning = [s for s in stages if method.phases(Context(key, task, 1, s))]
+        self.stage = learning[0] if learning else None
+
+    def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
+        """Return the plan for one architecture."""
+        clients = [c for c in self.population.clients if name in c.architectures]
+        training = self.task.training
+        if self.stage is None or not clients:
+            return Plan(fixed or 1)
+        # of the machine, not of engine.workers: the plan must not depend on how many workers there
+        # are
+        cores = default_workers(self.settings.device)
+        at_once = math.ceil(training.fraction_train * len(clients))
+        most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
+        tried = [fixed] if fixed else sizes(at_once, cores, most)
+        description = {
+            "model": repr(arch.module),
+            "input": arch.input_shape,
+            "method": repr(self.method),
+            "training": repr(training),
+            "sizes": tried,
+            "device": self.settings.device,
+            "rows": int(self.population.train.counts.max()),
+        }
+        has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
+
+        def measured() -> Plan:
+            self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
+            with contextlib.closing(Crew(lambda plan: self._seconds(name, plan), cores)) as crew:
+                return choose(
+                    # all cores at once, as in a run: caches and memory are shared
+                    lambda plan: max(crew.run([plan] * cores)),
+                    tried,
+                    try_out=lambda plan: self._seconds(name, plan),
+                    has_convolutions=has_convolutions,
+                )
+
+        return remembered(description, measured)
+
+    def _prepare(
+        self, name: str, plan: Plan
+    ) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
+        assert self.stage is not None  # asked for only where something learns
+        arch = replace(self.task, architectures={name: self.task.architectures[name]})
+        engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
+        ctx = Context(engine.site.key, self.task, 1, self.stage)
+        clients = [c for c in self.population.clients if name in c.architectures]
+        orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
+        downs = [self.method.download(self.server, o, ctx) for o in orders]
+        cohort, state = engine.trial(ctx, orders, downs)
+        return cohort, state, tuple(replace(p, steps=STEPS) for p in self.method.phases(ctx)[:1])
+
+    def _seconds(self, name: str, plan: Plan) -> float:
+        """Seconds per client and step."""
+        with one_thread():
+            cohort, clients, phases = self._prepare(name, plan)
+            trainer.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+            best = math.inf
+            for _ in range(TRIES):
+                start = time.perf_counter()
+                trainer.train(cohort, clients, phases)
+                best = min(best, time.perf_counter() - start)
+        return best / (STEPS * len(cohort.ids))
+
+    def _bytes(self, name: str) -> int:
+        """Memory that one more client in a stack takes.
+
+        Parameters, gradient, two moments, and what backward needs.
+        """
+        held = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal held
+            held += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with one_thread(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            cohort, clients, phases = self._prepare(name, Plan(1, stack=False))
+            trainer.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+        numbers = sum(a.numel() for a in clients.net.params.values())
+        return 16 * numbers + 2 * held
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return 8 << 30

@@ -1,0 +1,75 @@
+"""Checkpoints: everything a run needs to go on, in one file, replaced whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedgist.federation import atomic_files as files
+
+FILE = Path("checkpoint") / "state.safetensors"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after ``round``: the server's arrays and the clients', by name."""
+
+    round: int
+    server: Mapping[str, Tensor]
+    clients: Mapping[str, Tensor]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint into a run directory."""
+    arrays = {f"server/{k}": v for k, v in checkpoint.server.items()}
+    arrays |= {f"clients/{k}": v for k, v in checkpoint.clients.items()}
+    seen: set[int] = set()
+    for name, array in arrays.items():  # safetensors refuses arrays that share memory
+        pointer = array.untyped_storage().data_ptr()
+        whole = (
+            array.is_contiguous()
+            and array.untyped_storage().nbytes() == array.numel() * array.element_size()
+        )
+        if not whole or pointer in seen or array.device.type != "cpu":
+            arrays[name] = array.detach().cpu().clone(memory_format=torch.contiguous_format)
+        seen.add(pointer)
+    files.write(
+        folder / FILE,
+        safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}),
+    )
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """Read a run directory's checkpoint; None if it has none.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            number = json.loads(file.metadata()["fedgist"])["round"]
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        msg = f"{path} is damaged ({error}); remove it to start again with --overwrite"
+        raise CheckpointError(msg) from error
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+    return Checkpoint(number, under("server/"), under("clients/"))

@@ -1,0 +1,107 @@
+"""The record of a run: a directory of small files, or memory alone.
+
+``rounds.jsonl`` has a line a round, ``clients.jsonl`` a line per client and evaluation,
+``result.json`` the end. Lines are appended and flushed; after a kill the files are cut back to the
+checkpoint's round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedgist.federation import atomic_files as files
+
+ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
+PARTITION = "partition.json"
+Line = dict[str, Any]
+
+
+class Record:
+    """Keeps the lines of a run, in memory and, if it has a folder, in files."""
+
+    def __init__(self, folder: Path | None, last_round: int = 0) -> None:
+        """Go on after ``last_round``: later lines in the files are dropped (``-1``: all)."""
+        self.folder = folder
+        self.rounds: list[Line] = []
+        self.clients: list[Line] = []
+        if folder:
+            self.rounds, self.clients = (
+                _cut(folder / name, last_round) for name in (ROUNDS, CLIENTS)
+            )
+
+    def add(self, line: Line, clients: Iterable[Line] = ()) -> None:
+        """Append one round."""
+        several = list(clients)
+        self.rounds.append(line)
+        self.clients += several
+        if self.folder:
+            _append(self.folder / CLIENTS, several)
+            _append(self.folder / ROUNDS, [line])
+
+    def write(self, name: str, text: str) -> None:
+        """Write another file of the run."""
+        if self.folder:
+            files.write(self.folder / name, text)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Read a file of lines, up to the first that is not whole."""
+    lines: list[Line] = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+    return lines
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; what is not finite becomes null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def summary(
+    rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher"
+) -> dict[str, Any]:
+    """Return final, best and last-10 mean of a column, each labelled.
+
+    The best is never the result.
+    """
+    values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
+    if not values:
+        return {}
+    best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
+    last = [v for _, v in values[-10:]]
+    return {
+        "final": values[-1][1],
+        "final_round": values[-1][0],
+        "best": best[1],
+        "best_round": best[0],
+        "last10_mean": math.fsum(last) / len(last),
+        "last10_count": len(last),
+    }
+
+
+def _cut(path: Path, last_round: int) -> list[Line]:
+    lines = [line for line in read_lines(path) if line["round"] <= last_round]
+    if path.exists():
+        files.write(path, "".join(to_json(line) + "\n" for line in lines))
+    return lines
+
+
+def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(to_json(line) + "\n" for line in lines))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,75 @@
+"""Entering a run directory: one process at a time, and nothing in it is lost by accident."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedgist.federation import checkpoint as checkpoints
+from fedgist.federation.recipe import RecipeError
+from fedgist.federation.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, read_lines
+from fedgist.federation.saved_features import FEATURES
+
+PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they have noticed
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Hold the folder's lock: two processes in one run directory would write every round twice."""
+    place = None if folder is None else folder / checkpoints.FILE.parent
+    if place is None or not _can_hold(place):
+        yield
+        return
+    lock = FileLock(place / "lock", timeout=PATIENCE_S)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        msg = f"{folder}: another process is at this run"
+        raise RecipeError(msg) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        if (
+            folder is not None and not (folder / RECIPE).exists()
+        ):  # nothing was begun: nothing is left
+            with contextlib.suppress(OSError):
+                (place / "lock").unlink()
+                place.rmdir()
+                folder.rmdir()
+
+
+def _can_hold(place: Path) -> bool:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:  # the run itself will say what is wrong with its folder
+        return False
+    return True
+
+
+def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
+    """Decide what to do with ``folder``: return True to go on with the run in it."""
+    if folder is None:
+        return False
+    if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
+        msg = f"{folder} is not a folder"
+        raise RecipeError(msg)
+    if resume:
+        if not (folder / RECIPE).exists():
+            msg = f"{folder} holds no run to resume"
+            raise RecipeError(msg)
+        return True
+    if (folder / checkpoints.FILE).exists() and not overwrite:
+        lines = read_lines(folder / ROUNDS)
+        done = lines[-1]["round"] if lines else 0
+        msg = (
+            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; "
+            "or anew: --overwrite"
+        )
+        raise RecipeError(msg)
+    for name in (str(checkpoints.FILE), ROUNDS, CLIENTS, RESULT, RECIPE, PARTITION, FEATURES):
+        (folder / name).unlink(missing_ok=True)
+    return False

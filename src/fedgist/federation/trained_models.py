@@ -1,0 +1,126 @@
+"""Trained models out of a run: as a module that stands by itself, for predictions and export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedgist.core.method import Context, Method
+from fedgist.core.net import Net
+from fedgist.core.tree import build, map_leaves, named
+from fedgist.data.dataset import Dataset
+from fedgist.federation import atomic_files as files
+from fedgist.federation.recipe import RecipeError, one_of
+from fedgist.federation.round_loop import Federation
+
+
+class ClientModel(nn.Module):
+    """One client's final model: raw examples (as the data source gives them) in, logits out."""
+
+    def __init__(
+        self, method: Method, net: Net, own: Any, down: Any, ctx: Context, data: Dataset
+    ) -> None:
+        super().__init__()
+        self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
+        self.kinds = {"own": type(own), "down": type(down)}
+        arrays = {f"params/{k}": v for k, v in net.params.items()} | {
+            f"buffers/{k}": v for k, v in net.buffers.items()
+        }
+        arrays |= {
+            f"{kind}/{k}": v
+            for kind, tree in (("own", own), ("down", down))
+            for k, v in named(tree).items()
+        }
+        self.names = {f"array_{i}": name for i, name in enumerate(arrays)}
+        for slot, name in self.names.items():
+            self.register_buffer(slot, arrays[name].detach().cpu().clone())
+        shape = (-1, *(1 for _ in data.input_shape[1:]))
+        self.register_buffer("mean", (torch.tensor(data.mean) * data.scale).view(shape))
+        self.register_buffer("std", (torch.tensor(data.std) * data.scale).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (batch, classes) of raw examples ``x`` (batch, *shape)."""
+        arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {
+                k.removeprefix(f"{prefix}/"): v
+                for k, v in arrays.items()
+                if k.startswith(f"{prefix}/")
+            }
+
+        net = Net(under("params"), under("buffers"), self.arch)
+        own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
+        x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
+        return self.method.predict(net, own, down, x, self.ctx)
+
+    def probabilities(self, x: Tensor, batch: int = 512) -> Tensor:
+        """Probabilities (rows, classes) of raw examples."""
+        with torch.no_grad():
+            parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(x, batch)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
+
+
+def client_model(federation: Federation, client: int) -> ClientModel:
+    """Return what a client holds after the last aggregation and its next download.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such client.
+    """
+    world = federation.world
+    if not 0 <= client < len(world.partition.test):
+        msg = f"no client {client}; this run has clients 0..{len(world.partition.test) - 1}"
+        raise RecipeError(msg)
+    orders, downs, ctx = federation.downloads(federation.round)
+    place = 0 if world.method.merges_clients else client
+    clients = federation.engine.client(ctx, orders[place], downs[place])
+    cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
+    return ClientModel(world.method, cpu.net, cpu.own, downs[place], ctx, world.data)
+
+
+def export(model: ClientModel, path: Path) -> None:
+    """Write a client's model to ``.pt2`` (loads without fedgist) or described ``.safetensors``.
+
+    The ``.pt2`` program takes raw examples, any number at a time, and gives logits.
+    """
+    try:
+        suffix = one_of(path.suffix, [".pt2", ".safetensors"], "suffix of the file to export to")
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    if suffix == ".pt2":
+        example = torch.zeros(2, *model.data.input_shape)
+        program = torch.export.export(
+            model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.stem}.part.pt2")
+        try:
+            torch.export.save(program, part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return
+    description = {
+        "architecture": model.arch.name,
+        "head": model.arch.head,
+        "classes": list(model.data.classes),
+        "input_shape": list(model.data.input_shape),
+        "scale": model.data.scale,
+        "mean": list(model.data.mean),
+        "std": list(model.data.std),
+        "format": "pt",
+    }
+    arrays = {
+        name.partition("/")[2]: model.get_buffer(slot).contiguous()
+        for slot, name in model.names.items()
+        if name.startswith(("params/", "buffers/"))
+    }
+    metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in description.items()}
+    files.write(path, safetensors.torch.save(arrays, metadata))

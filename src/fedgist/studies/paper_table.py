@@ -1,0 +1,134 @@
+"""Tables of papers: which recipes, methods and seeds they take, at two scales.
+
+A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers stand with
+its recipes.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedgist.federation.recipe import Recipe, RecipeError, read
+from fedgist.methods import METHODS
+from fedgist.studies.jobs import Job
+
+Scale = Literal["small", "paper"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Seeds(_Part):
+    """How many seeds a scale takes."""
+
+    small: Annotated[int, Field(ge=1)] = 3
+    paper: Annotated[int, Field(ge=1)] = 10
+
+
+class Header(_Part):
+    """What the table compares."""
+
+    source: str
+    methods: tuple[str, ...]
+    reference: str | None = None
+    seeds: Seeds = Seeds()
+
+
+class Column(_Part):
+    """One experiment of the table: its recipe, and what is set at the small scale."""
+
+    recipe: str
+    small: dict[str, Any] = {}
+
+
+class Table(_Part):
+    """A paper's table."""
+
+    table: Header
+    columns: dict[str, Column]
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file among the recipes is a table."""
+    return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8")
+
+
+def read_table(path: Path) -> Table:
+    """Read a table.
+
+    Raises
+    ------
+    RecipeError
+        If the file is none.
+    """
+    try:
+        return Table.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise RecipeError(msg) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        msg = f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise RecipeError(msg) from error
+
+
+def cells(
+    table: Table,
+    scale: Scale,
+    find: Callable[[str], Path],
+    out: Path,
+    *,
+    seeds: int | None = None,
+    columns: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> tuple[list[Job], dict[str, Recipe]]:
+    """Return a job for each cell and seed, and each column's recipe as the paper has it.
+
+    Methods of the paper that this version does not have are left out; ``columns`` and ``methods``
+    choose some.
+
+    Raises
+    ------
+    RecipeError
+        If a column or method is asked for that the table or this version does not have.
+    """
+    for name in columns:
+        if name not in table.columns:
+            msg = f"--column {name}: the table has {', '.join(table.columns)}"
+            raise RecipeError(msg)
+    have = [m for m in table.table.methods if m in METHODS]
+    for name in methods:
+        if name not in have:
+            msg = f"--method {name}: of this table fedgist has {', '.join(have)}"
+            raise RecipeError(msg)
+    jobs, recipes = [], {}
+    for name, column in table.columns.items():
+        if columns and name not in columns:
+            continue
+        path = find(column.recipe)
+        recipes[name] = read(path)
+        small = (
+            [f"{key}={json.dumps(value)}" for key, value in column.small.items()]
+            if scale == "small"
+            else []
+        )
+        for method in [m for m in have if not methods or m in methods]:
+            recipe = read(path, [*small, *settings, f"method.name={method}"])
+            count = seeds or getattr(table.table.seeds, scale)
+            jobs += [
+                Job(
+                    f"{name} {method} seed {seed}",
+                    recipe.model_copy(update={"seed": seed}),
+                    out / name / method / f"seed-{seed}",
+                )
+                for seed in range(recipe.seed, recipe.seed + count)
+            ]
+    return jobs, recipes

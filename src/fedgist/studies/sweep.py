@@ -1,0 +1,93 @@
+"""Grids: every combination of some settings, with several seeds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgist.federation.recipe import RecipeError, read
+from fedgist.studies.jobs import Job
+
+
+def axis(text: str) -> tuple[str, list[str]]:
+    """Read one axis of a grid, ``section.key=value,value,...``; values are TOML or bare words.
+
+    >>> axis("method.name=fedavg,fedlog")
+    ('method.name', ['fedavg', 'fedlog'])
+    """
+    key, equals, values = text.partition("=")
+    if not equals or not key.strip() or not values.strip():
+        msg = f"--grid {text}: expected section.key=value,value,..."
+        raise RecipeError(msg)
+    try:
+        count = len(tomllib.loads(f"v = [{values}]")["v"])
+    except tomllib.TOMLDecodeError:
+        count = None  # bare words
+    parts = _split(values)
+    if key.strip() == "seed":
+        msg = f"--grid {text}: the seeds of a cell are given by --seeds"
+        raise RecipeError(msg)
+    if count is not None and count != len(parts):
+        msg = (
+            f"--grid {text}: {count} values are meant, {len(parts)} were read; quote strings that "
+            "hold commas"
+        )
+        raise RecipeError(msg)
+    if re.search(r",\s*(,|$)", values):
+        msg = f"--grid {text}: a value is empty"
+        raise RecipeError(msg)
+    if len(set(parts)) < len(parts):
+        msg = f"--grid {text}: a value stands there twice"
+        raise RecipeError(msg)
+    return key.strip(), parts
+
+
+def _split(values: str) -> list[str]:
+    """Split at commas outside brackets and quotes."""
+    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|'[^']*'|[^,])+", values)
+    return [part.strip() for part in parts]
+
+
+def grid(
+    path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
+) -> list[Job]:
+    """Return a job for each cell and seed, every recipe checked; a cell's seeds stand together.
+
+    Raises
+    ------
+    RecipeError
+        If an axis or a cell cannot be used.
+    """
+    read_axes = [axis(text) for text in axes]
+    keys = [key for key, _ in read_axes]
+    if len(set(keys)) < len(keys):
+        msg = f"--grid: {next(k for k in keys if keys.count(k) > 1)} stands there twice"
+        raise RecipeError(msg)
+    jobs = []
+    for values in itertools.product(*(values for _, values in read_axes)):
+        cell = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+        try:
+            recipe = read(path, [*settings, *cell])
+        except RecipeError as error:
+            msg = f"{' '.join(cell) or 'the recipe'}: {error}"
+            raise RecipeError(msg) from error
+        name = " ".join(cell) or recipe.method.name
+        folder = out / (re.sub(r"[^\w.=,+-]+", "_", ",".join(cell)) or recipe.method.name)
+        jobs += [
+            Job(
+                f"{name} seed {seed}",
+                recipe.model_copy(update={"seed": seed}),
+                folder / f"seed-{seed}",
+            )
+            for seed in range(recipe.seed, recipe.seed + seeds)
+        ]
+    first: dict[str, Job] = {}
+    for job in jobs:
+        twin = first.setdefault(job.recipe.model_dump_json(), job)
+        if twin is not job:
+            msg = f"--grid: {twin.name} and {job.name} are the same run"
+            raise RecipeError(msg)
+    return jobs

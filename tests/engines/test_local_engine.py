@@ -1,0 +1,262 @@
+"""The local engine: the same bits for any number of workers, for every kind of model and client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedgist.engines.client_work import Settings
+from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
+from fedgist.engines.worker_pool import Crew, WorkerError
+from fedgist.federation.round_loop import start_server
+from fedgist.federation.runner import settings
+from fedgist.federation.world import Group, World
+
+from worlds import SIZES, Trace, federation, trace, world  # isort: skip
+
+
+def same(a: Trace, b: Trace) -> bool:
+    return (
+        a.rounds == b.rounds
+        and a.clients == b.clients
+        and all(torch.equal(a.state[k], b.state[k]) for k in a.state)
+    )
+
+
+class Normed(nn.Module):
+    """Batch norm, dropout and a convolution, on six numbers seen as a 1x2x3 image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, (2, 2)), nn.BatchNorm2d(4)
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.relu(self.norm(self.conv(x.view(-1, 1, 2, 3)))).flatten(1)
+        out: torch.Tensor = self.head(self.drop(z))
+        return out
+
+
+class Recurrent(nn.Module):
+    """An LSTM: torch has no batching rule for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.lstm(x.view(-1, 3, 2))[0][:, -1])
+        return out
+
+
+class DrawsFromTorch(nn.Module):
+    """Dropout as a function.
+
+    It asks torch's generator, which depends on who stands in the stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(F.dropout(self.body(x), 0.5, training=self.training))
+        return out
+
+
+class Branching(nn.Module):
+    """A branch on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.body(x)
+        out: torch.Tensor = self.head(z if bool(z.sum() > 0) else 2 * z)
+        return out
+
+
+def with_model(build: type[nn.Module], method: str = "fedavg", **sections: Any) -> World:
+    return world(method, given={"groups": {"mine": Group(build)}}, **sections)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedlog", "local"])
+def test_the_same_bits_for_one_and_two_workers(method: str) -> None:
+    one, two = (trace(world(method, engine={"workers": n})) for n in (1, 2))
+    assert same(one, two)
+
+
+@pytest.mark.parametrize("convolutions", ["each", "stacked"])
+def test_batch_norm_dropout_and_convolutions_do_not_depend_on_the_stack(convolutions: Any) -> None:
+    alone = trace(with_model(Normed), Plan(1, stack=False))
+    for size in (1, 3, 5):
+        together = trace(with_model(Normed), Plan(size, convolutions))
+        assert all(
+            torch.allclose(alone.state[k], together.state[k], atol=1e-5) for k in alone.state
+        )
+
+
+def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> None:
+    state = trace(with_model(Normed, "local")).state
+    means = state["clients/mine/net/norm.running_mean"]
+    assert means.shape == (len(SIZES), 4)
+    assert len(torch.unique(means, dim=0)) == len(SIZES)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_optimizers_with_memory_agree_between_stacks(optimizer: str) -> None:
+    one, many = (trace(world("local", train={"optimizer": optimizer}), Plan(k)) for k in (1, 5))
+    far = [(one.state[k].double() - many.state[k].double()).abs() > 1e-4 for k in one.state]
+    assert sum(int(f.sum()) for f in far) <= 0.01 * sum(
+        f.numel() for f in far
+    )  # Adam magnifies the last bits
+
+
+@pytest.mark.parametrize("build", [Recurrent, Branching])
+def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Module]) -> None:
+    here = with_model(build)
+    plan = choose_plans(
+        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+    )["mine"]
+    assert plan.cohort_size == 1
+    assert not plan.stack
+    assert "runs client by client" in plan.note
+    assert same(trace(here, plan), trace(here, plan))
+
+
+def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() -> None:
+    here = with_model(DrawsFromTorch)
+    plan = choose_plans(
+        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+    )["mine"]
+    assert not plan.stack
+    torch.manual_seed(1)
+    first = trace(here, plan)
+    torch.manual_seed(2)
+    assert same(first, trace(here, plan))
+
+
+def test_own_starts_differ_and_shared_starts_do_not() -> None:
+    def spread(init: str) -> float:
+        here = world("local", clients={"init": init}, train={"lr": 1e-12, "num_rounds": 1})
+        weights = trace(here, rounds=1).state["clients/mlp/net/1.weight"]
+        return float((weights - weights[0]).abs().max())
+
+    assert spread("shared") < 1e-6
+    assert spread("own") > 1e-2
+
+
+def test_an_earlier_run_in_the_process_leaves_nothing_behind() -> None:
+    before = trace(world("fedlog"))
+    trace(world("fedprox"))
+    assert same(before, trace(world("fedlog")))
+
+
+def test_a_run_does_not_move_torchs_own_generator_or_threads() -> None:
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    trace(with_model(Normed))
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+def test_workers_end_with_the_engine() -> None:
+    fed = federation(world(engine={"workers": 2}))
+    fed.advance()
+    children = psutil.Process().children()
+    assert len(children) == 2
+    fed.engine.close()
+    assert not [c for c in children if c.is_running()]
+
+
+def _act(task: str) -> str:
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "fail":
+        msg = "no such thing"
+        raise ValueError(msg)
+    if task == "sleep":
+        time.sleep(0.2)
+    return task
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    crew = Crew(_act, 2)
+    try:
+        tasks = ["sleep", "a", "b", "sleep", "c"]
+        assert crew.run(tasks) == tasks
+    finally:
+        crew.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")]
+)
+def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: str) -> None:
+    crew = Crew(_act, 2)
+    with pytest.raises(WorkerError, match=says):
+        crew.run(["a", task, "b"])
+    assert not crew.workers
+
+
+def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
+    seconds = {1: 1.0, 2: 0.9, 4: 0.5, 8: 0.499, 10: 0.6}
+
+    def measure(plan: Plan) -> float:
+        return seconds[plan.cohort_size] * (1 if plan.convolutions == "each" else 1.1)
+
+    chosen = choose(measure, sorted(seconds), try_out=measure, has_convolutions=True)
+    assert (chosen.cohort_size, chosen.convolutions) in {(4, "each"), (8, "each")}
+    assert (
+        choose(lambda _: 1.0, [1, 3], try_out=lambda _: 1.0, has_convolutions=False).cohort_size
+        == 3
+    )
+
+
+def test_sizes_of_stacks_leave_no_core_waiting_for_another() -> None:
+    # rejects round numbers: 50 clients in stacks of 24 are three stacks for two cores, one of them
+    # of two clients
+    assert sizes(50, 2, 1000)[-4:] == [7, 9, 13, 25]
+    assert sizes(50, 2, 10) == [1, 2, 3, 5, 7, 9, 10]
+    assert sizes(3, 8, 1000) == [1]
+
+
+def test_a_plan_is_measured_once_and_remembered() -> None:
+    calls = []
+
+    def make() -> Plan:
+        calls.append(1)
+        return Plan(7)
+
+    assert [remembered({"key": "plans"}, make) for _ in range(3)] == [Plan(7)] * 3
+    assert len(calls) == 1
+
+
+def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
+    here = world()
+    plans = []
+    for workers in (1, 2):
+        s = Settings(seed=0, workers=workers)
+        plans.append(
+            choose_plans(here.method, here.task, here.population, s, start_server(here), {})
+        )
+    assert plans[0] == plans[1]
+
+
+def test_the_memory_limit_bounds_the_stack() -> None:
+    here = world()
+    s = settings(here.recipe)
+    tight = choose_plans(
+        here.method, here.task, here.population, s, start_server(here), {}, memory_limit=1
+    )
+    assert tight["mlp"].cohort_size == 1

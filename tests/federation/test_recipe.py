@@ -1,0 +1,139 @@
+"""Recipes: what is wrong is said in one line that names the key, the value and the choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgist.cli.recipe_files import folder
+from fedgist.federation.recipe import Recipe, RecipeError, make, read
+from fedgist.studies.paper_table import is_table
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"trian": {}}, "trian: unknown key; did you mean 'train'"),
+        ({"train": {"batchsize": 3}}, "train.batchsize: unknown key; did you mean 'batch_size'"),
+        ({"train": {"lr": 0}}, "train.lr = 0: .*greater than 0"),
+        ({"train": {"lr": "fast"}}, "train.lr = 'fast'"),
+        (
+            {"train": {"optimizer": "adamw"}},
+            "train.optimizer = 'adamw': .*'sgd', 'momentum' or 'adam'",
+        ),
+        ({"train": {"fraction_train": 1.5}}, "train.fraction_train = 1.5"),
+        ({"partition": {"alpha": 0}}, "partition.alpha = 0: .*greater than 0"),
+        (
+            {"partition": {"name": "dirichlett"}},
+            "unknown partition 'dirichlett'; did you mean 'dirichlet'",
+        ),
+        (
+            {"method": {"name": "fedavgg"}},
+            "method.name: unknown method 'fedavgg'; did you mean 'fedavg'.*known: centralized",
+        ),
+        ({"method": {"name": "fedlog", "mu": 1}}, "method.mu: unknown key of fedlog; .*known: nu"),
+        ({"method": {"name": "fedlog", "nu": -1}}, "method.nu must be at least 0, not -1"),
+        (
+            {"method": {"name": "fedlog", "head_start": "warm"}},
+            "method.head_start = 'warm'.*'random' or 'exchange'",
+        ),
+        ({"methods": {"fedprox": {"nu": 1}}}, "methods.fedprox.nu: unknown key of fedprox"),
+        ({"methods": {"fedprx": {}}}, "unknown method 'fedprx'; did you mean 'fedprox'"),
+        ({"methods": {"fedprox": {"train": {"lrr": 1}}}}, "methods.fedprox.train.lrr: unknown key"),
+        ({"clients": {"num_clients": 0}}, "clients.num_clients = 0"),
+        ({"engine": {"cohort_size": "big"}}, "engine.cohort_size"),
+        ({"evaluate": {"on": "train"}}, "evaluate.on = 'train': .*'client' or 'test'"),
+        ({"data": 3}, "data = 3"),
+    ],
+)
+def test_what_is_wrong_is_named(raw: dict[str, object], says: str) -> None:
+    with pytest.raises(RecipeError, match=says) as caught:
+        make(raw)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_change_the_recipe_and_bare_words_are_strings() -> None:
+    made = make(
+        {}, ["train.lr=0.5", "method.name=fedprox", "method.mu=2", "partition.name=iid", "seed=7"]
+    )
+    assert (made.train.lr, made.method.name, made.method.options, made.seed) == (
+        0.5,
+        "fedprox",
+        {"mu": 2},
+        7,
+    )
+    with pytest.raises(RecipeError, match=r"expected section.key=value"):
+        make({}, ["train.lr"])
+    with pytest.raises(RecipeError, match="seed is not a section"):
+        make({"seed": 1}, ["seed.x=1"])
+
+
+def test_the_table_of_the_method_named_is_used_and_the_others_are_inert() -> None:
+    raw = {
+        "method": {"name": "fedlog", "nu": 0.5},
+        "train": {"lr": 0.1, "local_epochs": 2},
+        "methods": {
+            "fedprox": {"mu": 3.0, "train": {"local_epochs": 9}},
+            "fedlog": {"nu": 2.0, "solver": "gradient"},
+        },
+    }
+    own = make(raw)
+    assert own.method.options == {"nu": 0.5, "solver": "gradient"}
+    assert own.train.local_epochs == 2
+    other = make(raw, ["method.name=fedprox", "train.lr=0.2"])
+    assert other.method.options == {"mu": 3.0}
+    assert (other.train.local_epochs, other.train.lr) == (9, 0.2)
+
+
+def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
+    made = make(
+        {
+            "clients": {
+                "architectures": {
+                    "a": {"model": "mlp", "hidden": [3], "share": 0.5},
+                    "logistic": 0.5,
+                }
+            }
+        }
+    )
+    path = tmp_path / "recipe.toml"
+    path.write_text(made.to_toml())
+    assert read(path) == made
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for p in folder().rglob("*.toml") if not is_table(p)), ids=lambda p: p.stem
+)
+def test_every_shipped_recipe_is_valid_and_says_what_it_is(path: Path) -> None:
+    assert isinstance(read(path), Recipe)
+    assert path.read_text().startswith("# ")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe .*nowhere.toml"):
+        read(tmp_path / "nowhere.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train\nlr=1")
+    with pytest.raises(RecipeError, match=r"bad.toml: "):
+        read(bad)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match=r"bad.toml: "):
+        read(bad)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.dictionaries(st.text(), x) | st.lists(x),
+    )
+)
+def test_whatever_stands_in_a_section_is_accepted_or_a_recipe_error(value: object) -> None:
+    for section in ("train", "method", "methods", "clients", "data", "model", "engine"):
+        try:
+            make({section: value})
+        except RecipeError as error:
+            assert "\n" not in str(error)  # noqa: PT017

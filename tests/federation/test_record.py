@@ -1,0 +1,128 @@
+"""Records and checkpoints: whole or not at all, and what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgist.federation import atomic_files as files
+from fedgist.federation import checkpoint
+from fedgist.federation.checkpoint import Checkpoint, CheckpointError
+from fedgist.federation.record import Record, read_lines, summary, to_json
+
+
+def test_lines_are_cut_back_to_the_checkpoints_round(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    for r in range(1, 6):
+        record.add({"round": r, "x": r / 3}, [{"round": r, "client": 0}])
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 6, "x"')  # a kill in the middle of a line
+    again = Record(tmp_path, 3)
+    assert [line["round"] for line in again.rounds] == [1, 2, 3]
+    assert [line["round"] for line in read_lines(tmp_path / "rounds.jsonl")] == [1, 2, 3]
+    assert [line["round"] for line in read_lines(tmp_path / "clients.jsonl")] == [1, 2, 3]
+
+
+def test_what_is_not_finite_is_null_and_the_line_stays_json() -> None:
+    assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {
+        "a": None,
+        "b": [None, 1.5],
+    }
+
+
+def test_the_summary_labels_final_best_and_last_ten() -> None:
+    rounds = [{"round": r, "acc": v} for r, v in enumerate([0.1, 0.9, *[0.5] * 9, 0.7], start=1)]
+    found = summary(rounds, "acc")
+    assert (found["final"], found["final_round"]) == (0.7, 12)
+    assert (found["best"], found["best_round"]) == (0.9, 2)
+    assert found["last10_mean"] == pytest.approx((0.5 * 9 + 0.7) / 10)
+    assert summary(rounds, "nothing") == {}
+
+
+def arrays() -> Checkpoint:
+    whole = torch.arange(12.0).view(3, 4)
+    return Checkpoint(
+        7,
+        {"a": whole, "b": whole[1]},
+        {"m/x": whole.T, "m/none": torch.zeros(0, 2), "m/n": torch.tensor(3)},
+    )
+
+
+def test_a_checkpoint_reads_back_bit_for_bit(tmp_path: Path) -> None:
+    made = arrays()
+    checkpoint.save(tmp_path, made)
+    back = checkpoint.load(tmp_path)
+    assert back is not None
+    assert back.round == 7
+    for mine, theirs in ((made.server, back.server), (made.clients, back.clients)):
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert checkpoint.load(tmp_path) is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    checkpoint.save(folder, arrays())
+    path = folder / checkpoint.FILE
+    blob = path.read_bytes()
+    path.write_bytes(blob[: data.draw(st.integers(0, len(blob) - 1))])
+    with pytest.raises(CheckpointError, match=r"state.safetensors is damaged"):
+        checkpoint.load(folder)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, arrays())
+    before = (tmp_path / checkpoint.FILE).read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, arrays())
+    assert (tmp_path / checkpoint.FILE).read_bytes() == before
+    assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["state.safetensors"]
+
+
+def test_a_file_is_replaced_whole_and_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    files.write(tmp_path / "link", "new")
+    assert (tmp_path / "old").read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "old"]
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    # rejects a rename over a device: /dev/null would become a file
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "below", "cannot be written: "),
+    ):
+        with pytest.raises(files.OutputError, match=says):
+            files.write(path, "text")

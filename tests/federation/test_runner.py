@@ -1,0 +1,235 @@
+"""The Python interface, with a user's own objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import ismodule
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from torch import nn
+
+import fedgist
+from fedgist.core.message import message
+from fedgist.core.method import Context, Count, Method, Replies
+from fedgist.core.net import Net
+
+from worlds import SIZES, blobs, rows  # isort: skip
+
+QUICK: dict[str, Any] = {
+    "model": {"hidden": [5]},
+    "train": {"num_rounds": 3, "batch_size": 5, "lr": 0.01},
+    "engine": {"workers": 1, "cohort_size": 3, "checkpoint_every": 2},
+}
+
+
+def mine() -> tuple[np.ndarray, ...]:
+    data = blobs()
+    return tuple(a.numpy() for a in (data.x.double(), data.y, data.x_test, data.y_test))
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def test_ten_lines_with_ones_own_arrays_clients_and_module() -> None:
+    result = fedgist.run(QUICK, data=mine(), clients=[r.numpy() for r in rows()], model=plain())
+    assert [line["round"] for line in result.rounds] == [1, 2, 3]
+    assert len(result.clients) == 3 * len(SIZES)
+    assert result.ledger[0] == {
+        "round": 1,
+        "comm/up_bytes": 5 * 3 * 5 * 4,
+        "comm/down_bytes": 5 * 3 * 5 * 4,
+    }
+    logits = result.model(2)(torch.as_tensor(mine()[2][:7]))
+    assert logits.shape == (7, 3)
+    assert result.folder is None
+
+
+def test_a_torch_data_set_and_a_model_for_each_group() -> None:
+    x, y, *_ = mine()
+    data = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
+    model = {
+        "small": (plain(), [0, 2]),
+        "large": (
+            lambda: nn.Sequential(
+                nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 3)
+            ),
+            [1, 3, 4],
+        ),
+    }
+    result = fedgist.run(QUICK, data=data, clients=rows(), clients_test=None, model=model)
+    assert set(result.federation.task.architectures) == {"small", "large"}
+    assert result.federation.world.population.clients[2].architectures == ("small",)
+
+
+def test_a_modules_own_numbers_are_the_start() -> None:
+    module = plain()
+    world = fedgist.run(QUICK, data=mine(), clients=rows(), model=module).federation.world
+    assert torch.equal(
+        world.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"]
+    )
+
+
+@message(reduce="each")
+class Mean:
+    """A client's mean output."""
+
+    value: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Talk(Method):
+    """A method that nobody registered: the server sees each client's number."""
+
+    def init_server(self, ctx: Context) -> Mean:
+        return Mean(torch.zeros(len(SIZES)))
+
+    def upload(self, net: Net, own: Any, sums: Count, down: Any, ctx: Context) -> tuple[Mean, Any]:
+        return Mean(sums.rows), own
+
+    def server_update(self, server: Mean, replies: Replies, ctx: Context) -> Mean:
+        return Mean(torch.stack([reply.message.value for reply in replies]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> None:
+    recipe = QUICK | {"engine": {"workers": workers, "cohort_size": 2}}
+    result = fedgist.run(recipe, data=mine(), clients=rows(), method=Talk())
+    assert result.federation.server.value.tolist() == [float(n) for n in SIZES]
+
+
+def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": mine(), "clients": rows()}
+    whole = fedgist.run(
+        QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}, out=tmp_path / "a", **given
+    )
+    long = QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}
+
+    class Stop:
+        def began(self, world: Any, folder: str, done: int) -> None: ...
+        def note(self, text: str) -> None: ...
+        def finished_round(self, line: dict[str, Any]) -> None:
+            if line["round"] == 3:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fedgist.run(long, out=tmp_path / "b", observer=Stop(), **given)
+    resumed = fedgist.run(long, out=tmp_path / "b", resume=True, **given)
+
+    def bare(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+    assert bare(resumed.rounds) == bare(whole.rounds)
+    a, b = whole.federation.checkpoint(), resumed.federation.checkpoint()
+    assert all(torch.equal(a.clients[k], b.clients[k]) for k in a.clients)
+    assert all(torch.equal(a.server[k], b.server[k]) for k in a.server)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": mine(), "clients": rows(), "out": tmp_path}
+    fedgist.run(QUICK, **given)
+    with pytest.raises(ValueError, match=r"holds a run \(3 rounds done\).*--resume.*--overwrite"):
+        fedgist.run(QUICK, **given)
+    assert len(fedgist.run(QUICK, overwrite=True, **given).rounds) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"data": (np.zeros((3, 2)),)}, "data must be"),
+        ({"clients": [[0, 99]]}, "clients name training rows 0..99, but there are 32"),
+        ({"clients_test": [[0]]}, "5 clients have training rows, 1 have test rows"),
+        ({"model": nn.ReLU()}, "no linear layer"),
+        ({"model": nn.Linear(6, 5)}, "5 outputs, the data 3 classes"),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))},
+            "does not accept input of shape",
+        ),
+        ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, its head '0' takes 4"),
+        ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
+    ],
+)
+def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"data": mine(), "clients": rows(), "model": plain()} | change
+    with pytest.raises(ValueError, match=says):
+        fedgist.run(QUICK, **given)
+
+
+def test_bodies_of_different_widths_are_refused_by_fedlog() -> None:
+    recipe = QUICK | {"clients": {"num_clients": 5, "architectures": {"mlp": 0.5, "logistic": 0.5}}}
+    with pytest.raises(ValueError, match="one feature width; found mlp 64, logistic 6"):
+        fedgist.run(recipe, data=mine(), clients=rows())
+
+
+def test_too_few_replies_change_nothing_and_are_recorded() -> None:
+    result = fedgist.run(QUICK | {"privacy": {"min_replies": 6}}, data=mine(), clients=rows())
+    assert all("min_replies is 6" in line["events"][0] for line in result.rounds)
+
+
+def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
+    tmp_path: Path,
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,client\n1,0\n1,3\n3,2\n")
+    recipe = QUICK | {"clients": {"num_clients": 5, "availability": str(trace)}}
+    result = fedgist.run(recipe, data=mine(), clients=rows())
+    assert [line["clients/replied"] for line in result.rounds] == [2, 0, 1]
+    assert (
+        result.rounds[1]["eval/client/accuracy_mean"]
+        == result.rounds[0]["eval/client/accuracy_mean"]
+    )
+    trace.write_text("round,client\n1,9\n")
+    with pytest.raises(ValueError, match=r"names client 9, outside 0..4"):
+        fedgist.run(recipe, data=mine(), clients=rows())
+
+
+def test_validation_rows_are_held_out_of_training() -> None:
+    result = fedgist.run(
+        {
+            "data": {"validation": 0.25},
+            "train": {"num_rounds": 1},
+            "engine": {"workers": 1, "cohort_size": 5},
+        }
+    )
+    parts = result.federation.world.partition
+    train, held = set(parts.train.rows.tolist()), set(parts.validation.rows.tolist())
+    assert not train & held
+    assert len(held) == sum(
+        int(0.25 * (a + b))
+        for a, b in zip(parts.train.counts.tolist(), parts.validation.counts.tolist(), strict=True)
+    )
+    assert 0 <= result.rounds[0]["eval/validation/accuracy_mean"] <= 1
+
+
+def test_the_public_names_are_all_there_and_no_others() -> None:
+    shown = {n for n, v in vars(fedgist).items() if not (n.startswith("_") or ismodule(v))}
+    assert shown - {"version"} == set(fedgist.__all__)
+
+
+def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
+    # rejects a record in which every round stands twice
+    recipe = {
+        "train": {"num_rounds": 1},
+        "data": {"train_rows": 100},
+        "engine": {"workers": 1, "cohort_size": 5},
+    }
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    with (
+        FileLock(tmp_path / "run" / "checkpoint" / "lock"),
+        pytest.raises(ValueError, match="another process is at"),
+    ):
+        fedgist.run(recipe, out=tmp_path / "run")
+    assert len(fedgist.run(recipe, out=tmp_path / "run").rounds) == 1
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        fedgist.run(
+            {"data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}}, out=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,280 @@
+"""Many runs side by side: grids, tables, what is skipped, what fails, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
+from fedgist.federation.recipe import RecipeError, make, read
+from fedgist.methods import METHODS
+from fedgist.studies.jobs import Event, Job, is_done, run_jobs
+from fedgist.studies.paper_table import cells, is_table, read_table
+from fedgist.studies.sweep import axis, grid
+
+SMALL = [
+    "data.train_rows=120",
+    "train.num_rounds=3",
+    "engine.cohort_size=3",
+    "clients.num_clients=4",
+]
+DEMO = folder() / "demo.toml"
+
+# grids
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("method.name=fedavg,fedlog", ["fedavg", "fedlog"]),
+        ("train.lr=1e-3, 1e-2", ["1e-3", "1e-2"]),
+        ("model.hidden=[32],[64,32]", ["[32]", "[64,32]"]),
+        ('data.path="a,b","c"', ['"a,b"', '"c"']),
+        ("clients.architectures={a=1,b=2},{a=1}", ["{a=1,b=2}", "{a=1}"]),
+    ],
+)
+def test_an_axis_is_split_at_its_own_commas(text: str, values: list[str]) -> None:
+    assert axis(text) == (text.partition("=")[0], values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.lr",
+        "train.lr=",
+        "=1,2",
+        "train.lr=1,1",
+        "model.hidden=[[1],[2]],[3]",
+        "seed=1,2",
+        "a=1,,2",
+    ],
+)
+def test_an_axis_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"--grid "):
+        axis(text)
+
+
+@given(st.lists(st.integers(-99, 99), min_size=1, max_size=9, unique=True))
+def test_numbers_come_back_as_they_were(values: list[int]) -> None:
+    assert axis("a.b=" + ",".join(map(str, values)))[1] == [str(v) for v in values]
+
+
+def test_a_grid_is_every_combination_and_seed(tmp_path: Path) -> None:
+    jobs = grid(DEMO, SMALL, ["method.name=fedavg,fedlog", "train.lr=0.1,0.2"], 2, tmp_path)
+    assert len({job.folder for job in jobs}) == 8
+    assert {(j.recipe.method.name, j.recipe.train.lr, j.recipe.seed) for j in jobs} == {
+        (m, lr, s) for m in ("fedavg", "fedlog") for lr in (0.1, 0.2) for s in (0, 1)
+    }
+    assert jobs[0].folder == tmp_path / "method.name=fedavg,train.lr=0.1" / "seed-0"
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        (
+            ["method.name=fedavg,fedlgo"],
+            "method.name=fedlgo: .*unknown method 'fedlgo'; did you mean 'fedlog'",
+        ),
+        (
+            ["method.name=fedavg,fedprox", "method.mu=0,1"],
+            "method.name=fedavg method.mu=0: .*unknown key of fedavg",
+        ),
+        (["train.lr=1", "train.lr=2"], "train.lr stands there twice"),
+        (
+            ["train.lr=0.01,0.0100"],
+            "train.lr=0.01 seed 0 and train.lr=0.0100 seed 0 are the same run",
+        ),
+        (["train.lr=0.01,inf"], "train.lr=inf: .*finite"),
+    ],
+)
+def test_every_cell_is_checked_before_anything_runs(
+    tmp_path: Path, axes: list[str], says: str
+) -> None:
+    with pytest.raises(RecipeError, match=says):
+        grid(DEMO, SMALL, axes, 1, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+# tables
+
+
+def test_every_table_names_recipes_and_methods_that_the_paper_has_numbers_for() -> None:
+    tables = [name for name in shipped() if is_table(folder() / f"{name}.toml")]
+    assert "fedlog/table1" in tables
+    for name in tables:
+        table = read_table(find_table(name))
+        for column in table.columns.values():
+            paper = read(find_recipe(column.recipe)).paper
+            assert set(table.table.methods) <= set(paper.accuracy)
+            assert set(table.table.methods) <= set(paper.communication)
+            assert paper.source == table.table.source
+
+
+def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None:
+    table = read_table(find_table("fedlog/table1"))
+    have = [m for m in table.table.methods if m in METHODS]
+    paper, recipes = cells(table, "paper", find_recipe, tmp_path)
+    assert len(paper) == 3 * len(have) * 10
+    assert list(recipes) == ["mnist", "cifar10", "cifar100"]
+    assert {job.recipe.paper.departs for job in paper} == {()}  # the paper's scale is the paper's
+    small, _ = cells(
+        table, "small", find_recipe, tmp_path, columns=["mnist"], methods=["fedlog"], seeds=2
+    )
+    assert [(job.recipe.train.num_rounds, job.recipe.seed) for job in small] == [(20, 0), (20, 1)]
+    assert small[0].recipe.paper.departs == ("train.num_rounds = 20",)
+
+
+def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
+    table = read_table(find_table("fedlog/table1"))
+    with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):
+        cells(table, "small", find_recipe, tmp_path, columns=["svhn"])
+    with pytest.raises(RecipeError, match="--method moon: of this table fedgist has fedavg"):
+        cells(table, "small", find_recipe, tmp_path, methods=["moon"])
+    with pytest.raises(RecipeError, match="is a paper's table: fedgist reproduce fedlog/table1"):
+        find_recipe("fedlog/table1")
+    with pytest.raises(
+        RecipeError, match=r"unknown table 'fedlog/tabel1'; did you mean 'fedlog/table1'"
+    ):
+        find_table("fedlog/tabel1")
+
+
+# jobs
+
+
+def jobs(out: Path, *settings: str, seeds: int = 2) -> list[Job]:
+    return grid(DEMO, [*SMALL, *settings], ["method.name=fedlog"], seeds, out)
+
+
+def do(todo: list[Job], at_once: int = 2) -> list[tuple[str, str]]:
+    heard: list[tuple[str, str]] = []
+
+    def hear(job: Job, event: Event) -> bool:
+        heard.append((job.name, event.kind))
+        return False
+
+    run_jobs(todo, at_once, hear)
+    return heard
+
+
+def accuracies(job: Job) -> list[float]:
+    lines = (job.folder / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line)["eval/client/accuracy_mean"] for line in lines]
+
+
+@pytest.mark.slow
+def test_jobs_are_ordinary_runs_and_what_is_done_is_skipped(tmp_path: Path) -> None:
+    first = jobs(tmp_path / "two")
+    heard = do(first)
+    assert [kind for _, kind in heard].count("round") == 6
+    assert all(is_done(job) for job in first)
+    assert do(first) == [(job.name, "done") for job in first]
+    alone = jobs(tmp_path / "one")
+    do(alone, 1)
+    assert [accuracies(job) for job in alone] == [accuracies(job) for job in first]
+    assert accuracies(first[0]) != accuracies(first[1])
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    todo = jobs(tmp_path / "runs")
+    broken = make(
+        {
+            **todo[0].recipe.model_dump(),
+            "data": {"name": "npz", "path": str(tmp_path / "nothing.npz")},
+        }
+    )
+    ends: dict[str, Event] = {}
+
+    def hear(job: Job, event: Event) -> bool:
+        if event.kind in {"done", "failed"}:
+            ends[job.name] = event
+        return False
+
+    run_jobs([Job("broken", broken, tmp_path / "broken"), todo[1]], 2, hear)
+    assert ends["broken"].kind == "failed"
+    assert "nothing.npz" in ends["broken"].text
+    assert ends[todo[1].name].kind == "done"
+
+
+@pytest.mark.slow
+def test_a_job_stops_when_it_is_told_to_and_can_go_on(tmp_path: Path) -> None:
+    (todo,) = jobs(tmp_path / "runs", "train.num_rounds=200", seeds=1)
+    kinds = []
+
+    def hear(job: Job, event: Event) -> bool:
+        kinds.append(event.kind)
+        return bool(event.line and event.line["round"] >= 2)
+
+    run_jobs([todo], 1, hear)
+    assert kinds[-1] == "stopped"
+    done = len(accuracies(todo))
+    assert 2 <= done < 200
+    assert not is_done(todo)
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, seeds=1)
+    job.folder.mkdir(parents=True)
+    other = job.recipe.model_copy(update={"train": job.recipe.train.model_copy(update={"lr": 0.5})})
+    (job.folder / "recipe.toml").write_text(other.to_toml())
+    with pytest.raises(
+        RecipeError, match=r"holds a run with other settings in \[train\]; choose another --out"
+    ):
+        is_done(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fedgist.cli",
+        "sweep",
+        "demo",
+        "--grid",
+        "method.name=fedlog,fedavg",
+        "--seeds",
+        "1",
+        "--out",
+        "sweep",
+        *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.glob("sweep/*/*/rounds.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "go on with: fedgist sweep demo" in said
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert "fedavg" in again.stdout
+    for method in ("fedlog", "fedavg"):
+        (run,) = tmp_path.glob(f"sweep/*{method}/seed-0")
+        whole = grid(
+            DEMO, [*SMALL, "train.num_rounds=40"], [f"method.name={method}"], 1, tmp_path / "whole"
+        )[0]
+        do([whole], 1)
+        assert accuracies(Job("", whole.recipe, run)) == accuracies(whole)

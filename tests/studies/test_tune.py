@@ -1,0 +1,192 @@
+"""Searches: spaces, validation only, pruning, and studies that go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedgist.cli.recipe_files import folder
+from fedgist.federation.recipe import RecipeError, read
+from fedgist.studies.jobs import Event, Job, run_jobs
+from fedgist.studies.tune import OBJECTIVE, Tuner, read_space
+
+pytest.importorskip("optuna")
+
+DEMO = folder() / "demo.toml"
+SMALL = [
+    "data.train_rows=150",
+    "train.num_rounds=3",
+    "engine.cohort_size=3",
+    "clients.num_clients=4",
+]
+SPACE = """
+["train.lr"]
+low = 1e-3
+high = 1e-1
+log = true
+
+[train.local_epochs]
+low = 1
+high = 2
+
+[method.nu]
+choices = [0.5, 1.0]
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Path:
+    path = tmp_path / "space.toml"
+    path.write_text(SPACE)
+    return path
+
+
+def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
+    assert read_space(space) == {
+        "train.lr": {"low": 1e-3, "high": 1e-1, "log": True},
+        "train.local_epochs": {"low": 1, "high": 2},
+        "method.nu": {"choices": [0.5, 1.0]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "names no key"),
+        ("x = 3", "x = 3: expected a table"),
+        ('["train.lr"]\nlow = 1', "high = None"),
+        (
+            '["train.lr"]\nlow = 2\nhigh = 1',
+            "low = 2, high = 1: expected two numbers in this order",
+        ),
+        ('["train.lr"]\nlow = 0\nhigh = 1\nlog = true', "log takes low > 0"),
+        ('["train.lr"]\nchoices = []', r"choices = \[\]: expected a list"),
+        ('["train.lr"]\nchoices = [1]\nlow = 1', "either choices, or low and high"),
+        ('["train.lr"]\nlow = 1\nhigh = 2\nlgo = true', "known keys: low, high, log"),
+        ('["train.lr"]\nlow = true\nhigh = true', "expected two numbers"),
+        ('["train.lr"]\nlow = 1\nhigh = 2\nlog = "yes"', "log = 'yes': expected true or false"),
+        ('["seed"]\nlow = 1\nhigh = 2', "seed cannot be searched"),
+        ('["train.lr"', "space.toml"),
+    ],
+)
+def test_a_space_that_cannot_be_searched_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=says):
+        read_space(path)
+
+
+def test_a_space_that_does_not_fit_the_recipe_is_refused_before_anything_runs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text('["method.mu"]\nlow = 0.1\nhigh = 1.0')
+    with pytest.raises(RecipeError, match=r"space.toml: method.mu: unknown key of fedlog"):
+        Tuner(DEMO, SMALL, path, tmp_path / "study", 1)
+    assert not (tmp_path / "study").exists()
+
+
+def finish(job: Job, accuracy: float) -> None:
+    """Stand in for a run: its record says so much, and that the test data say otherwise."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        {"round": r, OBJECTIVE: v, "eval/client/accuracy_mean": 1 - v}
+        for r, v in ((1, 0.99), (2, accuracy))
+    ]
+    (job.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(
+    tmp_path: Path, space: Path
+) -> None:
+    # rejects the test data's (best at the other end) and the best round's (0.99 in all)
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 2)
+    values: dict[str, list[float]] = {}
+    for number, job in enumerate(tuner.jobs(4)):
+        finish(job, 0.1 * number)
+        values.setdefault(str(job.folder.parent), []).append(0.1 * number)
+        assert not tuner.hear(job, Event("done"))
+    best = tuner.best()
+    assert best is not None
+    assert best[1] == pytest.approx(max(sum(v) / 2 for v in values.values()))
+    assert tuner.finished == 4
+    assert all(
+        job.recipe.data.validation == 0.2 for opened in tuner.open.values() for job in opened.jobs
+    )
+    recipe = tuner.best_recipe()
+    assert recipe is not None
+    assert recipe.data.validation == read(DEMO).data.validation == 0
+    assert recipe.train.lr == best[0]["train.lr"]
+
+
+def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
+    tmp_path: Path, space: Path
+) -> None:
+    tuner = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
+    for job in tuner.jobs(6):
+        for number in range(1, 4):
+            assert not tuner.hear(job, Event("round", {"round": number, OBJECTIVE: 0.9}))
+        finish(job, 0.9)
+        tuner.hear(job, Event("done"))
+    several = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
+    queue = several.jobs(7)
+    bad = next(queue)
+    stops = [several.hear(bad, Event("round", {"round": n, OBJECTIVE: 0.2})) for n in range(1, 5)]
+    assert stops[-1]
+    assert several.hear(bad, Event("stopped"))
+    assert several.finished == 7
+
+
+def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(
+    tmp_path: Path, space: Path
+) -> None:
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    queue = tuner.jobs(3)
+    failed, killed = next(queue), next(queue)
+    tuner.hear(failed, Event("failed", text="no"))
+    again = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    assert again.finished == 0
+    assert (
+        next(again.jobs(3)).folder == killed.folder
+    )  # the same parameters: the run in its folder goes on
+
+
+def test_a_run_without_validation_rows_is_an_error_that_says_so(
+    tmp_path: Path, space: Path
+) -> None:
+    tuner = Tuner(DEMO, [*SMALL, "data.validation=0.1"], space, tmp_path / "study", 1)
+    job = next(tuner.jobs(1))
+    job.folder.mkdir(parents=True)
+    (job.folder / "rounds.jsonl").write_text('{"round": 3, "eval/client/accuracy_mean": 0.5}\n')
+    with pytest.raises(RecipeError, match="has no validation accuracy"):
+        tuner.hear(job, Event("done"))
+    finish(job, 0.5)
+    tuner.hear(job, Event("done"))
+    recipe = tuner.best_recipe()
+    assert recipe is not None
+    assert recipe.data.validation == 0.1  # as it was asked for
+
+
+def test_a_study_of_another_question_is_refused(tmp_path: Path, space: Path) -> None:
+    Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    with pytest.raises(
+        RecipeError, match="holds a study of another recipe, space or number of seeds"
+    ):
+        Tuner(DEMO, [*SMALL, "train.batch_size=5"], space, tmp_path / "study", 1)
+
+
+@pytest.mark.slow
+def test_a_search_on_digits_finds_settings(tmp_path: Path, space: Path) -> None:
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    run_jobs(tuner.jobs(3), 2, tuner.hear)
+    best = tuner.best()
+    assert best is not None
+    assert 0 < best[1] <= 1
+    lines = [
+        json.loads(li)
+        for p in tmp_path.glob("study/*/*/rounds.jsonl")
+        for li in p.read_text().splitlines()
+    ]
+    assert max(line[OBJECTIVE] for line in lines if line["round"] == 3) >= best[1]
