@@ -10,8 +10,41 @@ from importlib.metadata import version
 
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
-from fedgist.federation.recipe import Recipe, RecipeError
+from fedgist.errors import (
+    CheckpointError,
+    DataError,
+    FedgistError,
+    InputError,
+    JobsError,
+    MessageError,
+    MethodError,
+    OutputError,
+    RecipeError,
+    ReportError,
+    TooFewRepliesError,
+    WorkerError,
+)
+from fedgist.federation.recipe import Recipe
 from fedgist.federation.runner import Result, Stopped, run
 
 __version__ = version("fedgist")
-__all__ = ["Dataset", "Method", "Recipe", "RecipeError", "Result", "Stopped", "run"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "Dataset",
+    "FedgistError",
+    "InputError",
+    "JobsError",
+    "MessageError",
+    "Method",
+    "MethodError",
+    "OutputError",
+    "Recipe",
+    "RecipeError",
+    "ReportError",
+    "Result",
+    "Stopped",
+    "TooFewRepliesError",
+    "WorkerError",
+    "run",
+]

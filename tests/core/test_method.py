@@ -21,10 +21,10 @@ from fedgist.core.method import (
     Replies,
     Reply,
     Task,
-    TooFewRepliesError,
     Training,
 )
 from fedgist.core.optim import Optimizer
+from fedgist.errors import TooFewRepliesError
 
 
 def count(rows: float) -> Count:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.partition import PARTITIONS, Partition, partition
+from fedgist.errors import DataError
 
 few = settings(deadline=None, max_examples=30)
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import DataError, load
+from fedgist.data import load
 from fedgist.data.sources.cifar_pickle import read_pickle
+from fedgist.errors import DataError
 
 X = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
 NAMES = [f"class {i}" for i in range(100)]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgist.data import DataError, load
+from fedgist.data import load
+from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (6, 4, 5), dtype=np.uint8)

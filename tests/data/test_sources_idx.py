@@ -12,8 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import DataError, load
+from fedgist.data import load
 from fedgist.data.sources.idx_format import read_idx
+from fedgist.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedgist.data import SOURCES, DataError, data_root, load
+from fedgist.data import SOURCES, data_root, load
+from fedgist.errors import DataError
 
 
 def test_names() -> None:
@@ -40,17 +41,17 @@ def test_every_option_is_typed_and_keyword_only(name: str) -> None:
 def test_unknown_names() -> None:
     with pytest.raises(
         DataError,
-        match=r"unknown data set 'minst', did you mean 'mnist'\? choices: cifar10, .*table$",
+        match=r"unknown data set 'minst'; did you mean 'mnist'\? known: cifar10, .*table$",
     ):
         load("minst")
-    with pytest.raises(DataError, match=r"unknown data set 'qqqq'; choices: cifar10"):
+    with pytest.raises(DataError, match=r"unknown data set 'qqqq'; known: cifar10"):
         load("qqqq")
     with pytest.raises(
         DataError,
-        match=r"unknown option of cifar100 'corse', did you mean 'coarse'\? choices: coarse",
+        match=r"unknown option of cifar100 'corse'; did you mean 'coarse'\? known: coarse",
     ):
         load("cifar100", corse=True)
-    with pytest.raises(DataError, match=r"unknown option of digits 'path'; choices: none"):
+    with pytest.raises(DataError, match=r"unknown option of digits 'path'; known: none"):
         load("digits", path="x")
 
 

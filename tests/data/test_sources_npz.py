@@ -16,8 +16,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import DataError, Dataset, load
+from fedgist.data import Dataset, load
 from fedgist.data.sources.assembly import held_out, moments, names
+from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, (20, 4))

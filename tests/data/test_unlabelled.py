@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data import DataError, Dataset, load, read_examples
+from fedgist.data import Dataset, load, read_examples
+from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
 HEAD = "age,smokes,town,site,note,diagnosis\n"

@@ -16,7 +16,8 @@ from torch import nn
 from fedgist.engines.client_work import Settings
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.engines.worker_pool import Crew, WorkerError
+from fedgist.engines.worker_pool import Crew
+from fedgist.errors import WorkerError
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.runner import settings
 from fedgist.federation.world import Group, World

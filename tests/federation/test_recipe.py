@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.cli.recipe_files import folder
-from fedgist.federation.recipe import Recipe, RecipeError, make, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import Recipe, make, read
 from fedgist.studies.paper_table import is_table
 
 

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgist.errors import CheckpointError, OutputError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import checkpoint
-from fedgist.federation.checkpoint import Checkpoint, CheckpointError
+from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.record import Record, read_lines, summary, to_json
 
 
@@ -124,5 +125,5 @@ def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
         (tmp_path, "is a folder"),
         (tmp_path / "file" / "below", "cannot be written: "),
     ):
-        with pytest.raises(files.OutputError, match=says):
+        with pytest.raises(OutputError, match=says):
             files.write(path, "text")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedgist.core.message import pack, payload_bytes, reduction, refuse, shapes, unpack
-from fedgist.core.method import Context, Order, Replies, TooFewRepliesError
+from fedgist.core.method import Context, Order, Replies
 from fedgist.core.tree import build, map_leaves, named
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
@@ -20,6 +20,7 @@ from fedgist.engines import trainer
 from fedgist.engines.engine import Answer
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import TooFewRepliesError
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods import METHODS

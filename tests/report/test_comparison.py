@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedgist.errors import ReportError
 from fedgist.report.comparison import Study, study
-from fedgist.report.run_files import ReportError, find
+from fedgist.report.run_files import find
 from fedgist.report.tables import as_data, render, sheets
 
 from written import write_run  # isort: skip

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fedgist.errors import ReportError
 from fedgist.report import watch
-from fedgist.report.run_files import ReportError, RunFiles, find
+from fedgist.report.run_files import RunFiles, find
 from fedgist.report.tracking import tracker
 
 from written import write_run  # isort: skip

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
-from fedgist.federation.recipe import RecipeError, make, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import make, read
 from fedgist.methods import METHODS
 from fedgist.studies.jobs import Event, Job, is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_table

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedgist.cli.recipe_files import folder
-from fedgist.federation.recipe import RecipeError, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import read
 from fedgist.studies.jobs import Event, Job, run_jobs
 from fedgist.studies.tune import OBJECTIVE, Tuner, read_space
 

@@ -18,9 +18,8 @@ from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import LOOK, app
 from fedgist.data import SOURCES
 from fedgist.data.partition import PARTITIONS
-from fedgist.engines.worker_pool import WorkerError
+from fedgist.errors import JobsError, WorkerError, one_of
 from fedgist.federation import runner as api
-from fedgist.federation.recipe import one_of
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.studies.jobs import Interrupted
@@ -41,7 +40,7 @@ def main() -> None:
         sys.exit(1)
     except ValueError as error:
         _fail(f"error: {error}", 2)
-    except (OSError, WorkerError, search.FailedError) as error:
+    except (OSError, WorkerError, JobsError) as error:
         _fail(f"error: {error}", 1)
 
 

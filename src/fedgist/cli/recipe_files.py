@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgist.federation.recipe import RecipeError, one_of
+from fedgist.errors import RecipeError, one_of
 from fedgist.studies.paper_table import is_table
 
 DEFAULT = "demo"

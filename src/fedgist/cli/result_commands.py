@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fedgist.cli.shared_options import LOOK, Folders, app
+from fedgist.errors import one_of
 from fedgist.federation import atomic_files as files
-from fedgist.federation.recipe import one_of
 from fedgist.report import drawing, figures, page, pictures, tables, watch
 from fedgist.report import formatting as text
 from fedgist.report import run_files as runs

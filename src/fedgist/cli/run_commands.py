@@ -19,10 +19,11 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.cli.shared_options import RUN, ClientId, DataRoot, Settings, app
 from fedgist.cli.shared_options import Recipe as RecipeName
 from fedgist.data import read_examples
+from fedgist.errors import RecipeError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import runner as api
 from fedgist.federation import world as worlds
-from fedgist.federation.recipe import Recipe, RecipeError, read
+from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.trained_models import client_model

@@ -19,8 +19,8 @@ from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.cli.result_commands import Reference, Target
 from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app
 from fedgist.engines.worker_pool import default_workers
+from fedgist.errors import JobsError, one_of
 from fedgist.federation import atomic_files as files
-from fedgist.federation.recipe import one_of
 from fedgist.report import paper_comparison as side
 from fedgist.report import run_files as runs
 from fedgist.report import tables
@@ -42,10 +42,6 @@ RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the table and errors.")]
-
-
-class FailedError(Exception):
-    """Some runs failed; the others are done."""
 
 
 @app.command(rich_help_panel=SEARCH)
@@ -273,7 +269,7 @@ def _complain(failed: Mapping[str, str], at_least: int = 1) -> None:
         reasons.setdefault(text, []).append(name)
     lines = [f"{', '.join(names)}: {text}" for text, names in reasons.items()]
     msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:", *lines])
-    raise FailedError(msg)
+    raise JobsError(msg)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from fedgist.core.message import Nothing, message, total
 from fedgist.core.net import Architecture, Net, Part
 from fedgist.core.optim import Optimizer
 from fedgist.core.tree import STATIC, tree
+from fedgist.errors import TooFewRepliesError
 
 Life = Literal["epoch", "round", "run"]
 
@@ -136,10 +137,6 @@ class Reply:
     order: Order
     round: int
     message: Any
-
-
-class TooFewRepliesError(Exception):
-    """A total was asked for over fewer clients than ``privacy.min_replies``."""
 
 
 @dataclass(frozen=True)

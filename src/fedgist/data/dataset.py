@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-
-class DataError(ValueError):
-    """The data cannot be used; the message says why, in one line, with the place and the value."""
+from fedgist.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ generator makes the Dirichlet ones.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
+from fedgist.errors import DataError, did_you_mean
 
 Ints = npt.NDArray[np.int64]
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough
@@ -55,9 +55,7 @@ def partition(
         If the partition is unknown or impossible, naming the key and the value.
     """
     if name not in PARTITIONS:
-        near = difflib.get_close_matches(name, PARTITIONS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        msg = f"partition.name: unknown partition {name!r}; {hint}known: {', '.join(PARTITIONS)}"
+        msg = f"partition.name: unknown partition {name!r}{did_you_mean(name, PARTITIONS)}"
         raise DataError(msg)
     if num_clients < 1:
         msg = f"clients.num_clients must be at least 1, not {num_clients}"

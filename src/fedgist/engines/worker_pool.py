@@ -28,14 +28,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core.tree import map_leaves
+from fedgist.errors import WorkerError
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt, from malloc.h
 
 Work = Callable[[Any], Any]
-
-
-class WorkerError(RuntimeError):
-    """A worker failed or died; the message holds what it said."""
 
 
 def default_workers(device: str) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-
-class OutputError(ValueError):
-    """A path cannot be written to."""
+from fedgist.errors import OutputError
 
 
 def write(path: Path, content: bytes | str) -> None:

@@ -12,13 +12,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedgist.errors import CheckpointError
 from fedgist.federation import atomic_files as files
 
 FILE = Path("checkpoint") / "state.safetensors"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be read."""
 
 
 @dataclass(frozen=True)

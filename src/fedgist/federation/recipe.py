@@ -7,9 +7,8 @@ unknown name is a :class:`RecipeError` of one line that names the key, the value
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +20,7 @@ from fedgist.core.optim import OptimizerName
 from fedgist.data.augment import Augmentation
 from fedgist.data.partition import PARTITIONS
 from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import RecipeError, did_you_mean, one_of
 from fedgist.methods import METHODS
 
 # settings that leave an experiment what it is, by the beginnings of their keys
@@ -34,10 +34,6 @@ SAME_EXPERIMENT = (
 )
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
-
-
-class RecipeError(ValueError):
-    """A recipe cannot be used; the message is one line."""
 
 
 class _Section(BaseModel):
@@ -193,17 +189,6 @@ class Recipe(_Section):
         return tomli_w.dumps(_plain(self.model_dump()))
 
 
-def one_of(name: str, choices: Iterable[str], kind: str) -> str:
-    """Return ``name`` if it is among the choices, else raise ValueError with the nearest one."""
-    known = list(choices)
-    if name in known:
-        return name
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    msg = f"unknown {kind} {name!r}; {hint}known: {', '.join(known)}"
-    raise ValueError(msg)
-
-
 def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe file and apply ``section.key=value`` settings.
 
@@ -267,7 +252,7 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every method is a dataclass
     for key in options:
         if key not in known:
-            msg = f"{table}.{key}: unknown key of {name}{_near(key, known)}"
+            msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
             raise RecipeError(msg)
     try:
         return TypeAdapter(cls).validate_python(dict(options))
@@ -330,7 +315,7 @@ def _first(error: ValidationError, model: type[BaseModel]) -> str:
         part for part in loc if part not in {"float", "str", "constrained-int", "dict[str,any]"}
     )
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key{_near(loc[-1], _keys(model, loc[:-1]))}"
+        return f"{where}: unknown key{did_you_mean(loc[-1], _keys(model, loc[:-1]))}"
     return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
@@ -341,12 +326,6 @@ def _keys(model: type[BaseModel], loc: Sequence[str]) -> list[str]:
             return []
         model = inner
     return list(model.model_fields)
-
-
-def _near(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"; {hint}known: {', '.join(known) or 'none'}"
 
 
 def _plain(value: Any) -> Any:

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from fedgist.core import random
 from fedgist.core.message import payload_bytes
-from fedgist.core.method import Context, Method, Order, Replies, Task, TooFewRepliesError
+from fedgist.core.method import Context, Method, Order, Replies, Task
 from fedgist.core.tree import build, named
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.worker_pool import one_thread
+from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation as evaluate
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.record import Line

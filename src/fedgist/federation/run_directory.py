@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
-from fedgist.federation.recipe import RecipeError
 from fedgist.federation.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, read_lines
 from fedgist.federation.saved_features import FEATURES
 

@@ -21,10 +21,11 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines.client_work import Settings
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.plan_timing import choose_plans
+from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features as features
 from fedgist.federation.checkpoint import Checkpoint
-from fedgist.federation.recipe import Recipe, RecipeError, make, read
+from fedgist.federation.recipe import Recipe, make, read
 from fedgist.federation.record import PARTITION, RECIPE, RESULT, Line, Record, summary, to_json
 from fedgist.federation.round_loop import Federation, Observer, loop, start_server, totals
 from fedgist.federation.run_directory import alone, enter

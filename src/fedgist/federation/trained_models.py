@@ -14,8 +14,8 @@ from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
 from fedgist.core.tree import build, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.errors import RecipeError, one_of
 from fedgist.federation import atomic_files as files
-from fedgist.federation.recipe import RecipeError, one_of
 from fedgist.federation.round_loop import Federation
 
 

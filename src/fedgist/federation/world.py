@@ -25,7 +25,8 @@ from fedgist.data.dataset import Dataset, check
 from fedgist.data.examples import examples
 from fedgist.data.partition import Partition, partition
 from fedgist.engines.client_work import Population
-from fedgist.federation.recipe import ModelSection, Recipe, RecipeError, build_method, one_of
+from fedgist.errors import RecipeError, one_of
+from fedgist.federation.recipe import ModelSection, Recipe, build_method
 from fedgist.models import MODELS
 
 Build = Callable[[], nn.Module]

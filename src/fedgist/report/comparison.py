@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.federation.recipe import one_of
+from fedgist.errors import ReportError, one_of
 from fedgist.federation.record import summary
-from fedgist.report.run_files import ACCURACY, ReportError, RunFiles
+from fedgist.report.run_files import ACCURACY, RunFiles
 from fedgist.report.stats import Better, Comparison, Estimate, compare, estimate, smallest_p
 
 # what does not make an experiment another one: the seed, how the work was done, what the paper

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgist.errors import ReportError
 from fedgist.federation import atomic_files as files
-from fedgist.report.run_files import ReportError
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, on white and on black
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9467BD", "#7F7F7F")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgist.errors import ReportError
 from fedgist.report.drawing import bubbles, new_figure
-from fedgist.report.run_files import ACCURACY, ReportError, RunFiles
+from fedgist.report.run_files import ACCURACY, RunFiles
 from fedgist.report.text_chart import chart
 
 

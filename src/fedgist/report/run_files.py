@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgist.errors import ReportError
 from fedgist.federation.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line
 
 ACCURACY = "eval/client/accuracy_mean"
 NOT_FINITE = (math.inf, -math.inf)
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
-
-
-class ReportError(ValueError):
-    """A folder holds no run that can be shown."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist.federation.recipe import one_of
+from fedgist.errors import ReportError, one_of
 from fedgist.report.comparison import flat
-from fedgist.report.run_files import ReportError, RunFiles
+from fedgist.report.run_files import RunFiles
 
 MOST_PARAMETER = 500  # characters of a parameter that MLflow keeps
 

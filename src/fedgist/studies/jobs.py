@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 
 from fedgist.engines.worker_pool import die_with_parent, keep_memory
+from fedgist.errors import RecipeError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import runner as api
-from fedgist.federation.recipe import Recipe, RecipeError, read
+from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import World

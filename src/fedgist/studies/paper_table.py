@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedgist.federation.recipe import Recipe, RecipeError, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import Recipe, read
 from fedgist.methods import METHODS
 from fedgist.studies.jobs import Job
 

@@ -8,7 +8,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.federation.recipe import RecipeError, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import read
 from fedgist.studies.jobs import Job
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgist.federation.recipe import Recipe, RecipeError, read
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, read_lines
 from fedgist.studies.jobs import Event, Job
 

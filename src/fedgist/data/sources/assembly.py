@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgist.core.random import key, permutation
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
+from fedgist.errors import DataError
 
 Values = NDArray[Any]
 _EXACT = 2**53  # whole numbers beyond are not exact in double precision

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.cifar_pickle import as_text, read_pickle
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.errors import DataError
 
 _SHAPE = (3, 32, 32)
 

@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedgist.data.dataset import DataError
 from fedgist.data.sources.locations import first_line
+from fedgist.errors import DataError
 
 _BROKEN = (
     pickle.UnpicklingError,

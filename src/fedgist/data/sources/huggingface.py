@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.assembly import Examples, Values, dataset, names, split
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
 from fedgist.data.sources.locations import first_line, need
 from fedgist.data.sources.npz import features as numbers
+from fedgist.errors import DataError
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
 _SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.locations import absent, data_root, first_line
+from fedgist.errors import DataError
 
 _BYTES = 0x08
 _GZIP = b"\x1f\x8b"

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.assembly import Examples, Values, dataset, split
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
 from fedgist.data.sources.locations import existing, first_line, need
+from fedgist.errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _BROKEN = (

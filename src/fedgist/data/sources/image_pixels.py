@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError
 from fedgist.data.sources.assembly import Values
+from fedgist.errors import DataError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fedgist.data.dataset import DataError
+from fedgist.errors import DataError
 
 
 def data_root(root: Path | None = None) -> Path:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.assembly import Examples, Values, dataset, names, split
 from fedgist.data.sources.locations import existing, first_line
+from fedgist.errors import DataError
 
 _ARRAYS = ("x", "y", "x_test", "y_test", "clients", "clients_test")
 CHANNELS = (1, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path  # needed at run time: fedgist.data.sources.registry re
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from fedgist.data.dataset import DataError, Dataset, check
+from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from fedgist.data.sources.digits import digits
 from fedgist.data.sources.huggingface import huggingface
@@ -19,6 +18,7 @@ from fedgist.data.sources.image_folder import folder
 from fedgist.data.sources.locations import data_root
 from fedgist.data.sources.npz import npz
 from fedgist.data.sources.tabular import table
+from fedgist.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,7 @@ def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
 
 
 def _unknown(name: str, what: str, choices: Iterable[str]) -> DataError:
-    known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1)
-    meant = f", did you mean {near[0]!r}?" if near else ";"
-    return DataError(f"unknown {what} {name!r}{meant} choices: {', '.join(known) or 'none'}")
+    return DataError(f"unknown {what} {name!r}{did_you_mean(name, sorted(choices))}")
 
 
 def _fits(value: object, kind: Any) -> bool:

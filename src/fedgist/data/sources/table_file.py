@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.data.dataset import DataError
 from fedgist.data.sources.assembly import Values
 from fedgist.data.sources.locations import first_line, need
+from fedgist.errors import DataError
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.assembly import Examples, Values, dataset, held_out, in_order, names
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import (
@@ -24,6 +24,7 @@ from fedgist.data.sources.table_file import (
     reals,
     texts,
 )
+from fedgist.errors import DataError
 
 _MOST = 1000  # categories of a column; more of them are identifiers or free text
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import DataError, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.assembly import Values
 from fedgist.data.sources.image_folder import ENDINGS, images_below, pictures
 from fedgist.data.sources.image_pixels import stack
@@ -20,6 +20,7 @@ from fedgist.data.sources.locations import existing
 from fedgist.data.sources.npz import CHANNELS, features, read_arrays
 from fedgist.data.sources.table_file import TABLES, load_table
 from fedgist.data.sources.tabular import Column, encode, encode_like
+from fedgist.errors import DataError
 
 _ARRAYS = (".npz", ".npy")
 _IMAGE = 3  # dimensions of an image

@@ -1,0 +1,89 @@
+"""What can go wrong, as one tree; and how an unknown name is told.
+
+::
+
+    FedgistError
+    +-- InputError (a ValueError)    an argument or a file cannot be used
+    |   +-- RecipeError              a recipe, or what was given in its place
+    |   +-- DataError                a data set, or a file of examples
+    |   +-- MethodError              a method that breaks the vocabulary, or does not fit the task
+    |   +-- MessageError             bytes that are no message, or not the one expected
+    |   +-- CheckpointError          a checkpoint that cannot be read
+    |   +-- ReportError              a folder that holds no run that can be shown
+    |   +-- OutputError              a path that cannot be written to
+    +-- TooFewRepliesError           a total over fewer clients than allowed was asked for
+    +-- WorkerError (a RuntimeError) a worker process failed or died
+    +-- JobsError                    some of many runs failed; the others are done
+
+Every message is one line that names the key, the value and the choices.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedgistError(Exception):
+    """Anything that fedgist itself complains about."""
+
+
+class InputError(FedgistError, ValueError):
+    """An argument, a recipe or a file cannot be used."""
+
+
+class RecipeError(InputError):
+    """A recipe cannot be used, or what was given in its place."""
+
+
+class DataError(InputError):
+    """A data set cannot be read, or is none."""
+
+
+class MethodError(InputError):
+    """A method breaks the vocabulary, or does not fit the task."""
+
+
+class MessageError(InputError):
+    """Bytes are no message, or not the one expected."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint cannot be read."""
+
+
+class ReportError(InputError):
+    """A folder holds no run that can be shown."""
+
+
+class OutputError(InputError):
+    """A path cannot be written to."""
+
+
+class TooFewRepliesError(FedgistError):
+    """A total was asked for over fewer clients than ``privacy.min_replies``."""
+
+
+class WorkerError(FedgistError, RuntimeError):
+    """A worker failed or died; the message holds what it said."""
+
+
+class JobsError(FedgistError):
+    """Some runs failed; the others are done."""
+
+
+def one_of(name: str, choices: Iterable[str], kind: str) -> str:
+    """Return ``name`` if it is among the choices, else raise InputError with the nearest one."""
+    known = list(choices)
+    if name in known:
+        return name
+    msg = f"unknown {kind} {name!r}{did_you_mean(name, known)}"
+    raise InputError(msg)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, and all of them."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"; {hint}known: {', '.join(choices) or 'none'}"
