@@ -100,11 +100,11 @@ def test_errors(tmp_path: Path) -> None:
     (tmp_path / "cat" / "2.png").write_text("no image")
     with pytest.raises(
         DataError,
-        match=r"cat/2\.png is no image that can be read, it may be corrupt: cannot identify",
+        match=r"cat/2\.png cannot be read as an image; it may be corrupt: cannot identify",
     ):
         load("folder", path=tmp_path)
     Image.fromarray(np.zeros((3, 3), np.uint16)).save(tmp_path / "cat" / "2.png")
-    with pytest.raises(DataError, match=r"cat/2\.png has more than 8 bits a pixel \(mode I;16\)"):
+    with pytest.raises(DataError, match=r"cat/2\.png has more than 8 bits per pixel \(mode I;16\)"):
         load("folder", path=tmp_path)
 
 

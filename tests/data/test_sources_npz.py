@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data import Dataset, load
-from fedgist.data.sources.assembly import held_out, moments, names
+from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -111,12 +111,16 @@ def test_clients(tmp_path: Path) -> None:
     ("arrays", "options", "message"),
     [
         ({"y": Y}, {}, "x.npz has no array 'x'; it holds y"),
-        ({"other": Y}, {}, "x.npz has no array 'x'; it holds nothing"),
+        ({"other": Y}, {}, "x.npz has no array 'x'; it holds other"),
         ({"x": X, "y": Y, "x_test": X}, {}, "no array 'y_test'; it holds x, y, x_test"),
-        ({"x": X, "y": Y[:9]}, {}, "x.npz: x has 20 rows but y 9"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:9]}, {}, "x_test has 20 rows but y_test 9"),
-        ({"x": X, "y": Y, "clients": Y[:3]}, {}, "x has 20 rows but clients 3"),
-        ({"x": X, "y": np.eye(20)}, {}, r"the labels y have shape \[20, 20\]; one a row is needed"),
+        ({"x": X, "y": Y[:9]}, {}, "x.npz: x has 20 rows but y has 9"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:9]}, {}, "x_test has 20 rows but y_test has 9"),
+        ({"x": X, "y": Y, "clients": Y[:3]}, {}, "x has 20 rows but clients has 3"),
+        (
+            {"x": X, "y": np.eye(20)},
+            {},
+            r"the labels y have shape \[20, 20\]; one value per row is needed",
+        ),
         ({"x": X, "y": Y + 0.5}, {}, r"whole numbers or text; row 0 \(counted from 0\) holds 0\.5"),
         ({"x": X, "y": np.where(Y == 1, np.nan, 0)}, {}, r"row 1 \(counted from 0\) holds nan"),
         ({"x": X, "y": np.full(20, 1e300)}, {}, "holds 1e[+]300"),
@@ -152,8 +156,12 @@ def test_clients(tmp_path: Path) -> None:
             {},
             "the test label '2' is not among the training labels: 0",
         ),
-        ({"x": X, "y": Y}, {"test_fraction": 1.0}, "test_fraction is 1.0, outside"),
-        ({"x": X, "y": Y}, {"test_fraction": -0.1}, "test_fraction is -0.1, outside"),
+        (
+            {"x": X, "y": Y},
+            {"test_fraction": 1.0},
+            "test_fraction is 1.0; it must be at least 0 and below 1",
+        ),
+        ({"x": X, "y": Y}, {"test_fraction": -0.1}, "test_fraction is -0.1; it must be at least 0"),
     ],
 )
 def test_errors(
@@ -209,7 +217,7 @@ def test_a_changed_byte_is_an_error_or_data(tmp_path: Path, data: st.DataObject)
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=60), st.floats(0, 0.95))
 def test_held_out_rows_are_a_share_of_each_class(labels: list[str], fraction: float) -> None:
-    values = names(np.array(labels), "labels")
+    values = as_texts(np.array(labels), "labels")
     mask = held_out(values, fraction)
     assert np.array_equal(mask, held_out(values, fraction))
     for label in set(labels):

@@ -173,7 +173,7 @@ def test_holes_in_parquet(tmp_path: Path) -> None:
         ("a,diagnosis,diagnosis\n1,x,y\n", {}, "table.csv has two columns named 'diagnosis'"),
         ("", {}, "table.csv cannot be read: Empty CSV file"),
         (HEAD, {}, "table.csv has no training rows"),
-        ("diagnosis\nill\n", {}, "table.csv has no column beside the label"),
+        ("diagnosis\nill\n", {}, "table.csv has no column besides the label"),
         (
             "a,diagnosis\n" + "".join(f"p{i},x\n" for i in range(1001)),
             {},
@@ -214,7 +214,7 @@ def test_a_bad_cell_keeps_its_row_number_after_the_split(tmp_path: Path) -> None
 
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"table\.xlsx is no table that can be read; \.csv, \.tsv and \.parquet can"
+        DataError, match=r"table\.xlsx is not a table that can be read; use \.csv, \.tsv, \.parquet"
     ):
         load("table", path=write(tmp_path, "", "table.xlsx"), label="y")
     with pytest.raises(DataError, match=r"table\.parquet cannot be read"):

@@ -188,7 +188,7 @@ def test_other_files(tmp_path: Path) -> None:
     fails(
         write(tmp_path, "", "x.txt"),
         run((4,)),
-        r"x\.txt holds no examples that can be read; \.npz, .*folders can",
+        r"x\.txt is not a file of examples; use \.npz, .* or a folder of images",
     )
 
 
@@ -325,8 +325,8 @@ def test_errors_of_images(tmp_path: Path) -> None:
         tmp_path / "1.png", run((3, 5, 6), torch.float32), message + r"numbers of shape \[3, 5, 6\]"
     )
     fails(tmp_path / "1.png", run((4, 5, 6)), message + r"bytes of shape \[4, 5, 6\]")
-    fails(write(tmp_path, "no image", "2.png"), data, r"2\.png is no image that can be read")
-    fails(tmp_path, data, r"2\.png is no image that can be read")
+    fails(write(tmp_path, "no image", "2.png"), data, r"2\.png cannot be read as an image")
+    fails(tmp_path, data, r"2\.png cannot be read as an image")
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,7 +7,6 @@ from fedgist.data.sources.unlabelled import read_examples
 
 __all__ = [
     "SOURCES",
-    "DataError",
     "Dataset",
     "Source",
     "check",

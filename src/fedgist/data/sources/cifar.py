@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from the original Python batches."""
+"""CIFAR-10 and CIFAR-100 from their original Python batches.
+
+Krizhevsky 2009, "Learning multiple layers of features from tiny images", chapter 3.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,16 @@ from fedgist.data.sources.locations import absent, data_root
 from fedgist.errors import DataError
 
 _SHAPE = (3, 32, 32)
+_PAGE = "https://www.cs.toronto.edu/~kriz"
 
 
 @dataclass(frozen=True)
-class Cifar:
-    """A data set of pickled batches."""
+class CifarFiles:
+    """A data set of pickled batches.
+
+    ``folder`` is what unpacking ``archive`` makes; ``train``, ``test`` and ``meta`` are files in
+    it; ``mean`` and ``std`` are those of the training pixels of each channel, which are 0 to 1.
+    """
 
     name: str
     folder: str
@@ -32,107 +40,108 @@ class Cifar:
 
     @property
     def where(self) -> str:
-        """What to get, and where to put it."""
-        source = (
-            f"get the python version, https://www.cs.toronto.edu/~kriz/{self.archive} (the page is "
-        )
+        """What to download, and where to put it."""
         return (
-            source
-            + f"https://www.cs.toronto.edu/~kriz/cifar.html), and unpack it to ROOT/{self.folder}"
+            f"get the Python version, {_PAGE}/{self.archive} (described at {_PAGE}/cifar.html), "
+            f"and unpack it in ROOT, which makes the folder ROOT/{self.folder}"
         )
 
 
-CIFAR10 = Cifar(
-    "cifar10",
-    "cifar-10-batches-py",
-    "cifar-10-python.tar.gz",
-    tuple(f"data_batch_{i}" for i in range(1, 6)),
-    "test_batch",
-    "batches.meta",
-    (0.4914, 0.4822, 0.4465),
-    (0.2470, 0.2435, 0.2616),
+CIFAR10 = CifarFiles(
+    name="cifar10",
+    folder="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
+    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
+    test="test_batch",
+    meta="batches.meta",
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
 )
-CIFAR100 = Cifar(
-    "cifar100",
-    "cifar-100-python",
-    "cifar-100-python.tar.gz",
-    ("train",),
-    "test",
-    "meta",
-    (0.5071, 0.4865, 0.4409),
-    (0.2673, 0.2564, 0.2762),
+CIFAR100 = CifarFiles(
+    name="cifar100",
+    folder="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
+    train=("train",),
+    test="test",
+    meta="meta",
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
 )
 
 
 def cifar10(*, root: Path | None = None) -> Dataset:
-    """Read CIFAR-10: 50,000 and 10,000 colour images of 32x32 pixels in 10 classes."""
+    """Read CIFAR-10: colour images of 32x32 pixels in 10 classes.
+
+    50,000 are training rows and 10,000 are test rows.
+    """
     return _read(CIFAR10, data_root(root), "labels", "label_names", 10)
 
 
 def cifar100(*, root: Path | None = None, coarse: bool = False) -> Dataset:
-    """Read CIFAR-100.
+    """Read CIFAR-100: colour images of 32x32 pixels in 100 classes, or in 20 with ``coarse``.
 
-    50,000 and 10,000 colour images of 32x32 pixels in 100 classes, or 20 coarse ones.
+    50,000 are training rows and 10,000 are test rows.
     """
-    kind, count = ("coarse", 20) if coarse else ("fine", 100)
-    return _read(CIFAR100, data_root(root), f"{kind}_labels", f"{kind}_label_names", count)
+    level, count = ("coarse", 20) if coarse else ("fine", 100)
+    return _read(CIFAR100, data_root(root), f"{level}_labels", f"{level}_label_names", count)
 
 
-def _read(kind: Cifar, root: Path, labels: str, names: str, count: int) -> Dataset:
-    for file in (*kind.train, kind.test, kind.meta):
-        if not (root / kind.folder / file).is_file():
-            raise absent(kind.name, f"{kind.folder}/{file}", root, kind.where)
-    folder = root / kind.folder
-    parts = [_batch(folder / file, labels, count) for file in kind.train]
-    x_test, y_test = _batch(folder / kind.test, labels, count)
-    x, y = (torch.cat(column) for column in zip(*parts, strict=True))
+def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count: int) -> Dataset:
+    """Read the batches, whose labels and names of classes, ``count`` of them, have these keys."""
+    folder = root / files.folder
+    for file in (*files.train, files.test, files.meta):
+        if not (folder / file).is_file():
+            raise absent(files.name, f"{files.folder}/{file}", root, files.where)
+    batches = [_batch(folder / file, labels_key, count) for file in files.train]
+    x_test, y_test = _batch(folder / files.test, labels_key, count)
     return Dataset(
-        kind.name,
-        x,
-        y,
+        files.name,
+        torch.cat([x for x, _ in batches]),
+        torch.cat([y for _, y in batches]),
         x_test,
         y_test,
         count,
         scale=255.0,
-        mean=kind.mean,
-        std=kind.std,
-        classes=_classes(folder / kind.meta, names, count),
+        mean=files.mean,
+        std=files.std,
+        classes=_class_names(folder / files.meta, names_key, count),
     )
 
 
-def _batch(path: Path, labels: str, count: int) -> tuple[Tensor, Tensor]:
+def _batch(path: Path, labels_key: str, count: int) -> tuple[Tensor, Tensor]:
     batch, name = read_pickle(path), f"{path.parent.name}/{path.name}"
-    match batch.get("data"), batch.get(labels):
-        case np.ndarray(shape=(rows, 3072)) as data, list(y) if len(y) == rows:
-            wrong = next(
-                (label for label in y if type(label) is not int or not 0 <= label < count), None
-            )
-            if wrong is None:
-                return torch.from_numpy(data.reshape(-1, *_SHAPE).copy()), torch.tensor(
-                    y, dtype=torch.int64
-                )
-            msg = f"{name}: the label {wrong!r} is outside 0..{count - 1}"
-        case np.ndarray(shape=shape), list(y):
+    match batch.get("data"), batch.get(labels_key):
+        case np.ndarray(shape=(rows, 3072)) as data, list(labels) if len(labels) == rows:
+            x = torch.from_numpy(data.reshape(-1, *_SHAPE).copy())
+            return x, _checked_labels(labels, name, count)
+        case np.ndarray(shape=shape), list(labels):
             msg = (
-                f"{name}: data of shape {list(shape)} and {len(y)} {labels}; rows of 3072 bytes "
-                "and a label for each "
+                f"{name} holds data of shape {list(shape)} and {len(labels)} {labels_key}; "
+                "rows of 3072 bytes, and one label per row, are needed"
             )
-            msg += "are needed"
         case _:
             msg = (
-                f"{name} needs an array 'data' and a list {labels!r}; it holds "
+                f"{name} needs an array 'data' and a list {labels_key!r}; it holds "
                 f"{', '.join(batch) or 'nothing'}"
             )
     raise DataError(msg)
 
 
-def _classes(path: Path, names: str, count: int) -> tuple[str, ...]:
-    found = read_pickle(path).get(names)
+def _checked_labels(labels: list[object], name: str, count: int) -> Tensor:
+    for label in labels:
+        if type(label) is not int or not 0 <= label < count:
+            msg = f"{name}: the label {label!r} is outside 0..{count - 1}"
+            raise DataError(msg)
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+def _class_names(path: Path, key: str, count: int) -> tuple[str, ...]:
+    names = read_pickle(path).get(key)
     if (
-        not isinstance(found, list)
-        or len(found) != count
-        or not all(isinstance(n, bytes | str) for n in found)
+        not isinstance(names, list)
+        or len(names) != count
+        or not all(isinstance(name, bytes | str) for name in names)
     ):
-        msg = f"{path.parent.name}/{path.name} needs a list {names!r} of {count} names"
+        msg = f"{path.parent.name}/{path.name} needs a list {key!r} of {count} names"
         raise DataError(msg)
-    return tuple(as_text(name) for name in found)
+    return tuple(as_text(name) for name in names)

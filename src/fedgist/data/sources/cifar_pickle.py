@@ -1,8 +1,8 @@
 """Reads the pickles of data sets without running what they contain.
 
-A pickle is a program. Here it may only build numbers, strings, lists, dictionaries and arrays of
-bytes; for arrays, stand-ins take the place of NumPy's own functions, so that none of NumPy's code
-runs on what a file says either.
+A pickle is a program. The one run here can only build numbers, strings, lists, dictionaries and
+arrays of bytes. Even for arrays, functions of this module replace NumPy's own, so that no file
+decides what NumPy's code does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedgist.data.sources.locations import first_line
+from fedgist.data.sources.optional_packages import first_line
 from fedgist.errors import DataError
 
 _BROKEN = (
@@ -37,20 +37,20 @@ _EARLY = "it ends too early"
 
 
 def read_pickle(path: Path) -> dict[str, object]:
-    """Read a pickled dictionary of numbers, strings, lists and byte arrays.
+    """Return a pickled dictionary of numbers, strings, lists and byte arrays, with keys of text.
 
     Raises
     ------
     DataError
-        If the file is corrupt, or names anything else.
+        If the file is corrupt, or would build or run anything else.
     """
     name = f"{path.parent.name}/{path.name}"
     try:
         with path.open("rb") as file:
-            found = _Reader(file, name).load()
+            content = _RestrictedUnpickler(file, name).load()
         return {
-            as_text(key): value.array if isinstance(value, _Array) else value
-            for key, value in found.items()
+            as_text(key): value.array if isinstance(value, _ArrayStandIn) else value
+            for key, value in content.items()
         }
     except DataError:
         raise
@@ -60,42 +60,48 @@ def read_pickle(path: Path) -> dict[str, object]:
 
 
 def as_text(value: object) -> str:
-    """Return text that may be Python 2's, bytes to Python 3."""
+    """Return text, which Python 2 pickled as what Python 3 reads as bytes.
+
+    Raises
+    ------
+    UnpicklingError
+        If ``value`` is neither text nor bytes.
+    """
     match value:
         case bytes():
             return value.decode("latin1")
         case str():
             return value
         case _:
-            msg = f"{type(value).__name__} in the place of a name"
+            msg = f"a name is {type(value).__name__}, not text"
             raise pickle.UnpicklingError(msg)
 
 
-class _Array:
-    """Stands for a NumPy array while unpickling."""
+class _ArrayStandIn:
+    """Takes the place of a NumPy array while unpickling."""
 
     array: np.ndarray | None = None
 
     def __setstate__(self, state: object) -> None:
         match state:
-            case (_, tuple(shape), _Bytes(), fortran, bytes(content)):
+            case (_, tuple(shape), _ByteType(), fortran, bytes(content)):
                 self.array = np.frombuffer(content, np.uint8).reshape(
                     shape, order="F" if fortran else "C"
                 )
             case _:
-                msg = "an array whose parts do not fit"
+                msg = "an array without a shape, a type and bytes"
                 raise pickle.UnpicklingError(msg)
 
 
-class _Bytes:
-    """Stands for NumPy's dtype of bytes while unpickling."""
+class _ByteType:
+    """Takes the place of NumPy's dtype of bytes while unpickling."""
 
     def __setstate__(self, state: object) -> None:
         """Ignore byte order and alignment: bytes have none."""
 
 
-class _Allowed:
-    """Stands for a function that a batch may call; the batch cannot change it."""
+class _AllowedCall:
+    """A function that a pickle may call, but not change."""
 
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
@@ -108,21 +114,21 @@ class _Allowed:
         raise pickle.UnpicklingError(msg)
 
 
-def _array(*_: object) -> _Array:
-    return _Array()
+def _new_array(*_: object) -> _ArrayStandIn:
+    return _ArrayStandIn()
 
 
-def _dtype(kind: object, *_: object) -> _Bytes:
+def _new_dtype(kind: object, *_: object) -> _ByteType:
     if as_text(kind) != "u1":
         msg = f"an array of dtype {as_text(kind)}, not of bytes"
         raise pickle.UnpicklingError(msg)
-    return _Bytes()
+    return _ByteType()
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Undo what protocol 2 does to bytes."""
+    """Return the bytes that Python 3 wrote as latin1 text with protocol 2."""
     if encoding != "latin1":
-        msg = f"bytes encoded as {encoding}"
+        msg = f"bytes encoded as {encoding}, not latin1"
         raise pickle.UnpicklingError(msg)
     return text.encode("latin1")
 
@@ -130,43 +136,44 @@ def _encode(text: str, encoding: str) -> bytes:
 _ALLOWED: Mapping[str, object] = MappingProxyType(
     {
         "numpy.ndarray": object(),
-        "numpy.dtype": _Allowed(_dtype),
-        "numpy.core.multiarray._reconstruct": _Allowed(_array),
-        "numpy._core.multiarray._reconstruct": _Allowed(_array),
-        "_codecs.encode": _Allowed(_encode),
+        "numpy.dtype": _AllowedCall(_new_dtype),
+        "numpy.core.multiarray._reconstruct": _AllowedCall(_new_array),
+        "numpy._core.multiarray._reconstruct": _AllowedCall(_new_array),
+        "_codecs.encode": _AllowedCall(_encode),
     }
 )
 
 
-class _Whole:
-    """A file that fails where it ends too early."""
+class _CompleteFile:
+    """A file whose reads fail, instead of returning less, where it ends too early."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def read(self, size: int, /) -> bytes:
-        """Return exactly so many bytes."""
+        """Return exactly ``size`` bytes."""
         content = self._file.read(size)
         if len(content) != size:
             raise EOFError(_EARLY)
         return content
 
     def readline(self) -> bytes:
-        """Return a line with its end."""
+        """Return a line, with the end of line that it must have."""
         line = self._file.readline()
         if not line.endswith(b"\n"):
             raise EOFError(_EARLY)
         return line
 
 
-class _Reader(pickle._Unpickler):  # noqa: SLF001 - the one in C makes room for as many objects as a wrong byte says
+# The unpickler in C allocates memory for as many objects as a corrupt byte asks for.
+class _RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
     def __init__(self, file: BinaryIO, name: str) -> None:
-        super().__init__(_Whole(file), encoding="bytes")
+        super().__init__(_CompleteFile(file), encoding="bytes")
         self._name = name
 
     def find_class(self, module: str, name: str, /) -> object:
-        """Return a stand-in for one of the few things that an array needs."""
-        if (found := _ALLOWED.get(f"{module}.{name}")) is None:
+        """Return the replacement of one of the few functions that an array needs."""
+        if (replacement := _ALLOWED.get(f"{module}.{name}")) is None:
             msg = f"{self._name} would run {module}.{name}; refused"
             raise DataError(msg)
-        return found
+        return replacement

@@ -6,22 +6,21 @@ import numpy as np
 import torch
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.locations import need
+from fedgist.data.sources.optional_packages import need
 
-_EVERY = 5  # each fifth example of a class is a test row
+_TEST_EVERY = 5  # every fifth example of a class is a test row
 
 
 def digits() -> Dataset:
     """Read 1,797 handwritten digits, 8x8 pixels of 0..16, with a fixed test split."""
-    found = need(
+    bundled = need(
         "sklearn.datasets", "digits needs scikit-learn: pip install scikit-learn"
     ).load_digits()
-    x = torch.from_numpy(found.images.astype(np.uint8)).unsqueeze(1)
-    y = torch.from_numpy(found.target.astype(np.int64))
-    rank = (
-        torch.nn.functional.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
-    )  # 1 for the first of its class
-    test = rank % _EVERY == 0
+    x = torch.from_numpy(bundled.images.astype(np.uint8)).unsqueeze(1)
+    y = torch.from_numpy(bundled.target.astype(np.int64))
+    count_so_far = torch.nn.functional.one_hot(y).cumsum(0)
+    rank = count_so_far.gather(1, y[:, None])[:, 0]  # 1 for the first of its class
+    test = rank % _TEST_EVERY == 0
     return Dataset(
         "digits",
         x[~test],

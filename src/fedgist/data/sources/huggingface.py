@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.assembly import Examples, Values, dataset, names, split
+from fedgist.data.sources.array_file import features as as_features
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
-from fedgist.data.sources.locations import first_line, need
-from fedgist.data.sources.npz import features as numbers
+from fedgist.data.sources.labelled_rows import LabelledRows, Values, as_texts, dataset, split
+from fedgist.data.sources.optional_packages import first_line, need
 from fedgist.errors import DataError
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
-_SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves
+_SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk leaves
 
 
 def huggingface(
@@ -32,33 +32,48 @@ def huggingface(
     test: str | None = None,
     test_fraction: float = 0.2,
 ) -> Dataset:
-    """Read labels and a column of images, or columns of numbers, from the splits train and test."""
-    if (image is None) == (features is None):
-        msg = (
-            f"{path}: name either the column of images (image) or the columns of numbers (features)"
-        )
-        raise DataError(msg)
-    columns = (features or []) if image is None else [image]
-    found = _load(path, config)
-    if test is None and "test" in found:
+    """Read labels and either a column of images or columns of numbers (``features``).
+
+    ``path`` is a name on the hub or a saved folder; ``train`` and ``test`` are names of splits.
+    Without a split ``test``, ``test_fraction`` of each class is held out as test rows.
+
+    Raises
+    ------
+    DataError
+        If the data set cannot be loaded, lacks a split or a column, or has a value that cannot be
+        used.
+    """
+    columns = _input_columns(image, features, str(path))
+    splits = _load(path, config)
+    if test is None and "test" in splits:
         test = "test"
-    splits = [
-        _split(found, name, str(path)) for name in (train, *(() if test is None else (test,)))
+    chosen = [
+        _split(splits, name, str(path)) for name in (train, *(() if test is None else (test,)))
     ]
-    for rows in splits:
+    for rows in chosen:
         _expect(rows, [*columns, label, *([] if client is None else [client])], str(path))
     if image is not None:
-        inputs = _images(splits, image, size_of(image_size))
+        inputs = _images(chosen, image, size_of(image_size), str(path))
     else:
-        inputs = [_numbers(rows, columns, str(path)) for rows in splits]
-    halves = []
-    for rows, x in zip(splits, inputs, strict=True):
-        clients = (
-            None if client is None else _texts(rows, client, f"{path}: the clients {client!r}")
-        )
-        halves.append(Examples(x, _labels(rows, label, str(path)), clients))
-    first, second = halves if test is not None else split(halves[0], test_fraction)
-    return dataset(str(path), first, second, classes=_known(splits[0], label))
+        inputs = [_numbers(rows, columns, str(path)) for rows in chosen]
+    labelled = [
+        LabelledRows(x, _labels(rows, label, str(path)), _clients(rows, client, str(path)))
+        for rows, x in zip(chosen, inputs, strict=True)
+    ]
+    train_rows, test_rows = labelled if test is not None else split(labelled[0], test_fraction)
+    return dataset(str(path), train_rows, test_rows, classes=_class_names(chosen[0], label))
+
+
+def _input_columns(image: str | None, features: list[str] | None, path: str) -> list[str]:
+    if image is not None and features is None:
+        return [image]
+    if features and image is None:
+        return features
+    msg = (
+        f"{path}: name either the column of images (image) or the columns of numbers (features); "
+        f"{'neither is' if image is None else 'both are'} given"
+    )
+    raise DataError(msg)
 
 
 def _load(path: str | Path, config: str | None) -> dict[str, Any]:
@@ -66,20 +81,20 @@ def _load(path: str | Path, config: str | None) -> dict[str, Any]:
     folder = Path(path).expanduser()
     try:
         if any((folder / file).is_file() for file in _SAVED):
-            found = library.load_from_disk(str(folder))
+            loaded = library.load_from_disk(str(folder))
         else:
-            found = library.load_dataset(str(folder) if folder.exists() else str(path), config)
+            loaded = library.load_dataset(str(folder) if folder.exists() else str(path), config)
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
         msg = f"the Hugging Face data set {str(path)!r} cannot be loaded: {first_line(error)}"
         raise DataError(msg) from error
-    return found if isinstance(found, dict) else {"train": found}
+    return loaded if isinstance(loaded, dict) else {"train": loaded}
 
 
-def _split(found: dict[str, Any], name: str, path: str) -> Any:
-    if name not in found:
-        msg = f"{path} has no split {name!r}; it has {', '.join(map(str, found))}"
+def _split(splits: dict[str, Any], name: str, path: str) -> Any:
+    if name not in splits:
+        msg = f"{path} has no split {name!r}; it has {', '.join(map(str, splits))}"
         raise DataError(msg)
-    return found[name]
+    return splits[name]
 
 
 def _expect(rows: Any, columns: list[str], path: str) -> None:
@@ -89,14 +104,18 @@ def _expect(rows: Any, columns: list[str], path: str) -> None:
             raise DataError(msg)
 
 
-def _images(splits: list[Any], column: str, size: tuple[int, int] | None) -> list[torch.Tensor]:
+def _images(
+    splits: list[Any], column: str, size: tuple[int, int] | None, path: str
+) -> list[torch.Tensor]:
+    """Return each split's images, all in ``size`` or the size of the first one."""
     pictures: list[Values] = []
     for rows in splits:
         for row, image in enumerate(rows[column]):
+            place = f"in row {row} (counted from 0)"
             if not hasattr(image, "convert"):
-                msg = f"the column {column!r} holds no image in row {row} (counted from 0)"
+                msg = f"{path}: the column {column!r} holds no image {place}"
                 raise DataError(msg)
-            pictures.append(pixels(image, size, f"the image in row {row} (counted from 0)"))
+            pictures.append(pixels(image, size, f"{path}: the image {place}"))
             size = size or pictures[0].shape[1:]
     return list(torch.split(stack(pictures), [len(rows) for rows in splits]))
 
@@ -108,38 +127,39 @@ def _numbers(rows: Any, columns: list[str], path: str) -> torch.Tensor:
             values = np.asarray(list(rows[name]), dtype=np.float32)
         except (TypeError, ValueError) as error:
             msg = (
-                f"{path}: the column {name!r} must hold numbers, as many in each row: "
+                f"{path}: the column {name!r} must hold numbers, equally many in every row: "
                 f"{first_line(error)}"
             )
             raise DataError(msg) from error
-        parts.append(numbers(values.reshape(len(values), -1), f"{path}: the column {name!r}"))
+        parts.append(as_features(values.reshape(len(values), -1), f"{path}: the column {name!r}"))
     return torch.cat(parts, dim=1)
 
 
 def _labels(rows: Any, column: str, path: str) -> Values:
-    known = _known(rows, column)
-    if not known:
+    names = _class_names(rows, column)
+    if not names:
         return _texts(rows, column, f"{path}: the labels {column!r}")
     for row, code in enumerate(rows[column]):
-        if code is None or not 0 <= code < len(known):
+        if code is None or not 0 <= code < len(names):
             msg = (
-                f"{path}: the label column {column!r} holds {code}, none of its names, in row "
-                f"{row} (counted from 0)"
+                f"{path}: the label column {column!r} holds {code} in row {row} (counted from 0), "
+                f"outside 0..{len(names) - 1}"
             )
             raise DataError(msg)
-    return np.array([known[code] for code in rows[column]], dtype=object)
+    return np.array([names[code] for code in rows[column]], dtype=object)
 
 
-def _known(rows: Any, column: str) -> tuple[str, ...]:
+def _clients(rows: Any, column: str | None, path: str) -> Values | None:
+    return None if column is None else _texts(rows, column, f"{path}: the clients {column!r}")
+
+
+def _class_names(rows: Any, column: str) -> tuple[str, ...]:
     """Return the classes that the data set itself names, in its order."""
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 
 def _texts(rows: Any, column: str, what: str) -> Values:
     values = list(rows[column])
-    texts = (
-        np.array(values, dtype=object)
-        if any(isinstance(value, str) for value in values)
-        else np.asarray(values)
-    )
-    return names(texts, what)
+    if any(isinstance(value, str) for value in values):
+        return as_texts(np.array(values, dtype=object), what)
+    return as_texts(np.asarray(values), what)

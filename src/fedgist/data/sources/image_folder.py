@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.assembly import Examples, Values, dataset, split
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
-from fedgist.data.sources.locations import existing, first_line, need
+from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split
+from fedgist.data.sources.locations import existing
+from fedgist.data.sources.optional_packages import first_line, need
 from fedgist.errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -34,66 +35,102 @@ _BROKEN = (
 def folder(
     *, path: str | Path, image_size: int | list[int] | None = None, test_fraction: float = 0.2
 ) -> Dataset:
-    """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/."""
+    """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/.
+
+    All images get ``image_size`` (pixels of a square's side, or height and width), or the size of
+    the first one. Without a test folder, ``test_fraction`` of each class is held out as test rows.
+
+    Raises
+    ------
+    DataError
+        If there is no such folder, a class has no images, or an image cannot be read.
+    """
     top = existing(path, folder=True)
-    train = top / "train" if (top / "train").is_dir() else top
-    test = next(
-        (top / name for name in ("test", "val") if train != top and (top / name).is_dir()), None
-    )
-    listed, listed_test = _listed(train), [] if test is None else _listed(test)
-    x = stack(pictures([file for file, _ in listed + listed_test], size_of(image_size)))
-    labels = np.array([label for _, label in listed + listed_test], dtype=object)
-    here = len(listed)
-    parts = Examples(x[:here], labels[:here]), Examples(x[here:], labels[here:])
-    return dataset(top.name, *(split(parts[0], test_fraction) if test is None else parts))
+    train, test = _split_folders(top)
+    train_files = _labelled_files(train)
+    test_files = [] if test is None else _labelled_files(test)
+    files = train_files + test_files
+    x = stack(read_images([file for file, _ in files], size_of(image_size)))
+    labels = np.array([label for _, label in files], dtype=object)
+    count = len(train_files)
+    train_rows = LabelledRows(x[:count], labels[:count])
+    if test is None:
+        return dataset(top.name, *split(train_rows, test_fraction))
+    return dataset(top.name, train_rows, LabelledRows(x[count:], labels[count:]))
 
 
-def _listed(place: Path) -> list[tuple[Path, str]]:
-    """Return each class folder's images in sorted order: the disk's order must not matter."""
+def _split_folders(top: Path) -> tuple[Path, Path | None]:
+    """Return the folder of training images, and that of test images if there is one."""
+    train = top / "train"
+    if not train.is_dir():
+        return top, None
+    return train, next((top / name for name in ("test", "val") if (top / name).is_dir()), None)
+
+
+def _labelled_files(top: Path) -> list[tuple[Path, str]]:
+    """Return the images of each class folder with its class, sorted whatever the disk's order."""
     classes = sorted(
-        entry for entry in place.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
     if not classes:
-        msg = f"{place} has no class folders"
+        msg = f"{top} has no class folders"
         raise DataError(msg)
-    found = []
-    for entry in classes:
-        found += [(file, entry.name) for file in _images(entry, entry.iterdir())]
-    return found
+    return [
+        (file, entry.name) for entry in classes for file in _images_among(entry.iterdir(), entry)
+    ]
 
 
-def images_below(place: Path) -> list[Path]:
-    """Return all images in a folder and the folders in it, in sorted order."""
-    return _images(place, place.rglob("*"))
+def images_below(top: Path) -> list[Path]:
+    """Return all images in a folder and the folders in it, in sorted order.
+
+    Raises
+    ------
+    DataError
+        If there are none.
+    """
+    return _images_among(top.rglob("*"), top)
 
 
-def _images(place: Path, files: Iterable[Path]) -> list[Path]:
-    """Return those files below ``place`` that are images, in sorted order; hidden ones are none."""
-    found = [file for file in files if file.suffix.lower() in ENDINGS]
+def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
+    """Return those files below ``top`` that are images and not hidden, in sorted order."""
     images = sorted(
-        file for file in found if not any(part[0] == "." for part in file.relative_to(place).parts)
+        file
+        for file in files
+        if file.suffix.lower() in ENDINGS
+        and not any(part.startswith(".") for part in file.relative_to(top).parts)
     )
     if not images:
-        msg = f"{place} holds no images ({', '.join(ENDINGS)})"
+        msg = f"{top} holds no images ({', '.join(ENDINGS)})"
         raise DataError(msg)
     return images
 
 
-def pictures(
+def read_images(
     files: list[Path], size: tuple[int, ...] | None, channels: int | None = None
 ) -> Iterator[Values]:
-    """Yield each image in the given size, or the first one's, with these channels or its own."""
+    """Yield each image as bytes (channels, height, width).
+
+    ``size`` is height and width, by default the first image's; ``channels`` is 1 or 3, by default
+    each image's own.
+
+    Raises
+    ------
+    DataError
+        If an image cannot be read.
+    """
     pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
     for file in files:
-        picture = _picture(pillow, file, size, channels)
-        size = size or picture.shape[1:]
-        yield picture
+        image = _read_image(pillow, file, size, channels)
+        size = size or image.shape[1:]
+        yield image
 
 
-def _picture(pillow: Any, file: Path, size: tuple[int, ...] | None, channels: int | None) -> Values:
+def _read_image(
+    pillow: Any, file: Path, size: tuple[int, ...] | None, channels: int | None
+) -> Values:
     try:
         with warnings.catch_warnings():
-            # a header that asks for hundreds of megabytes is refused, not merely warned of
+            # A header that asks for hundreds of megabytes is an error, not merely a warning.
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
             image = pillow.open(file)
         with image:
@@ -101,5 +138,5 @@ def _picture(pillow: Any, file: Path, size: tuple[int, ...] | None, channels: in
     except DataError:
         raise
     except (*_BROKEN, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        msg = f"{file} is no image that can be read, it may be corrupt: {first_line(error)}"
+        msg = f"{file} cannot be read as an image; it may be corrupt: {first_line(error)}"
         raise DataError(msg) from error

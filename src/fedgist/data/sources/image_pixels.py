@@ -1,4 +1,4 @@
-"""From pictures to bytes."""
+"""Turns images into arrays of bytes, and arrays of one size into one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.sources.assembly import Values
+from fedgist.data.sources.labelled_rows import Values
 from fedgist.errors import DataError
 
 _GREY = ("1", "L", "LA")
@@ -18,7 +18,13 @@ _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing it
 
 
 def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
-    """Read the option image_size: one number for squares, or height and width."""
+    """Return height and width from the option image_size: one number for squares, or both.
+
+    Raises
+    ------
+    DataError
+        If it is neither.
+    """
     if image_size is None:
         return None
     match [image_size, image_size] if isinstance(image_size, int) else image_size:
@@ -32,12 +38,18 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
 def pixels(
     image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None
 ) -> Values:
-    """Return an image as bytes (channels, height, width).
+    """Return an image of PIL as bytes (channels, height, width).
 
-    By default one channel if it is grey, three if not.
+    It is resized to ``size``, height and width, if given. By default a grey image has one channel
+    and any other has three.
+
+    Raises
+    ------
+    DataError
+        If the image has more than 8 bits per pixel and channel; ``what`` begins the message.
     """
     if image.mode.split(";")[0] in _DEEP:
-        msg = f"{what} has more than 8 bits a pixel (mode {image.mode}); convert it first"
+        msg = f"{what} has more than 8 bits per pixel (mode {image.mode}); convert it first"
         raise DataError(msg)
     grey = image.mode in _GREY if channels is None else channels == 1
     if "transparency" in image.info:
@@ -49,12 +61,15 @@ def pixels(
     return array[None] if grey else array.transpose(2, 0, 1)
 
 
-def stack(pictures: Iterable[Values]) -> Tensor:
-    """Stack pictures of one size, with one channel if all are grey."""
-    found = list(pictures)
-    channels = max((len(picture) for picture in found), default=1)
-    shape = (channels, *found[0].shape[1:]) if found else (channels, 0, 0)
-    out = np.empty((len(found), *shape), dtype=np.uint8)
-    for row, picture in enumerate(found):
-        out[row] = picture
+def stack(images: Iterable[Values]) -> Tensor:
+    """Return images of one size as uint8 (images, channels, height, width).
+
+    There is one channel if all images are grey; otherwise a grey one is repeated in all three.
+    """
+    arrays = list(images)
+    channels = max((len(array) for array in arrays), default=1)
+    height_width = arrays[0].shape[1:] if arrays else (0, 0)
+    out = np.empty((len(arrays), channels, *height_width), dtype=np.uint8)
+    for row, array in enumerate(arrays):
+        out[row] = array
     return torch.from_numpy(out)

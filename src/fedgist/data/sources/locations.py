@@ -1,60 +1,53 @@
-"""Where data lies: the data root, paths of the user, and packages that only some sources need."""
+"""Where data lies: the folder of downloaded data, and paths that a user gives."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
-from typing import Any
 
+from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError
 
 
 def data_root(root: Path | None = None) -> Path:
     """Return the folder of downloaded data.
 
-    The argument, else FEDGIST_DATA, else the user's cache folder.
+    This is ``root`` if given, else the environment variable FEDGIST_DATA, else a folder in the
+    user's cache.
     """
     if root is not None:
         return Path(root).expanduser()
-    if named := os.environ.get("FEDGIST_DATA"):
-        return Path(named).expanduser()
-    dirs = need(
+    if from_environment := os.environ.get("FEDGIST_DATA"):
+        return Path(from_environment).expanduser()
+    platformdirs = need(
         "platformdirs", "finding the cache folder needs platformdirs: pip install platformdirs"
     )
-    return Path(dirs.user_cache_path("fedgist")) / "data"
+    return Path(platformdirs.user_cache_path("fedgist")) / "data"
 
 
 def absent(name: str, file: str, root: Path, where: str) -> DataError:
-    """Say in one line which file is missing, and how to get it there."""
-    ways = "another root is set with --data-root or FEDGIST_DATA"
+    """Return the error that says in one line which file is missing, and how to get it.
+
+    ``where`` tells what to download and where to put it; ROOT in it stands for ``root``.
+    """
     return DataError(
-        f"{name} is not here: looked for {file} in {root}; {where.replace('ROOT', str(root))}; "
-        f"{ways}"
+        f"{name} was not found: looked for {file} in {root}; {where.replace('ROOT', str(root))}; "
+        "--data-root or FEDGIST_DATA sets another folder"
     )
 
 
 def existing(path: str | Path, *, folder: bool = False) -> Path:
-    """Expand the user's path and return it, if a file (or a folder) is there."""
-    found = Path(path).expanduser()
-    if not (found.is_dir() if folder else found.is_file()):
-        state = (
-            "is not a " + ("folder" if folder else "file") if found.exists() else "does not exist"
-        )
-        msg = f"{found} {state}"
-        raise DataError(msg)
-    return found
+    """Return the user's path with ~ expanded.
 
-
-def need(module: str, msg: str) -> Any:
-    """Import a package that only some sources need, or say how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DataError(msg) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Shorten another package's error to one line."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    Raises
+    ------
+    DataError
+        If there is no such file (or no such folder, with ``folder``).
+    """
+    expanded = Path(path).expanduser()
+    if expanded.is_dir() if folder else expanded.is_file():
+        return expanded
+    kind = "folder" if folder else "file"
+    state = f"is not a {kind}" if expanded.exists() else "does not exist"
+    msg = f"{expanded} {state}"
+    raise DataError(msg)

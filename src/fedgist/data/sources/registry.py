@@ -1,11 +1,11 @@
-"""The data sources by name."""
+"""The data sources by name, and loading from one with its options checked."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path  # needed at run time: fedgist.data.sources.registry reads the annotations
+from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -13,9 +13,9 @@ from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from fedgist.data.sources.digits import digits
 from fedgist.data.sources.huggingface import huggingface
-from fedgist.data.sources.idx_format import FASHION_MNIST, MNIST, fashion_mnist, mnist
 from fedgist.data.sources.image_folder import folder
 from fedgist.data.sources.locations import data_root
+from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, fashion_mnist, mnist
 from fedgist.data.sources.npz import npz
 from fedgist.data.sources.tabular import table
 from fedgist.errors import DataError, did_you_mean
@@ -25,8 +25,8 @@ from fedgist.errors import DataError, did_you_mean
 class Source:
     """One way to get data: a function of keyword options, and a line about it.
 
-    ``where`` tells what to get and where to put it (ROOT stands for the data root), for data that
-    is downloaded.
+    For data that must be downloaded, ``where`` tells what to get and where to put it; ROOT in it
+    stands for the data root.
     """
 
     load: Callable[..., Dataset]
@@ -35,7 +35,7 @@ class Source:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options by name, with their types."""
+        """The type of each option, by its name."""
         hints = get_type_hints(self.load)
         return {
             name: hints[name] for name in inspect.signature(self.load).parameters if name != "root"
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Options without a default."""
+        """Names of the options without a default."""
         parameters = inspect.signature(self.load).parameters.values()
         return tuple(option.name for option in parameters if option.default is option.empty)
 
@@ -72,33 +72,38 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 
 
 def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
-    """Load the data set called ``name`` and check it.
+    """Return the data set called ``name``, checked.
+
+    ``root`` is the folder of downloaded data (see :func:`.data_root`); ``options`` are those of the
+    source.
 
     Raises
     ------
     DataError
-        If the name or an option is unknown, or the data is missing or cannot be used.
+        If the name or an option is unknown, an option is missing or of the wrong type, or the data
+        is missing or cannot be used.
     """
     if name not in SOURCES:
         raise _unknown(name, "data set", SOURCES)
     source = SOURCES[name]
+    _check_options(name, source, options)
+    if "root" in inspect.signature(source.load).parameters:
+        return check(source.load(**options, root=data_root(root)))
+    return check(source.load(**options))
+
+
+def _check_options(name: str, source: Source, options: Mapping[str, object]) -> None:
+    types = source.options
     for option, value in options.items():
-        if option not in source.options:
-            raise _unknown(option, f"option of {name}", source.options)
-        if not _fits(value, source.options[option]):
-            kind = (
-                inspect.formatannotation(source.options[option])
-                .replace("pathlib.", "")
-                .replace("NoneType", "None")
-            )
-            msg = f"{name}: the option {option} is {value!r}; it must be {kind}"
+        if option not in types:
+            raise _unknown(option, f"option of {name}", types)
+        if not _fits(value, types[option]):
+            msg = f"{name}: the option {option} is {value!r}; it must be {_in_words(types[option])}"
             raise DataError(msg)
     for option in source.required:
         if option not in options:
             msg = f"{name} needs the option {option}"
             raise DataError(msg)
-    rooted = "root" in inspect.signature(source.load).parameters
-    return check(source.load(**options, **({"root": data_root(root)} if rooted else {})))
 
 
 def _unknown(name: str, what: str, choices: Iterable[str]) -> DataError:
@@ -108,12 +113,16 @@ def _unknown(name: str, what: str, choices: Iterable[str]) -> DataError:
 def _fits(value: object, kind: Any) -> bool:
     """Tell whether a value from a recipe has the type of an option.
 
-    A whole number is a float, a truth value is not.
+    A whole number fits float; a truth value does not.
     """
     if get_origin(kind) in {Union, UnionType}:
-        return any(_fits(value, one) for one in get_args(kind))
+        return any(_fits(value, choice) for choice in get_args(kind))
     if get_origin(kind) is list:
         return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind)
+
+
+def _in_words(kind: Any) -> str:
+    return inspect.formatannotation(kind).replace("pathlib.", "").replace("NoneType", "None")

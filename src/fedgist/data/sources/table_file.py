@@ -1,4 +1,4 @@
-"""Reads .csv, .tsv and .parquet files, without guessing where a cell is wrong."""
+"""Reads .csv, .tsv and .parquet files and their columns, never guessing what a bad cell means."""
 
 from __future__ import annotations
 
@@ -8,126 +8,135 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.data.sources.assembly import Values
-from fedgist.data.sources.locations import first_line, need
+from fedgist.data.sources.labelled_rows import Values
+from fedgist.data.sources.optional_packages import first_line, need
 from fedgist.errors import DataError
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")
-_NEED = "reading tables needs pandas: pip install 'fedgist[table]'"
-_EMPTY = (
-    "",
-    "na",
-    "n/a",
-    "nan",
-    "null",
-    "none",
-    "?",
-)  # how CSV files write a number that is not there
+_NEED = "reading tables needs {}: pip install 'fedgist[table]'"
+_NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # how text files write a missing number
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table; of untyped text (CSV), columns that hold only numbers are numbers."""
+    """A table, as a pandas frame.
+
+    ``untyped``: every cell is text, so that a column is one of numbers if all its cells are.
+    """
 
     name: str
     frame: Any
     untyped: bool
 
     def take(self, mask: Values) -> Table:
-        """Return the rows where ``mask`` is true; each keeps its number."""
+        """Return the rows where ``mask`` is true; each keeps its row number in the file."""
         return replace(self, frame=self.frame[mask])
 
 
 def load_table(file: Path) -> Table:
-    """Read a table, every cell of a .csv or .tsv file as text."""
-    need("pandas", _NEED)
-    kind = file.suffix.lower()
-    if kind not in TABLES:
-        msg = f"{file.name} is no table that can be read; .csv, .tsv and .parquet can"
+    """Read a table; every cell of a .csv or .tsv file is read as text.
+
+    Raises
+    ------
+    DataError
+        If the file is not a table, cannot be read, or has two columns of one name.
+    """
+    _pandas()
+    ending = file.suffix.lower()
+    if ending not in TABLES:
+        msg = f"{file.name} is not a table that can be read; use {', '.join(TABLES)}"
         raise DataError(msg)
     try:
-        found = _parquet(file) if kind == ".parquet" else _text_file(file, _SEPARATORS[kind])
-        frame = found.replace_schema_metadata(None).to_pandas()
+        arrow = _parquet(file) if ending == ".parquet" else _text_file(file, _SEPARATORS[ending])
+        frame = arrow.replace_schema_metadata(None).to_pandas()
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
         msg = f"{file.name} cannot be read: {first_line(error)}"
         raise DataError(msg) from error
     if (twice := frame.columns[frame.columns.duplicated()]).size:
         msg = f"{file.name} has two columns named {twice[0]!r}"
         raise DataError(msg)
-    nameless = [
-        name for name in frame.columns if name.startswith("__index_level_")
-    ]  # the row numbers of pandas
-    return Table(file.name, frame.drop(columns=nameless), kind != ".parquet")
+    # pandas writes its row numbers as columns of this name
+    row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
+    return Table(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
+
+
+def _pandas() -> Any:
+    return need("pandas", _NEED.format("pandas"))
+
+
+def _pyarrow(module: str) -> Any:
+    return need(module, _NEED.format("pyarrow"))
 
 
 def _parquet(file: Path) -> Any:
-    return need("pyarrow.parquet", _NEED.replace("pandas", "pyarrow")).read_table(
-        file, partitioning=None
-    )
+    return _pyarrow("pyarrow.parquet").read_table(file, partitioning=None)
 
 
 def _text_file(file: Path, separator: str) -> Any:
-    """Read all cells as text. pyarrow, because pandas fills short rows without a word."""
-    csv = need("pyarrow.csv", _NEED.replace("pandas", "pyarrow"))
+    """Read all cells as text, by pyarrow: pandas fills short rows without saying so."""
+    csv = _pyarrow("pyarrow.csv")
     parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     with csv.open_csv(file, parse_options=parse) as reader:
         header = reader.schema.names
-    text = csv.ConvertOptions(column_types=dict.fromkeys(header, need("pyarrow", _NEED).string()))
-    return csv.read_csv(file, parse_options=parse, convert_options=text)
+    as_text = csv.ConvertOptions(column_types=dict.fromkeys(header, _pyarrow("pyarrow").string()))
+    return csv.read_csv(file, parse_options=parse, convert_options=as_text)
 
 
-def expect(found: Table, columns: list[str]) -> None:
-    """Fail with the choices if the table lacks a column."""
+def expect(table: Table, columns: list[str]) -> None:
+    """Raise DataError, with the choices, if the table lacks one of the columns."""
     for name in columns:
-        if name not in found.frame.columns:
-            msg = (
-                f"{found.name} has no column {name!r}; it has "
-                f"{', '.join(map(str, found.frame.columns))}"
-            )
+        if name not in table.frame.columns:
+            choices = ", ".join(map(str, table.frame.columns))
+            msg = f"{table.name} has no column {name!r}; it has {choices}"
             raise DataError(msg)
 
 
-def texts(found: Table, name: str) -> Values:
-    """Return a column as text, an empty cell as the empty text."""
-    column = found.frame[name]
+def texts(table: Table, name: str) -> Values:
+    """Return a column as text (rows,), an empty cell as the empty text."""
+    column = table.frame[name]
     return np.array(
-        ["" if gone else str(cell) for cell, gone in zip(column, column.isna(), strict=True)],
+        ["" if empty else str(cell) for cell, empty in zip(column, column.isna(), strict=True)],
         dtype=object,
     )
 
 
-def reals(found: Table, name: str) -> Values:
-    """Return a column as numbers, NaN where a cell holds none."""
-    pandas = need("pandas", _NEED)
-    column = pandas.to_numeric(found.frame[name], errors="coerce")
+def reals(table: Table, name: str) -> Values:
+    """Return a column as float64 (rows,), NaN where a cell is not a number."""
+    column = _pandas().to_numeric(table.frame[name], errors="coerce")
     return np.array(column.to_numpy(np.float64, na_value=np.nan))
 
 
-def filled(found: Table, name: str, role: str, *, numbered: bool = False) -> Values:
-    """Return the column of labels or clients as text, every row of which must say something."""
-    cells = texts(found, name)
-    for row, cell in zip(found.frame.index, cells, strict=True):
-        if cell.strip().lower() in (_EMPTY if numbered else _EMPTY[:1]):
+def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Values:
+    """Return the column of labels or clients as text (rows,).
+
+    Raises
+    ------
+    DataError
+        If a cell is empty or, with ``numbered``, says that its number is missing.
+    """
+    cells = texts(table, name)
+    empty = _NO_NUMBER if numbered else ("",)
+    for row, cell in zip(table.frame.index, cells, strict=True):
+        if cell.strip().lower() in empty:
             msg = (
-                f"{found.name}: the {role} column {name!r} is empty in row {row + 1} below the "
+                f"{table.name}: the {role} column {name!r} is empty in row {row + 1} below the "
                 "header"
             )
             raise DataError(msg)
     return cells
 
 
-def is_number(found: Table, name: str) -> bool:
+def is_number(table: Table, name: str) -> bool:
     """Tell whether a column holds numbers.
 
-    By its type, or in untyped text because every filled cell is one.
+    The type of the column decides, or in an untyped table whether every cell is a number or says
+    that its number is missing.
     """
-    column = found.frame[name]
+    column = table.frame[name]
     if column.dtype.kind in "iuf":
         return True
-    if not found.untyped:
+    if not table.untyped:
         return False
-    given = [cell for cell in column if cell.strip().lower() not in _EMPTY]
-    return (
-        bool(given) and not np.isnan(need("pandas", _NEED).to_numeric(given, errors="coerce")).any()
-    )
+    given = [cell for cell in column if cell.strip().lower() not in _NO_NUMBER]
+    return bool(given) and not np.isnan(_pandas().to_numeric(given, errors="coerce")).any()

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.assembly import Examples, Values, dataset, held_out, in_order, names
+from fedgist.data.sources.labelled_rows import (
+    LabelledRows,
+    Values,
+    as_texts,
+    dataset,
+    held_out,
+    in_order,
+)
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import (
     Table,
@@ -26,7 +33,7 @@ from fedgist.data.sources.table_file import (
 )
 from fedgist.errors import DataError
 
-_MOST = 1000  # categories of a column; more of them are identifiers or free text
+_MOST_CATEGORIES = 1000  # of a column; more of them are identifiers or free text
 
 
 @dataclass(frozen=True)
@@ -46,41 +53,59 @@ def table(
     test_fraction: float = 0.2,
     ignore: list[str] | None = None,
 ) -> Dataset:
-    """Read a table: labels, perhaps clients, and all other columns are numbers or categories."""
+    """Read a table with a column of labels, and perhaps one of clients.
+
+    All other columns that are not in ``ignore`` are numbers or categories. ``test`` is a second
+    table with the test rows; without it, ``test_fraction`` of each class is held out.
+
+    Raises
+    ------
+    DataError
+        If a table cannot be read, lacks a column, or has a cell that cannot be used.
+    """
     whole, mask = _split(path, label, client, test, test_fraction, ignore)
-    train, rest = (
-        whole.take(~mask),
-        whole.take(mask) if test is None else load_table(existing(test)),
-    )
-    learned = _learned(train, {label, client, *(ignore or [])})
-    expect(rest, [label])
+    train = whole.take(~mask)
+    held = whole.take(mask) if test is None else load_table(existing(test))
+    columns = _feature_columns(train, {label, client, *(ignore or [])})
+    expect(held, [label])
     numbered = is_number(whole, label)
-    first, second = (
-        Examples(
-            encode(part, learned), _labels(part, label, numbered=numbered), _clients(part, client)
+    train_rows, test_rows = (
+        LabelledRows(
+            encode(part, columns), _labels(part, label, numbered=numbered), _clients(part, client)
         )
-        for part in (train, rest)
+        for part in (train, held)
     )
-    return _keep_categories(dataset(train.name, first, second), learned)
+    return _keep_categories(dataset(train.name, train_rows, test_rows), columns)
 
 
 def encode_like(file: Path, options: Mapping[str, Any]) -> Tensor:
-    """Return a table, labels not needed, encoded as the training rows with these options."""
-    given = inspect.signature(table).bind(**options)
-    given.apply_defaults()
-    whole, mask = _split(**given.arguments)
-    aside = {
-        given.arguments["label"],
-        given.arguments["client"],
-        *(given.arguments["ignore"] or []),
-    }
-    return encode(load_table(file), _learned(whole.take(~mask), aside))
+    """Return a table encoded as :func:`table` with these options encodes its training rows.
+
+    Labels are not needed. The result is float32 (rows, numbers and categories).
+
+    Raises
+    ------
+    DataError
+        If this table or the training table cannot be read, or lacks a column.
+    """
+    arguments = inspect.signature(table).bind(**options)
+    arguments.apply_defaults()
+    option = arguments.arguments
+    whole, mask = _split(**option)
+    no_features = {option["label"], option["client"], *(option["ignore"] or [])}
+    return encode(load_table(file), _feature_columns(whole.take(~mask), no_features))
 
 
-def encode(found: Table, columns: list[Column]) -> Tensor:
-    """Return the columns as numbers (rows, numbers and categories)."""
-    expect(found, [column.name for column in columns])
-    return torch.cat([_encode(found, column) for column in columns], dim=1)
+def encode(rows: Table, columns: list[Column]) -> Tensor:
+    """Return the columns as float32 (rows, numbers and categories).
+
+    Raises
+    ------
+    DataError
+        If a column is missing, or a cell of a column of numbers is not a finite number.
+    """
+    expect(rows, [column.name for column in columns])
+    return torch.cat([_encode(rows, column) for column in columns], dim=1)
 
 
 def _split(
@@ -91,7 +116,7 @@ def _split(
     test_fraction: float,
     ignore: list[str] | None,
 ) -> tuple[Table, Values]:
-    """Return the table, and which of its rows are test rows."""
+    """Return the table, and a mask of its rows that is true for test rows."""
     whole = load_table(existing(path))
     expect(whole, [label, *([] if client is None else [client]), *(ignore or [])])
     if test is not None:
@@ -99,62 +124,70 @@ def _split(
     return whole, held_out(_labels(whole, label, numbered=is_number(whole, label)), test_fraction)
 
 
-def _learned(train: Table, aside: set[str | None]) -> list[Column]:
-    columns = [_learn(train, name) for name in train.frame.columns if name not in aside]
+def _feature_columns(train: Table, no_features: set[str | None]) -> list[Column]:
+    columns = [_column(train, name) for name in train.frame.columns if name not in no_features]
     if not columns:
-        msg = f"{train.name} has no column beside the label"
+        msg = f"{train.name} has no column besides the label"
         raise DataError(msg)
     return columns
 
 
-def _labels(found: Table, name: str, *, numbered: bool) -> Values:
-    cells = filled(found, name, "label", numbered=numbered)
-    return names(reals(found, name), f"{found.name}: the labels {name!r}") if numbered else cells
-
-
-def _clients(found: Table, name: str | None) -> Values | None:
-    return (
-        filled(found, name, "client") if name is not None and name in found.frame.columns else None
-    )
-
-
-def _learn(train: Table, name: str) -> Column:
+def _column(train: Table, name: str) -> Column:
+    """Tell from the training rows whether a column is numbers, or which categories it has."""
     if is_number(train, name):
         return Column(name)
     categories = in_order(texts(train, name))
-    if len(categories) > _MOST:
+    if len(categories) > _MOST_CATEGORIES:
         msg = (
             f"{train.name}: the column {name!r} holds {len(categories)} different texts, more "
-            f"than {_MOST}; "
+            f"than {_MOST_CATEGORIES}; name it in ignore, or replace it with numbers"
         )
-        msg += "name it in ignore, or replace it with numbers"
         raise DataError(msg)
     return Column(name, categories)
 
 
-def _encode(found: Table, column: Column) -> Tensor:
+def _labels(rows: Table, name: str, *, numbered: bool) -> Values:
+    cells = filled(rows, name, "label", numbered=numbered)
+    if not numbered:
+        return cells
+    return as_texts(reals(rows, name), f"{rows.name}: the labels {name!r}")
+
+
+def _clients(rows: Table, name: str | None) -> Values | None:
+    if name is None or name not in rows.frame.columns:
+        return None
+    return filled(rows, name, "client")
+
+
+def _encode(rows: Table, column: Column) -> Tensor:
     """Return a column as numbers (rows, 1) or 0/1 (rows, categories), all 0 for a new category."""
     if column.categories is None:
-        numbers = reals(found, column.name)
-        if not np.isfinite(numbers).all():
-            at = int(np.argmin(np.isfinite(numbers)))
-            row, cell = found.frame.index[at] + 1, str(found.frame[column.name].iloc[at])
-            msg = (
-                f"{found.name}: the column {column.name!r} holds no number in row {row} below the "
-                f"header: {cell!r}"
-            )
-            raise DataError(msg)
-        return torch.from_numpy(numbers).float()[:, None]
-    place = {category: number for number, category in enumerate(column.categories)}
+        return _finite(rows, column.name)[:, None]
+    position = {category: number for number, category in enumerate(column.categories)}
+    unknown = len(position)
     code = torch.tensor(
-        [place.get(cell, len(place)) for cell in texts(found, column.name)], dtype=torch.int64
+        [position.get(cell, unknown) for cell in texts(rows, column.name)], dtype=torch.int64
     )
-    return torch.nn.functional.one_hot(code, len(place) + 1)[:, :-1].float()
+    return torch.nn.functional.one_hot(code, unknown + 1)[:, :-1].float()
 
 
-def _keep_categories(found: Dataset, learned: list[Column]) -> Dataset:
+def _finite(rows: Table, name: str) -> Tensor:
+    numbers = reals(rows, name)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        position = int(np.argmin(finite))
+        row, cell = rows.frame.index[position] + 1, str(rows.frame[name].iloc[position])
+        msg = (
+            f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
+            f"{cell!r}"
+        )
+        raise DataError(msg)
+    return torch.from_numpy(numbers).float()
+
+
+def _keep_categories(data: Dataset, columns: list[Column]) -> Dataset:
     """Standardise numbers only: a 0/1 column stays as it is."""
-    number = [column.categories is None for column in learned for _ in column.categories or ("",)]
-    mean = tuple(m if plain else 0.0 for m, plain in zip(found.mean, number, strict=True))
-    std = tuple(s if plain else 1.0 for s, plain in zip(found.std, number, strict=True))
-    return replace(found, mean=mean, std=std)
+    is_real = [column.categories is None for column in columns for _ in column.categories or ("",)]
+    mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))
+    std = tuple(s if real else 1.0 for s, real in zip(data.std, is_real, strict=True))
+    return replace(data, mean=mean, std=std)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data import load
-from fedgist.data.sources.idx_format import read_idx
+from fedgist.data.sources.idx_file import read_idx
 from fedgist.errors import DataError
 
 
@@ -69,16 +69,19 @@ def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
     [
         (
             {"train_images_idx3": idx(X)[:-1]},
-            r"train-images-idx3-ubyte.gz is truncated: 3935 bytes, .* says 3936",
+            r"train-images-idx3-ubyte.gz is truncated: it has 3935 bytes, .* says 3936",
         ),
         (
             {"train_images_idx3": idx(X) + b"\0"},
-            "train-images-idx3-ubyte.gz has trailing bytes: 3937 bytes",
+            "train-images-idx3-ubyte.gz has trailing bytes: it has 3937 bytes",
         ),
-        ({"train_images_idx3": idx(X)[:9]}, "is truncated: 9 bytes, its header alone has 16"),
+        (
+            {"train_images_idx3": idx(X)[:9]},
+            "is truncated: it has 9 bytes, but its header alone has 16",
+        ),
         (
             {"train_images_idx3": idx(Y) + bytes(16)},
-            "begins with 00000801, not 00000803: no IDX file of bytes with 3",
+            "begins with 00000801, not 00000803: it is not an IDX file of bytes with 3",
         ),
         (
             {"t10k_labels_idx1": b"\0\0\x0d\x01" + bytes(4)},
@@ -87,7 +90,7 @@ def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
         ({"train_labels_idx1": b"<html>not found</html>"}, "begins with 3c68746d"),
         (
             {"train_labels_idx1": idx(Y[:4])},
-            "holds 5 images but train-labels-idx1-ubyte.gz 4 labels",
+            "holds 5 images but train-labels-idx1-ubyte.gz holds 4 labels",
         ),
         ({"train_labels_idx1": idx(Y + 1)}, r"labels reach 1\.\.10, outside 0\.\.9"),
         ({"train_images_idx3": idx(X[:0]), "train_labels_idx1": idx(Y[:0])}, "no training rows"),

@@ -1,0 +1,188 @@
+"""Labelled rows of a user's own data, and the data set made of them.
+
+Test rows are held out, labels and clients are numbered, means and deviations are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedgist.core.random import key, permutation
+from fedgist.data.dataset import Dataset
+from fedgist.errors import DataError
+
+Values = NDArray[Any]
+_EXACT = 2**53  # beyond this, double precision does not hold every whole number
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """Examples ``x`` (rows, *shape), their labels, and their clients where known.
+
+    ``labels`` and ``clients`` are arrays (rows,) of text, as :func:`as_texts` returns them.
+    """
+
+    x: Tensor
+    labels: Values
+    clients: Values | None = None
+
+    def take(self, mask: Values) -> LabelledRows:
+        """Return the rows where ``mask``, (rows,) of truth values, is true."""
+        clients = None if self.clients is None else self.clients[mask]
+        return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
+
+
+def held_out(labels: Values, fraction: float) -> Values:
+    """Choose a share ``fraction`` of each class's rows as test rows, at random but always the same.
+
+    Return truth values (rows,), true for a test row. Every class keeps at least one training row.
+
+    Raises
+    ------
+    DataError
+        If ``fraction`` is not at least 0 and below 1.
+    """
+    if not 0 <= fraction < 1:
+        msg = f"test_fraction is {fraction}; it must be at least 0 and below 1"
+        raise DataError(msg)
+    order = permutation(key(0, "test split"), len(labels)).numpy()
+    _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+    rows_by_class = np.split(order[np.argsort(classes, kind="stable")], np.cumsum(counts)[:-1])
+    mask = np.zeros(len(labels), dtype=bool)
+    for rows in rows_by_class:
+        mask[rows[: min(int(fraction * len(rows) + 0.5), len(rows) - 1)]] = True
+    return mask
+
+
+def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+    """Split rows into training rows and test rows, as :func:`held_out` chooses them."""
+    mask = held_out(rows.labels, fraction)
+    return rows.take(~mask), rows.take(mask)
+
+
+def as_texts(values: Values, what: str) -> Values:
+    """Return labels or clients (rows,), which are whole numbers, truth values or text, as text.
+
+    Raises
+    ------
+    DataError
+        If there is not one value per row, or a value is something else, such as a fraction;
+        ``what`` begins the message.
+    """
+    if values.ndim != 1:
+        msg = f"{what} have shape {list(values.shape)}; one value per row is needed"
+        raise DataError(msg)
+    if values.dtype.kind == "f":
+        values = _whole_numbers(values, what)
+    if values.dtype.kind not in "iubUO" or (
+        values.dtype.kind == "O" and not all(isinstance(value, str) for value in values)
+    ):
+        msg = f"{what} must be whole numbers or text, not {values.dtype}"
+        raise DataError(msg)
+    distinct, index = np.unique(values, return_inverse=True)
+    return np.array([str(value) for value in distinct], dtype=object)[index]
+
+
+def _whole_numbers(values: Values, what: str) -> Values:
+    whole = (np.abs(values) < _EXACT) & (values == np.round(values))
+    if not whole.all():
+        row = int(np.argmin(whole))
+        msg = (
+            f"{what} must be whole numbers or text; row {row} (counted from 0) holds {values[row]}"
+        )
+        raise DataError(msg)
+    return values.astype(np.int64)
+
+
+def in_order(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the different texts in sorted order, as numbers if all are whole numbers."""
+    distinct = set(texts)
+    try:
+        return tuple(sorted(distinct, key=lambda text: (int(text), text)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def codes(texts: Values, known: tuple[str, ...]) -> Tensor:
+    """Return the position of each text in ``known``: int64 (rows,)."""
+    position = {text: number for number, text in enumerate(known)}
+    return torch.tensor([position[text] for text in texts], dtype=torch.int64)
+
+
+def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of ``x / scale`` for each channel or column.
+
+    ``x`` is (rows, channels, ...), bytes or numbers. A constant channel has deviation 1, so that
+    dividing by it is harmless.
+    """
+    mean, std, constant = (_byte_moments if x.dtype == torch.uint8 else _real_moments)(x, scale)
+    return tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist())
+
+
+def _byte_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Count how often each value occurs: exact, and no copy of the images in floating point."""
+    levels = torch.arange(256, dtype=torch.float64) / scale
+    counts = [channel.reshape(-1).bincount(minlength=256) for channel in x.unbind(1)]
+    share = torch.stack(counts).double()
+    share = share / share.sum(1, keepdim=True)
+    mean, square = share @ levels, share @ levels**2
+    return mean, (square - mean**2).clamp(min=0).sqrt(), (share > 0).sum(1) == 1
+
+
+def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    columns = x.transpose(0, 1).flatten(1).double() / scale
+    std, mean = torch.std_mean(columns, dim=1, correction=0)
+    return mean, std, columns.amin(1) == columns.amax(1)
+
+
+def dataset(
+    name: str, train: LabelledRows, test: LabelledRows, *, classes: tuple[str, ...] = ()
+) -> Dataset:
+    """Make a data set: number labels and clients in sorted order, measure the training rows.
+
+    Clients without training rows come after the others. A source whose classes have an order of
+    their own gives it as ``classes``.
+
+    Raises
+    ------
+    DataError
+        If there are no training rows or columns, or a test label is not a training label.
+    """
+    if not len(train.x) or not train.x[0].numel():
+        msg = f"{name} has no training {'columns' if len(train.x) else 'rows'}"
+        raise DataError(msg)
+    classes = classes or in_order(train.labels)
+    if new := sorted(set(test.labels) - set(classes)):
+        choices = ", ".join(classes)
+        msg = f"{name}: the test label {new[0]!r} is not among the training labels: {choices}"
+        raise DataError(msg)
+    scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
+    mean, std = moments(train.x, scale)
+    clients = _all_clients(train, test)
+    return Dataset(
+        name,
+        train.x,
+        codes(train.labels, classes),
+        test.x,
+        codes(test.labels, classes),
+        len(classes),
+        scale=scale,
+        mean=mean,
+        std=std,
+        classes=classes,
+        clients=None if train.clients is None else codes(train.clients, clients),
+        clients_test=None if test.clients is None else codes(test.clients, clients),
+    )
+
+
+def _all_clients(train: LabelledRows, test: LabelledRows) -> tuple[str, ...]:
+    """Return the clients with training rows, then those with test rows only."""
+    trained, tested = (set() if r.clients is None else set(r.clients) for r in (train, test))
+    return in_order(trained) + in_order(tested - trained)

@@ -1,0 +1,112 @@
+"""MNIST and Fashion-MNIST from their original IDX files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # needed at run time: fedgist.data.sources.registry reads the annotations
+
+from torch import Tensor
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.idx_file import read_idx
+from fedgist.data.sources.locations import absent, data_root
+from fedgist.errors import DataError
+
+
+@dataclass(frozen=True)
+class IdxFiles:
+    """A data set of four IDX files, two of images and two of labels.
+
+    ``folder`` is below the data root; ``where`` tells what to download and where to put it;
+    ``mean`` and ``std`` are those of the training pixels, black 0 and white 1.
+    """
+
+    name: str
+    folder: str
+    where: str
+    mean: float
+    std: float
+    classes: tuple[str, ...]
+
+
+MNIST = IdxFiles(
+    name="mnist",
+    folder="MNIST",
+    where="get the four .gz files of https://storage.googleapis.com/cvdf-datasets/mnist/ and put "
+    "them into ROOT/MNIST/raw",
+    mean=0.1307,
+    std=0.3081,
+    classes=tuple("0123456789"),
+)
+FASHION_MNIST = IdxFiles(
+    name="fashion_mnist",
+    folder="FashionMNIST",
+    where="get the four .gz files of https://github.com/zalandoresearch/fashion-mnist "
+    "(data/fashion) and put them into ROOT/FashionMNIST/raw",
+    mean=0.2860,
+    std=0.3530,
+    classes=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+)
+
+
+def mnist(*, root: Path | None = None) -> Dataset:
+    """Read MNIST: handwritten digits of 28x28 pixels, 60,000 to train on and 10,000 to test on.
+
+    LeCun, Bottou, Bengio, Haffner 1998, "Gradient-based learning applied to document recognition".
+    """
+    return _read(MNIST, data_root(root))
+
+
+def fashion_mnist(*, root: Path | None = None) -> Dataset:
+    """Read Fashion-MNIST: clothes in 28x28 pixels, 60,000 to train on and 10,000 to test on.
+
+    Xiao, Rasul, Vollgraf 2017, "Fashion-MNIST: a novel image dataset for benchmarking machine
+    learning algorithms".
+    """
+    return _read(FASHION_MNIST, data_root(root))
+
+
+def _read(files: IdxFiles, root: Path) -> Dataset:
+    x, y = _images_and_labels(files, root, "train")
+    x_test, y_test = _images_and_labels(files, root, "t10k")
+    return Dataset(
+        files.name,
+        x,
+        y,
+        x_test,
+        y_test,
+        len(files.classes),
+        scale=255.0,
+        mean=(files.mean,),
+        std=(files.std,),
+        classes=files.classes,
+    )
+
+
+def _images_and_labels(files: IdxFiles, root: Path, split: str) -> tuple[Tensor, Tensor]:
+    images = _find(files, root, f"{split}-images-idx3-ubyte")
+    labels = _find(files, root, f"{split}-labels-idx1-ubyte")
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if len(x) != len(y):
+        msg = f"{images} holds {len(x)} images but {labels.name} holds {len(y)} labels"
+        raise DataError(msg)
+    return x.unsqueeze(1), y.long()
+
+
+def _find(files: IdxFiles, root: Path, name: str) -> Path:
+    for folder in (root / files.folder / "raw", root / files.folder, root):
+        for path in (folder / f"{name}.gz", folder / name):
+            if path.is_file():
+                return path
+    raise absent(files.name, f"{files.folder}/raw/{name}.gz", root, files.where)
