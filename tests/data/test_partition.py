@@ -202,7 +202,7 @@ def test_shards_are_those_of_lg_fedavg(
     data = labelled(300, 100, classes, seed)
     per_class = int(per_client * clients / classes)
     if per_class < 1 or per_class * classes % clients:
-        with pytest.raises(DataError, match="cannot be dealt out evenly"):
+        with pytest.raises(DataError, match="cannot be divided evenly"):
             partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)
         return
     done = partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)

@@ -1,4 +1,4 @@
-"""Who sees which row when: rows of clients, and the batches of a phase."""
+"""The rows of each client, and the order in which training goes through them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ class Rows:
 
     @staticmethod
     def of(lists: Sequence[Tensor]) -> Rows:
-        """Join one tensor of rows a client."""
-        counts = torch.tensor([0, *(len(r) for r in lists)])
-        return Rows(
-            torch.cat([*lists, torch.zeros(0, dtype=torch.int64)]).to(torch.int64), counts.cumsum(0)
-        )
+        """Join the row numbers of each client, one tensor (rows,) per client."""
+        counts = torch.tensor([0, *(len(rows) for rows in lists)])
+        joined = torch.cat([*lists, torch.zeros(0, dtype=torch.int64)])
+        return Rows(joined.to(torch.int64), counts.cumsum(0))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -36,30 +35,29 @@ class Rows:
 
     @property
     def counts(self) -> Tensor:
-        """Rows of each client."""
+        """How many rows each client has: (clients,)."""
         return self.offsets.diff()
 
     def table(self, clients: Sequence[int]) -> Tensor:
-        """Return (clients, most rows), padded with -1."""
-        begin, counts = (
-            self.offsets[list(clients)].unsqueeze(1),
-            self.counts[list(clients)].unsqueeze(1),
-        )
+        """Return the rows of these clients as (clients, most rows of one), padded with -1."""
+        begin = self.offsets[list(clients)].unsqueeze(1)
+        counts = self.counts[list(clients)].unsqueeze(1)
         column = torch.arange(int(counts.max()) if len(counts) else 0)
-        there = column < counts
-        if not there.any():
-            return torch.full(there.shape, ABSENT)
-        return torch.where(there, self.rows[torch.where(there, begin + column, 0)], ABSENT)
+        filled = column < counts
+        if not filled.any():
+            return torch.full(filled.shape, ABSENT)
+        return torch.where(filled, self.rows[torch.where(filled, begin + column, 0)], ABSENT)
 
     def merged(self) -> Rows:
-        """Return everybody's rows as one client's."""
+        """Return all rows as those of a single client."""
         return Rows(self.rows, torch.tensor([0, len(self.rows)]))
 
 
 def steps_of(counts: Tensor, batch_size: int, epochs: int, steps: int | None = None) -> Tensor:
-    """Return how many batches each client goes through.
+    """Return how many batches each client trains on, given how many rows it has.
 
-    ``epochs`` passes, or ``steps`` batches (0 without rows).
+    ``counts`` and the result are (clients,). The batches are those of ``epochs`` passes over the
+    rows, or ``steps`` batches if given, for a client with rows.
     """
     per_epoch = -(-counts // batch_size)
     return per_epoch * epochs if steps is None else torch.where(counts > 0, steps, 0)
@@ -68,26 +66,26 @@ def steps_of(counts: Tensor, batch_size: int, epochs: int, steps: int | None = N
 def schedule(
     table: Tensor, keys: Tensor, batch_size: int, epochs: int, steps: int | None = None
 ) -> Tensor:
-    """Return the batches of each client: (clients, steps, batch), row numbers or -1.
+    """Return the batches of each client: (clients, steps, batch) row numbers, -1 for none.
 
-    Every epoch is a fresh order of the client's rows, drawn from its key; the last batch of an
-    epoch may be short. A client's batches depend on its own rows and key alone, whoever stands
-    beside it.
+    ``table`` is (clients, rows), as :meth:`Rows.table` makes it; ``keys`` is (clients,). Each epoch
+    goes through the client's rows in a new order, drawn from its key; the last batch of an epoch
+    may be short. A client's batches depend on its own rows and key alone, not on the other clients.
     """
     present = table >= 0
     counts = present.sum(1)
     per_epoch = -(-counts // batch_size)
-    todo = steps_of(counts, batch_size, epochs, steps)
-    longest = int(todo.max()) if len(todo) else 0
+    steps_each = steps_of(counts, batch_size, epochs, steps)
+    longest = int(steps_each.max()) if len(steps_each) else 0
     width = min(batch_size, int(counts.max()) if len(counts) else 0)
-    out = torch.full((len(table), longest, width), ABSENT, device=table.device)
-    passes = int((-(-todo // per_epoch.clamp(min=1))).max()) if len(todo) else 0
+    batches = torch.full((len(table), longest, width), ABSENT, device=table.device)
+    epochs_each = -(-steps_each // per_epoch.clamp(min=1))
     column = torch.arange(table.shape[1], device=table.device)
-    for epoch in range(passes):
-        draws = random.order(random.fold(keys, "order", epoch).unsqueeze(1), present)
-        rows = table.gather(1, draws)
-        position = epoch * per_epoch.unsqueeze(1) + column // batch_size
-        keep = (column < counts.unsqueeze(1)) & (position < todo.unsqueeze(1))
-        client, place = keep.nonzero(as_tuple=True)
-        out[client, position[client, place], column[place] % batch_size] = rows[client, place]
-    return out
+    for epoch in range(int(epochs_each.max()) if len(epochs_each) else 0):
+        order = random.order(random.fold(keys, "order", epoch).unsqueeze(1), present)
+        rows = table.gather(1, order)
+        step = epoch * per_epoch.unsqueeze(1) + column // batch_size
+        scheduled = (column < counts.unsqueeze(1)) & (step < steps_each.unsqueeze(1))
+        client, place = scheduled.nonzero(as_tuple=True)
+        batches[client, step[client, place], column[place] % batch_size] = rows[client, place]
+    return batches

@@ -1,4 +1,4 @@
-"""What every data source returns: arrays, held once."""
+"""What every data source returns: all examples and labels of a task."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedgist.errors import DataError
 class Dataset:
     """Examples and labels of a task.
 
-    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` are
-    int64 labels 0..num_classes-1. A batch becomes ``(x / scale - mean) / std``, with ``mean`` and
-    ``std`` per channel or column. ``clients`` names each training row's natural client (and
-    ``clients_test`` each test row's), where the source knows.
+    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` and
+    ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see ``(x / scale - mean) / std``,
+    with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels. Where the
+    source knows, ``clients`` and ``clients_test`` are (rows,), the number of the client to which
+    each row belongs.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     def first(self, rows: int | None) -> Dataset:
-        """Return the same data with only the first ``rows`` training rows."""
+        """Return the same data with only the first ``rows`` training rows, or all for None."""
         if rows is None:
             return self
         clients = None if self.clients is None else self.clients[:rows]
@@ -52,25 +53,11 @@ def check(data: Dataset) -> Dataset:
     Raises
     ------
     DataError
-        If rows and labels disagree, a label is out of range, or a number is not finite.
+        If there are no training rows, rows and labels disagree, a label is out of range, a number
+        is not finite, or training and test rows have different shapes.
     """
-    for split, x, y in (("training", data.x, data.y), ("test", data.x_test, data.y_test)):
-        if len(x) != len(y):
-            msg = f"{data.name}: {len(x)} {split} rows but {len(y)} labels"
-            raise DataError(msg)
-        if y.dtype != torch.int64 or y.dim() != 1:
-            msg = f"{data.name}: {split} labels must be one whole number a row"
-            raise DataError(msg)
-        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
-            msg = (
-                f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
-                f"0..{data.num_classes - 1}"
-            )
-            raise DataError(msg)
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
-            msg = f"{data.name}: {split} row {row} holds a number that is not finite"
-            raise DataError(msg)
+    _check_split(data, "training", data.x, data.y)
+    _check_split(data, "test", data.x_test, data.y_test)
     if len(data.x) == 0:
         msg = f"{data.name} has no training rows"
         raise DataError(msg)
@@ -81,3 +68,22 @@ def check(data: Dataset) -> Dataset:
         )
         raise DataError(msg)
     return data
+
+
+def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
+    if len(x) != len(y):
+        msg = f"{data.name}: {len(x)} {split} rows but {len(y)} labels"
+        raise DataError(msg)
+    if y.dtype != torch.int64 or y.dim() != 1:
+        msg = f"{data.name}: {split} labels must be one whole number per row"
+        raise DataError(msg)
+    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
+        msg = (
+            f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
+            f"0..{data.num_classes - 1}"
+        )
+        raise DataError(msg)
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
+        msg = f"{data.name}: {split} row {row} holds a number that is not finite"
+        raise DataError(msg)

@@ -1,7 +1,4 @@
-"""Rows into batches.
-
-The one copy of the examples, from which every client's batches are gathered.
-"""
+"""All examples of a data set on one device, and the batches taken from them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,10 @@ from fedgist.data.dataset import Dataset
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One split of a data set, in its original type; batches are normalized as they are made."""
+    """The training rows or the test rows of a data set, in their original type.
+
+    A batch is normalized as it is made: ``x * factor + offset``.
+    """
 
     x: Tensor = field(repr=False)
     y: Tensor = field(repr=False)
@@ -26,27 +26,35 @@ class Examples:
     augment: tuple[Augmentation, ...] = ()
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Gather ``rows`` (clients, batch), -1 where none; augmented by ``keys`` (clients,).
+        """Return a batch for each of several clients, stacked.
 
-        In the place of an absent row stands the client's first one, and zeros where a client has
-        none: what is masked is an example like others (a model may divide by a length), and never
-        another client's.
+        ``rows`` (clients, batch) are row numbers, or -1 for an absent row, which must come after
+        those that are present. ``keys`` (clients,) draw the augmentation; without them there is
+        none. The batch holds ``x`` (clients, batch, *input) in float32, ``y`` (clients, batch) and
+        ``mask`` (clients, batch), which is false for absent rows.
+
+        For an absent row, ``x`` repeats the first row of the same client and ``y`` is 0; if all
+        rows of a client are absent, its ``x`` is 0. So a model never meets an input unlike the
+        others (it may divide by a length), nor one of another client.
         """
         mask = rows >= 0
-        places = torch.where(mask, rows, rows[:, :1].clamp(min=0))
-        x = self.x[places]
+        shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))
+        x = self.x[shown]
         if keys is not None and self.augment:
             x = crop_and_flip(x, keys, self.augment)
         x = x.to(torch.float32).mul_(self.factor).add_(self.offset)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0.0
-        return Batch(x, self.y[places].masked_fill_(~mask, 0), mask)
+        return Batch(x, self.y[shown].masked_fill_(~mask, 0), mask)
 
 
 def examples(
     data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu"
 ) -> tuple[Examples, Examples]:
-    """Return the training and the test examples of ``data``, on a device."""
+    """Return the training and the test examples of ``data``, on ``device``.
+
+    Only the training examples are augmented.
+    """
     shape = (-1, *(1 for _ in data.input_shape[1:]))
     mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (data.mean, data.std))
     factor = (1.0 / (data.scale * std)).to(device, torch.float32)
