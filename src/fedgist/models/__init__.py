@@ -1,7 +1,8 @@
-"""The models, one file per family: plain ``nn.Module`` whose last layer is linear.
+"""The models, one file per family: functions that return a plain ``nn.Module``.
 
-A builder takes the input's shape, the number of classes and its own options. A user's own model is
-``"package.module:factory"`` with the same signature.
+Each takes the shape of one input, the number of classes and its own options. The module maps
+(batch, *input) to logits (batch, classes), and its last layer is linear. A user's own model is
+``"package.module:function"``, a function with the same signature.
 """
 
 from collections.abc import Callable

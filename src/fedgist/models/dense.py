@@ -9,7 +9,7 @@ from torch import nn
 
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """Logistic regression: the body only flattens."""
+    """Return logistic regression: a linear layer on the flattened input."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
@@ -20,7 +20,7 @@ def mlp(
     hidden: Sequence[int] = (64,),
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Linear and ReLU layers of widths ``hidden``, then the head; dropout before the head."""
+    """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
     for size in hidden:

@@ -1,8 +1,8 @@
-"""Residual nets for 32x32 images, with batch or group norm.
+"""Residual nets for images of about 32x32 pixels, with batch or group norm.
 
-He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition". ResNet18 has the 3x3 stem
-without max-pooling that is usual for small images; ResNet9 is the shallow variant (two residual
-blocks between plain stages).
+He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition", table 1. As is usual for
+small images, ResNet18 begins with a 3x3 convolution without max-pooling. ResNet9 is a common
+shallow variant: two residual blocks among plain convolutions.
 """
 
 from __future__ import annotations
@@ -24,22 +24,30 @@ def resnet9(
     width: int = 64,
     features: int = 128,
 ) -> nn.Module:
-    """ResNet9; with the default width and features about 2.5 million parameters."""
+    """Return ResNet9: about 2.5 million parameters with the default width and features.
 
-    def stage(c_in: int, c_out: int, *, pool: bool) -> list[nn.Module]:
-        return [*_conv(c_in, c_out, norm), *([nn.MaxPool2d(2)] if pool else [])]
+    ``width`` is the channels of the first convolution, and ``features`` the width of the linear
+    layer before the last, whose outputs are in (-1, 1).
+
+    Raises
+    ------
+    ValueError
+        If ``norm`` is neither 'batch' nor 'group'.
+    """
+
+    def conv(c_in: int, c_out: int) -> list[nn.Module]:
+        return _conv(c_in, c_out, norm)
+
+    def conv_and_pool(c_in: int, c_out: int) -> list[nn.Module]:
+        return [*conv(c_in, c_out), nn.MaxPool2d(2)]
 
     w = width
     return nn.Sequential(
         OrderedDict(
-            stem=nn.Sequential(*stage(input_shape[0], w, pool=False), *stage(w, 2 * w, pool=True)),
-            res1=_Residual(
-                nn.Sequential(*stage(2 * w, 2 * w, pool=False), *stage(2 * w, 2 * w, pool=False))
-            ),
-            down=nn.Sequential(*stage(2 * w, 4 * w, pool=True), *stage(4 * w, 4 * w, pool=True)),
-            res2=_Residual(
-                nn.Sequential(*stage(4 * w, 4 * w, pool=False), *stage(4 * w, 4 * w, pool=False))
-            ),
+            stem=nn.Sequential(*conv(input_shape[0], w), *conv_and_pool(w, 2 * w)),
+            res1=_Residual(nn.Sequential(*conv(2 * w, 2 * w), *conv(2 * w, 2 * w))),
+            down=nn.Sequential(*conv_and_pool(2 * w, 4 * w), *conv_and_pool(4 * w, 4 * w)),
+            res2=_Residual(nn.Sequential(*conv(4 * w, 4 * w), *conv(4 * w, 4 * w))),
             pool=nn.AdaptiveMaxPool2d(1),
             flatten=nn.Flatten(),
             fc1=nn.Linear(4 * w, features),
@@ -57,9 +65,16 @@ def resnet18(
     width: int = 64,
     features: int | None = None,
 ) -> nn.Module:
-    """ResNet18 with a 3x3 stem.
+    """Return ResNet18 with a 3x3 first convolution of ``width`` channels.
 
-    ``features`` adds a linear layer and tanh before the head (256: repshare's, 11.3 M).
+    ``features`` adds a linear layer of this width and tanh before the last layer. With 256 it is
+    the net of Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via
+    representation sharing", section 4, of 11.3 million parameters.
+
+    Raises
+    ------
+    ValueError
+        If ``norm`` is neither 'batch' nor 'group'.
     """
     layers: list[tuple[str, nn.Module]] = [
         ("stem", nn.Sequential(*_conv(input_shape[0], width, norm)))
@@ -92,6 +107,8 @@ def _conv(c_in: int, c_out: int, norm: Norm, stride: int = 1) -> list[nn.Module]
 
 
 class _Residual(nn.Module):
+    """A module whose input is added to its output."""
+
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
@@ -102,7 +119,7 @@ class _Residual(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
 
     def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm) -> None:
         super().__init__()
