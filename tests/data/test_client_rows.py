@@ -15,7 +15,7 @@ counts_of = st.lists(st.integers(0, 11), min_size=1, max_size=5)
 
 
 def clients(counts: list[int]) -> Rows:
-    """Client i has rows 100 i, 100 i + 1, ..."""
+    """Give client i the rows 100 i, 100 i + 1, ..."""
     return Rows.of([100 * i + torch.arange(c) for i, c in enumerate(counts)])
 
 
@@ -28,7 +28,7 @@ def table(counts: list[int]) -> Tensor:
 
 
 def batches(lines: Tensor) -> list[list[int]]:
-    """One client's batches, absent rows left out."""
+    """Return one client's batches without absent rows."""
     return [[int(r) for r in line if r >= 0] for line in lines]
 
 
@@ -37,18 +37,18 @@ def batches(lines: Tensor) -> list[list[int]]:
 def test_every_epoch_sees_every_row_once_and_its_last_batch_is_short(
     counts: list[int], size: int, epochs: int, seed: int
 ) -> None:
-    # rejects dropping the last batch, and letting epochs run into each other
+    # rejects dropping the last batch, and batches across two epochs
     out = schedule(table(counts), keys(counts, seed), size, epochs)
     for i, count in enumerate(counts):
         per_epoch = -(-count // size)
-        mine = batches(out[i])
-        assert not any(mine[per_epoch * epochs :])
+        client_batches = batches(out[i])
+        assert not any(client_batches[per_epoch * epochs :])
         for epoch in range(epochs):
-            now = mine[epoch * per_epoch : (epoch + 1) * per_epoch]
-            assert sorted(r for batch in now for r in batch) == list(
+            epoch_batches = client_batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+            assert sorted(r for batch in epoch_batches for r in batch) == list(
                 range(100 * i, 100 * i + count)
             )
-            assert [len(b) for b in now] == [size] * (count // size) + [count % size] * (
+            assert [len(b) for b in epoch_batches] == [size] * (count // size) + [count % size] * (
                 count % size > 0
             )
 
@@ -61,9 +61,9 @@ def test_a_number_of_steps_cycles_through_epochs(
     out = schedule(table(counts), keys(counts, seed), size, 99, steps)
     whole = schedule(table(counts), keys(counts, seed), size, steps)  # at least so many steps
     for i, count in enumerate(counts):
-        mine = batches(out[i])
-        assert sum(bool(b) for b in mine) == (steps if count else 0)
-        assert mine[:steps] == batches(whole[i])[:steps] or not count
+        client_batches = batches(out[i])
+        assert sum(bool(b) for b in client_batches) == (steps if count else 0)
+        assert client_batches[:steps] == batches(whole[i])[:steps] or not count
 
 
 @few
@@ -77,7 +77,7 @@ def test_a_number_of_steps_cycles_through_epochs(
 def test_a_clients_batches_depend_on_its_own_rows_and_key_alone(
     counts: list[int], size: int, steps: int | None, padding: int, seed: int
 ) -> None:
-    # rejects draws that feel the width of the table or the place in the stack
+    # rejects draws that depend on the width of the table or on the place among clients
     all_keys, rows = keys(counts, seed), table(counts)
     padded = torch.cat([rows, torch.full((len(counts), padding), -1)], dim=1)
     together = schedule(rows, all_keys, size, 2, steps)

@@ -94,8 +94,8 @@ def test_training_rows_are_augmented_with_keys_and_only_then_and_test_rows_never
         plain, x=crop_and_flip(IMAGES.x[ROWS.clamp(min=0)], keys, ("crop", "flip")).flatten(0, 1)
     )
     places = torch.where(ROWS >= 0, torch.arange(9).view(3, 3), -1)
-    there = ROWS >= 0
-    assert torch.equal(train.batch(ROWS, keys).x[there], by_hand.batch(places).x[there])
+    present = ROWS >= 0
+    assert torch.equal(train.batch(ROWS, keys).x[present], by_hand.batch(places).x[present])
     assert torch.equal(train.batch(ROWS, keys).y, plain.batch(ROWS).y)
 
 

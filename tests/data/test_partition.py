@@ -67,24 +67,24 @@ def test_every_partition_is_tried_here() -> None:
 def test_every_row_belongs_to_exactly_one_client_in_both_splits(
     name: str, options: dict[str, Any]
 ) -> None:
-    done = partition(NATURAL, name, 5, random.key(0), **options)
-    assert sorted(flat(done.train)) == list(range(3000))
-    assert sorted(flat(done.test)) == list(range(900))
-    assert not flat(done.validation)
-    assert len(done.train) == len(done.test) == len(done.validation) == 5
+    divided = partition(NATURAL, name, 5, random.key(0), **options)
+    assert sorted(flat(divided.train)) == list(range(3000))
+    assert sorted(flat(divided.test)) == list(range(900))
+    assert not flat(divided.validation)
+    assert len(divided.train) == len(divided.test) == len(divided.validation) == 5
 
 
 @EVERY
 def test_the_key_decides_and_global_generators_do_not(name: str, options: dict[str, Any]) -> None:
-    def done(seed: int, noise: int) -> Partition:
+    def divide(seed: int, noise: int) -> Partition:
         torch.manual_seed(noise)
         np.random.seed(noise)  # noqa: NPY002
         return partition(NATURAL, name, 5, random.key(seed), validation=0.2, **options)
 
-    one, again, other = done(1, 1), done(1, 2), done(2, 1)
+    first, again, other = divide(1, 1), divide(1, 2), divide(2, 1)
     for split in ("train", "validation", "test"):
-        assert lists(getattr(one, split)) == lists(getattr(again, split))
-    assert lists(one.train) != lists(other.train)
+        assert lists(getattr(first, split)) == lists(getattr(again, split))
+    assert lists(first.train) != lists(other.train)
 
 
 @EVERY
@@ -92,12 +92,12 @@ def test_clients_are_tested_on_the_classes_that_they_train_on(
     name: str, options: dict[str, Any]
 ) -> None:
     # rejects test rows shared out by draws of their own
-    done = partition(NATURAL, name, 5, random.key(3), **options)
+    divided = partition(NATURAL, name, 5, random.key(3), **options)
     for i in range(5):
-        train = mixture(done.train[i], NATURAL.y, 6)
-        test = mixture(done.test[i], NATURAL.y_test, 6)
+        train = mixture(divided.train[i], NATURAL.y, 6)
+        test = mixture(divided.test[i], NATURAL.y_test, 6)
         assert (
-            len(done.test[i]) < 60 or float((train - test).abs().sum()) < 0.35
+            len(divided.test[i]) < 60 or float((train - test).abs().sum()) < 0.35
         )  # fewer rows say little
         if name == "pathological":
             assert torch.equal(train > 0, test > 0)
@@ -122,10 +122,10 @@ def test_validation_holds_out_a_share_of_each_clients_training_rows(
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 60), st.integers(0, 99))
 def test_iid_parts_are_equal_but_for_one_row(rows: int, test: int, clients: int, seed: int) -> None:
     clients = min(clients, rows)
-    done = partition(labelled(rows, test, 3, seed), "iid", clients, random.key(seed))
-    assert sorted(flat(done.train)) == list(range(rows))
-    assert sorted(flat(done.test)) == list(range(test))
-    for counts in (done.train.counts, done.test.counts):
+    divided = partition(labelled(rows, test, 3, seed), "iid", clients, random.key(seed))
+    assert sorted(flat(divided.train)) == list(range(rows))
+    assert sorted(flat(divided.test)) == list(range(test))
+    for counts in (divided.train.counts, divided.test.counts):
         assert int(counts.max() - counts.min()) <= 1
 
 
@@ -141,21 +141,23 @@ def test_sizes_leave_nobody_without_a_row(
     rows: int, test: int, clients: int, alpha: float, seed: int
 ) -> None:
     clients = min(clients, rows)
-    done = partition(labelled(rows, test, 3, seed), "size", clients, random.key(seed), alpha=alpha)
-    assert sorted(flat(done.train)) == list(range(rows))
-    assert sorted(flat(done.test)) == list(range(test))
-    assert int(done.train.counts.min()) >= 1
-    assert test < clients or int(done.test.counts.min()) >= 1
+    divided = partition(
+        labelled(rows, test, 3, seed), "size", clients, random.key(seed), alpha=alpha
+    )
+    assert sorted(flat(divided.train)) == list(range(rows))
+    assert sorted(flat(divided.test)) == list(range(test))
+    assert int(divided.train.counts.min()) >= 1
+    assert test < clients or int(divided.test.counts.min()) >= 1
 
 
 def test_sizes_differ_but_mixtures_do_not() -> None:
-    done = partition(BIG, "size", 5, random.key(0), alpha=1.0)
-    counts = done.train.counts.double()
+    divided = partition(BIG, "size", 5, random.key(0), alpha=1.0)
+    counts = divided.train.counts.double()
     assert float(counts.max() / counts.min()) > 2
     overall = torch.bincount(BIG.y, minlength=6) / 3000
     for i in range(5):
-        if len(done.train[i]) > 300:
-            assert float((mixture(done.train[i], BIG.y, 6) - overall).abs().max()) < 0.08
+        if len(divided.train[i]) > 300:
+            assert float((mixture(divided.train[i], BIG.y, 6) - overall).abs().max()) < 0.08
 
 
 @few
@@ -171,21 +173,23 @@ def test_dirichlet_uses_every_row_once_and_keeps_its_least_size(
 ) -> None:
     data = labelled(rows, 50, 4, seed)
     try:
-        done = partition(data, "dirichlet", clients, random.key(seed), alpha=alpha, min_size=least)
+        divided = partition(
+            data, "dirichlet", clients, random.key(seed), alpha=alpha, min_size=least
+        )
     except DataError as error:
         assert "was not reached in 100 draws" in str(error)  # noqa: PT017  # a small alpha may have no such draw
         return
-    assert sorted(flat(done.train)) == list(range(rows))
-    assert sorted(flat(done.test)) == list(range(50))
-    assert int(done.train.counts.min()) >= least
+    assert sorted(flat(divided.train)) == list(range(rows))
+    assert sorted(flat(divided.test)) == list(range(50))
+    assert int(divided.train.counts.min()) >= least
 
 
 def test_dirichlet_goes_from_one_holder_of_a_class_to_equal_parts() -> None:
     # rejects alpha upside down, and proportions over classes instead of over clients
     def largest(alpha: float) -> float:
-        done = partition(BIG, "dirichlet", 5, random.key(0), alpha=alpha)
+        divided = partition(BIG, "dirichlet", 5, random.key(0), alpha=alpha)
         held = torch.stack(
-            [torch.bincount(BIG.y[done.train[i]], minlength=6) for i in range(5)]
+            [torch.bincount(BIG.y[divided.train[i]], minlength=6) for i in range(5)]
         ).double()
         return float((held / held.sum(0)).max(0).values.mean())
 
@@ -205,54 +209,58 @@ def test_shards_are_those_of_lg_fedavg(
         with pytest.raises(DataError, match="cannot be divided evenly"):
             partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)
         return
-    done = partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)
-    hands = []
-    for rows, labels in ((done.train, data.y), (done.test, data.y_test)):
-        # the paper's code: rows of a label in data-set order, equal shards, leftovers one each to
-        # the first
-        pieces: list[tuple[int, ...]] = []
-        for label in range(classes):
-            mine = [i for i, y in enumerate(labels.tolist()) if y == label]
-            left = len(mine) % per_class
-            x, leftover = (mine[:-left], mine[-left:]) if left else (mine, [])
-            size = len(x) // per_class
-            cut = [x[k * size : (k + 1) * size] for k in range(per_class)]
-            for k, row in enumerate(leftover):
-                cut[k].append(row)
-            pieces += [tuple(piece) for piece in cut]
-        dealt = [_read(line, pieces) for line in lists(rows)]
-        if all(pieces):
-            assert Counter(p for hand in dealt for p in hand) == Counter(
-                pieces
-            )  # all dealt, each once
-            assert {len(hand) for hand in dealt} == {per_class * classes // clients}
-        hands.append([{int(labels[p[0]]) for p in hand} for hand in dealt])
-        assert all(len(known) <= per_client for known in hands[-1])
+    divided = partition(data, "shards", clients, random.key(seed), classes_per_client=per_client)
+    classes_of_clients = []
+    for rows, labels in ((divided.train, data.y), (divided.test, data.y_test)):
+        shards = _lg_fedavg_shards(labels.tolist(), classes, per_class)
+        given = [_whole_shards(of_client, shards) for of_client in lists(rows)]
+        if all(shards):
+            # every shard is given away, once
+            assert Counter(shard for of_client in given for shard in of_client) == Counter(shards)
+            assert {len(of_client) for of_client in given} == {per_class * classes // clients}
+        known = [{int(labels[shard[0]]) for shard in of_client} for of_client in given]
+        assert all(len(classes_known) <= per_client for classes_known in known)
+        classes_of_clients.append(known)
     if len(data.y_test) >= 20 * classes * per_class:
-        assert hands[0] == hands[1]
+        assert classes_of_clients[0] == classes_of_clients[1]
 
 
-def _read(line: list[int], pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Read a client's rows as whole pieces, one after the other."""
-    by_first = {p[0]: p for p in pieces if p}
-    hand = []
-    while line:
-        piece = by_first[line[0]]
-        assert tuple(line[: len(piece)]) == piece
-        hand.append(piece)
-        line = line[len(piece) :]
-    return hand
+def _lg_fedavg_shards(labels: list[int], classes: int, per_class: int) -> list[tuple[int, ...]]:
+    """Cut each label's rows as LG-FedAvg's code does: equally, leftovers one each to the first."""
+    shards = []
+    for label in range(classes):
+        of_label = [i for i, y in enumerate(labels) if y == label]
+        left = len(of_label) % per_class
+        even, leftover = (of_label[:-left], of_label[-left:]) if left else (of_label, [])
+        size = len(even) // per_class
+        of_equal_size = [even[k * size : (k + 1) * size] for k in range(per_class)]
+        for k, row in enumerate(leftover):
+            of_equal_size[k].append(row)
+        shards += [tuple(shard) for shard in of_equal_size]
+    return shards
+
+
+def _whole_shards(rows: list[int], shards: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Read a client's rows as whole shards, one after the other."""
+    by_first_row = {shard[0]: shard for shard in shards if shard}
+    given = []
+    while rows:
+        shard = by_first_row[rows[0]]
+        assert tuple(rows[: len(shard)]) == shard
+        given.append(shard)
+        rows = rows[len(shard) :]
+    return given
 
 
 def test_shards_of_the_fedlog_paper_are_twenty_a_class_for_a_hundred_clients_of_two() -> None:
     y = torch.arange(6000) % 10
     data = Dataset("mnist", torch.zeros(6000, 1), y, torch.zeros(1000, 1), y[:1000], 10)
-    done = partition(data, "shards", 100, random.key(0))
-    assert done.train.counts.tolist() == [60] * 100
-    assert done.test.counts.tolist() == [10] * 100
-    known = [set(y[done.train[i]].tolist()) for i in range(100)]
+    divided = partition(data, "shards", 100, random.key(0))
+    assert divided.train.counts.tolist() == [60] * 100
+    assert divided.test.counts.tolist() == [10] * 100
+    known = [set(y[divided.train[i]].tolist()) for i in range(100)]
     assert {len(k) for k in known} == {1, 2}  # a client may draw one class twice
-    assert known == [set(y[done.test[i]].tolist()) for i in range(100)]
+    assert known == [set(y[divided.test[i]].tolist()) for i in range(100)]
 
 
 @few
@@ -262,10 +270,12 @@ def test_pathological_clients_have_exactly_so_many_classes(
 ) -> None:
     per_client = min(per_client, classes)
     data = labelled(60 * classes, 30 * classes, classes, seed)
-    done = partition(data, "pathological", clients, random.key(seed), classes_per_client=per_client)
-    rows = flat(done.train)
+    divided = partition(
+        data, "pathological", clients, random.key(seed), classes_per_client=per_client
+    )
+    rows = flat(divided.train)
     assert len(rows) == len(set(rows))
-    known = [set(data.y[done.train[i]].tolist()) for i in range(clients)]
+    known = [set(data.y[divided.train[i]].tolist()) for i in range(clients)]
     assert {len(k) for k in known} == {per_client}
     holders = Counter(c for k in known for c in k)
     held = [holders.get(c, 0) for c in range(classes)]
@@ -274,9 +284,9 @@ def test_pathological_clients_have_exactly_so_many_classes(
 
 
 def test_natural_clients_keep_their_own_rows_in_order() -> None:
-    done = partition(NATURAL, "natural", 5, random.key(0))
-    assert all(line == list(range(i, 3000, 5)) for i, line in enumerate(lists(done.train)))
-    assert all(line == list(range(i, 900, 5)) for i, line in enumerate(lists(done.test)))
+    divided = partition(NATURAL, "natural", 5, random.key(0))
+    assert all(line == list(range(i, 3000, 5)) for i, line in enumerate(lists(divided.train)))
+    assert all(line == list(range(i, 900, 5)) for i, line in enumerate(lists(divided.test)))
     shared = partition(replace(NATURAL, clients_test=None), "natural", 5, random.key(0))
     assert sorted(flat(shared.test)) == list(range(900))
     assert shared.test.counts.tolist() == [180] * 5

@@ -56,22 +56,22 @@ KINDS = SimpleNamespace(names=["well", "ill"])
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replace the library: what is put into the returned dictionary is on the hub."""
-    there: dict[str, Any] = {"two": {"train": split(6), "test": split(2)}, "one": split(6)}
+    """Replace the library; its hub holds what is in the returned dictionary."""
+    on_hub: dict[str, Any] = {"two": {"train": split(6), "test": split(2)}, "one": split(6)}
 
     def load_dataset(path: str, config: str | None) -> Any:
-        if path not in there:
+        if path not in on_hub:
             msg = f"no {path}\nand more lines"
             raise FileNotFoundError(msg)
-        return there[path] if config is None else there[path][config]
+        return on_hub[path] if config is None else on_hub[path][config]
 
     def load_from_disk(path: str) -> Any:
-        return there["disk:" + Path(path).name]
+        return on_hub["disk:" + Path(path).name]
 
     module = ModuleType("datasets")
     module.load_dataset, module.load_from_disk = load_dataset, load_from_disk  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
-    return there
+    return on_hub
 
 
 @pytest.mark.usefixtures("hub")

@@ -1,4 +1,4 @@
-"""The table of sources, their options, the data root, and the bundled digits."""
+"""The sources by name, their options, the data root, and the bundled digits."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def test_missing_data_says_what_to_do_in_one_line(name: str, tmp_path: Path) -> 
 def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDGIST_DATA", str(tmp_path))
     assert data_root() == tmp_path
-    assert data_root(Path("~/here")) == Path.home() / "here"
-    monkeypatch.setenv("FEDGIST_DATA", "~/there")
-    assert data_root() == Path.home() / "there"
+    assert data_root(Path("~/from-argument")) == Path.home() / "from-argument"
+    monkeypatch.setenv("FEDGIST_DATA", "~/from-environment")
+    assert data_root() == Path.home() / "from-environment"
     monkeypatch.setenv("FEDGIST_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert data_root().name == "data"

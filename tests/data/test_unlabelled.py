@@ -1,4 +1,4 @@
-"""Examples to predict come in the form and units of the run's data, or are refused."""
+"""Examples to predict get the form and units of the run's data, or are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ ROWS = [
 ]
 
 
-def run(shape: tuple[int, ...], kind: torch.dtype = torch.uint8, scale: float = 255.0) -> Dataset:
+def run_data(
+    shape: tuple[int, ...], kind: torch.dtype = torch.uint8, scale: float = 255.0
+) -> Dataset:
     x, y = torch.zeros(2, *shape, dtype=kind), torch.zeros(2, dtype=torch.int64)
     return Dataset("run", x, y, x, y, 2, scale=scale if kind == torch.uint8 else 1.0)
 
@@ -45,7 +47,7 @@ def write(path: Path, text: str, name: str = "new.csv") -> Path:
     return path / name
 
 
-def fails(
+def fails_to_read(
     path: Path,
     data: Dataset,
     message: str,
@@ -65,9 +67,9 @@ def test_images_as_the_npz_source_reads_them(
     x = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(20) % 2)
     data = load("npz", path=tmp_path / "train.npz", test_fraction=0)
-    found = read_examples(saved(tmp_path, x, name), data, "npz", {})
-    assert found.dtype == torch.uint8
-    assert torch.equal(found, data.x)
+    x_read = read_examples(saved(tmp_path, x, name), data, "npz", {})
+    assert x_read.dtype == torch.uint8
+    assert torch.equal(x_read, data.x)
     assert torch.equal(
         read_examples(saved(tmp_path, x.astype(float), name), data, "npz", {}), data.x
     )
@@ -83,7 +85,7 @@ def test_the_digits_themselves(tmp_path: Path) -> None:
 def test_the_only_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", other=np.ones((3, 4)))
     assert (
-        read_examples(tmp_path / "a.npz", run((4,), torch.float32), "npz", {}).tolist()
+        read_examples(tmp_path / "a.npz", run_data((4,), torch.float32), "npz", {}).tolist()
         == [[1.0] * 4] * 3
     )
 
@@ -94,9 +96,9 @@ def test_numbers_become_those_of_the_run(
     tmp_path: Path, kind: type, shape: tuple[int, ...]
 ) -> None:
     x: np.ndarray = RNG.integers(0, 2, (6, *shape)).astype(kind)
-    found = read_examples(saved(tmp_path, x), run(shape, torch.float32), "npz", {})
-    assert found.dtype == torch.float32
-    assert np.array_equal(found.numpy(), x.astype(np.float32))
+    x_read = read_examples(saved(tmp_path, x), run_data(shape, torch.float32), "npz", {})
+    assert x_read.dtype == torch.float32
+    assert np.array_equal(x_read.numpy(), x.astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -104,120 +106,120 @@ def test_numbers_become_those_of_the_run(
     [
         (
             np.zeros((2, 3, 32, 32)),
-            run((1, 8, 8)),
+            run_data((1, 8, 8)),
             r"x.npz: examples have shape \[3, 32, 32\]; this run takes \[1, 8",
         ),
         (
             np.zeros((2, 64)),
-            run((1, 8, 8)),
+            run_data((1, 8, 8)),
             r"x.npz: examples have shape \[64\]; this run takes \[1, 8, 8\]",
         ),
         (
             np.zeros((8, 8)),
-            run((1, 8, 8)),
+            run_data((1, 8, 8)),
             r"examples have shape \[8\]; this run takes \[1, 8, 8\]",
         ),
-        (np.zeros((0, 4)), run((4,), torch.float32), "x.npz holds no examples"),
+        (np.zeros((0, 4)), run_data((4,), torch.float32), "x.npz holds no examples"),
         (
             np.zeros(4),
-            run((4,), torch.float32),
+            run_data((4,), torch.float32),
             r"x.npz: the examples must be numbers of .* float64 of shape \[4\]",
         ),
-        (np.float64(4), run((4,), torch.float32), r"not float64 of shape \[\]"),
-        (np.full((2, 4), "a"), run((4,), torch.float32), "the examples must be numbers"),
+        (np.float64(4), run_data((4,), torch.float32), r"not float64 of shape \[\]"),
+        (np.full((2, 4), "a"), run_data((4,), torch.float32), "the examples must be numbers"),
         (
             np.full((2, 4), None),
-            run((4,), torch.float32),
+            run_data((4,), torch.float32),
             "x.npz: the array 'x' cannot be read: Object arrays",
         ),
         (
             np.diag([1, np.nan]),
-            run((2,), torch.float32),
+            run_data((2,), torch.float32),
             "row 1 .counted from 0. holds nan; this run takes finite num",
         ),
         (
             np.diag([1, 1e39]),
-            run((2,), torch.float32),
+            run_data((2,), torch.float32),
             "row 1 .counted from 0. holds inf; this run takes finite",
         ),
         (
             np.full((2, 4, 4), 0.5),
-            run((1, 4, 4)),
+            run_data((1, 4, 4)),
             r"row 0 .* holds 0\.5; this run takes whole numbers 0\.\.255",
         ),
         (
             np.full((2, 4, 4), 17),
-            run((1, 4, 4), scale=16.0),
+            run_data((1, 4, 4), scale=16.0),
             r"holds 17; this run takes whole numbers 0\.\.16",
         ),
         (
             np.full((2, 4, 4), 255, np.uint8),
-            run((1, 4, 4), scale=16.0),
+            run_data((1, 4, 4), scale=16.0),
             r"holds 255; .* whole numbers 0\.\.16",
         ),
         (
             np.full((2, 4, 4), -1),
-            run((1, 4, 4)),
+            run_data((1, 4, 4)),
             r"holds -1; this run takes whole numbers 0\.\.255",
         ),
         (
             np.full((2, 4, 4), np.nan),
-            run((1, 4, 4)),
+            run_data((1, 4, 4)),
             r"holds nan; this run takes whole numbers 0\.\.255",
         ),
     ],
 )
 def test_errors_of_arrays(tmp_path: Path, x: np.ndarray, data: Dataset, message: str) -> None:
-    fails(saved(tmp_path, x, "x.npz"), data, message)
+    fails_to_read(saved(tmp_path, x, "x.npz"), data, message)
 
 
 def test_what_is_no_array(tmp_path: Path) -> None:
-    data = run((4,), torch.float32)
+    data = run_data((4,), torch.float32)
     np.savez(tmp_path / "a.npz", a=np.ones((3, 4)), b=np.ones((3, 4)))
-    fails(tmp_path / "a.npz", data, "a.npz has no array 'x'; it holds a, b")
+    fails_to_read(tmp_path / "a.npz", data, "a.npz has no array 'x'; it holds a, b")
     np.savez(tmp_path / "b.npz")
-    fails(tmp_path / "b.npz", data, "b.npz has no array 'x'; it holds nothing")
-    fails(saved(tmp_path, np.array([None])), data, "x.npy cannot be read: Object arrays")
+    fails_to_read(tmp_path / "b.npz", data, "b.npz has no array 'x'; it holds nothing")
+    fails_to_read(saved(tmp_path, np.array([None])), data, "x.npy cannot be read: Object arrays")
     for name in ("x.npz", "x.npy"):
         for content in ("", "text", "PK\3\4" + 50 * " "):
-            fails(write(tmp_path, content, name), data, f"{name} cannot be read")
+            fails_to_read(write(tmp_path, content, name), data, f"{name} cannot be read")
 
 
 def test_other_files(tmp_path: Path) -> None:
-    fails(tmp_path / "x.npz", run((4,)), r"x\.npz does not exist")
-    fails(
+    fails_to_read(tmp_path / "x.npz", run_data((4,)), r"x\.npz does not exist")
+    fails_to_read(
         write(tmp_path, "", "x.txt"),
-        run((4,)),
+        run_data((4,)),
         r"x\.txt is not a file of examples; use \.npz, .* or a folder of images",
     )
 
 
-def trained(path: Path) -> tuple[Dataset, dict[str, Any]]:
+def table_data(path: Path) -> tuple[Dataset, dict[str, Any]]:
     path = write(path, HEAD + "\n".join(ROWS), "train.csv")
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "path": str(path),
         "label": "diagnosis",
         "client": "site",
         "ignore": ["note"],
     }
-    given["test_fraction"] = 0
-    return load("table", **given), given
+    options["test_fraction"] = 0
+    return load("table", **options), options
 
 
 def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
-    data, options = trained(tmp_path)
+    data, options = table_data(tmp_path)
     assert torch.equal(read_examples(tmp_path / "train.csv", data, "table", options), data.x)
     table = write(
         tmp_path, "town\tsmokes\tid\tage\nUlm\tTrue\tx\t7\nRom\tperhaps\ty\t-1e1\n", "new.tsv"
     )
-    found = read_examples(
+    x_read = read_examples(
         table, data, "table", options
     )  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
-    assert found.tolist() == [[7, 0, 1, 0, 0, 0, 1], [-10, 0, 0, 0, 0, 0, 0]]
+    assert x_read.tolist() == [[7, 0, 1, 0, 0, 0, 1], [-10, 0, 0, 0, 0, 0, 0]]
     pd.DataFrame({"age": [7], "smokes": [True], "town": ["Ulm"]}).to_parquet(
         tmp_path / "new.parquet"
     )
-    assert torch.equal(read_examples(tmp_path / "new.parquet", data, "table", options), found[:1])
+    assert torch.equal(read_examples(tmp_path / "new.parquet", data, "table", options), x_read[:1])
 
 
 def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
@@ -225,15 +227,15 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     options: dict[str, Any] = {"path": write(tmp_path, text, "train.csv"), "label": "diagnosis"}
     data = load("table", **options)
     assert data.input_shape == (32,)
-    found = read_examples(
+    x_read = read_examples(
         write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data, "table", options
     )
-    assert (list(found.shape), int(found.sum())) == ([40, 32], 32)
+    assert (list(x_read.shape), int(x_read.sum())) == ([40, 32], 32)
     test = write(tmp_path, "kind,diagnosis\nother,0\n", "test.csv")
     data = load("table", **options, test=test)
     test.unlink()  # not needed any more
-    found = read_examples(options["path"], data, "table", {**options, "test": str(test)})
-    assert torch.equal(found, torch.eye(40)[data.x.argmax(1)])
+    x_read = read_examples(options["path"], data, "table", {**options, "test": str(test)})
+    assert torch.equal(x_read, torch.eye(40)[data.x.argmax(1)])
 
 
 @pytest.mark.parametrize(
@@ -254,12 +256,12 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_tables(tmp_path: Path, text: str, message: str) -> None:
-    data, options = trained(tmp_path)
-    fails(write(tmp_path, text), data, message, "table", options)
+    data, options = table_data(tmp_path)
+    fails_to_read(write(tmp_path, text), data, message, "table", options)
 
 
 def test_flat_rows_of_other_sources(tmp_path: Path) -> None:
-    data = run((2,), torch.float32)
+    data = run_data((2,), torch.float32)
     assert read_examples(write(tmp_path, "b,a\n1,2\n3,4.5\n"), data, "npz", {}).tolist() == [
         [1, 2],
         [3, 4.5],
@@ -269,10 +271,10 @@ def test_flat_rows_of_other_sources(tmp_path: Path) -> None:
         ("a,b\n1,x\n", "new.csv: the column 'b' holds no number in row 1 below the header: 'x'"),
         ("a,b\n", "new.csv holds no examples"),
     ):
-        fails(write(tmp_path, text), data, message)
-    fails(
+        fails_to_read(write(tmp_path, text), data, message)
+    fails_to_read(
         write(tmp_path, "a,b\n1,2\n"),
-        run((1, 8, 8)),
+        run_data((1, 8, 8)),
         r"examples have shape \[2\]; this run takes \[1, 8, 8\]",
     )
 
@@ -300,33 +302,37 @@ def test_order_and_what_is_left_out(tmp_path: Path) -> None:
     picture(tmp_path / ".cache" / "1.png")
     picture(tmp_path / "a" / "._1.png")
     write(tmp_path, "no image", "notes.txt")
-    found = read_examples(tmp_path, run((3, 5, 6)), "cifar10", {})
-    assert np.array_equal(found.numpy(), np.stack([first, second, third]).transpose(0, 3, 1, 2))
+    x_read = read_examples(tmp_path, run_data((3, 5, 6)), "cifar10", {})
+    assert np.array_equal(x_read.numpy(), np.stack([first, second, third]).transpose(0, 3, 1, 2))
 
 
 def test_colours_and_units_of_the_run(tmp_path: Path) -> None:
     colour, grey = picture(tmp_path / "1.png"), picture(tmp_path / "2.png", (5, 6))
     as_grey = np.asarray(Image.fromarray(colour).convert("L"))
-    found = read_examples(tmp_path, run((1, 5, 6)), "mnist", {})
-    assert np.array_equal(found.numpy(), np.stack([as_grey, grey])[:, None])
-    found = read_examples(tmp_path / "2.png", run((3, 5, 6)), "cifar10", {})
-    assert np.array_equal(found.numpy(), np.stack([grey] * 3)[None])
-    found = read_examples(tmp_path / "2.png", run((1, 5, 6), scale=16.0), "digits", {})
-    assert np.array_equal(found.numpy()[0, 0], np.round(grey / 255 * 16))
+    x_read = read_examples(tmp_path, run_data((1, 5, 6)), "mnist", {})
+    assert np.array_equal(x_read.numpy(), np.stack([as_grey, grey])[:, None])
+    x_read = read_examples(tmp_path / "2.png", run_data((3, 5, 6)), "cifar10", {})
+    assert np.array_equal(x_read.numpy(), np.stack([grey] * 3)[None])
+    x_read = read_examples(tmp_path / "2.png", run_data((1, 5, 6), scale=16.0), "digits", {})
+    assert np.array_equal(x_read.numpy()[0, 0], np.round(grey / 255 * 16))
 
 
 def test_errors_of_images(tmp_path: Path) -> None:
-    data = run((3, 5, 6))
-    fails(tmp_path, data, r"holds no images \(\.png, \.jpg")
+    data = run_data((3, 5, 6))
+    fails_to_read(tmp_path, data, r"holds no images \(\.png, \.jpg")
     picture(tmp_path / "1.png")
     message = r"1\.png: images have one or three channels of bytes; this run takes "
-    fails(tmp_path / "1.png", run((4,), torch.float32), message + r"numbers of shape \[4\]")
-    fails(
-        tmp_path / "1.png", run((3, 5, 6), torch.float32), message + r"numbers of shape \[3, 5, 6\]"
+    fails_to_read(
+        tmp_path / "1.png", run_data((4,), torch.float32), message + r"numbers of shape \[4\]"
     )
-    fails(tmp_path / "1.png", run((4, 5, 6)), message + r"bytes of shape \[4, 5, 6\]")
-    fails(write(tmp_path, "no image", "2.png"), data, r"2\.png cannot be read as an image")
-    fails(tmp_path, data, r"2\.png cannot be read as an image")
+    fails_to_read(
+        tmp_path / "1.png",
+        run_data((3, 5, 6), torch.float32),
+        message + r"numbers of shape \[3, 5, 6\]",
+    )
+    fails_to_read(tmp_path / "1.png", run_data((4, 5, 6)), message + r"bytes of shape \[4, 5, 6\]")
+    fails_to_read(write(tmp_path, "no image", "2.png"), data, r"2\.png cannot be read as an image")
+    fails_to_read(tmp_path, data, r"2\.png cannot be read as an image")
 
 
 @settings(max_examples=100, deadline=None)
@@ -336,7 +342,7 @@ def test_any_bytes_are_examples_or_an_error(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / f"any{kind}"
     path.write_bytes(content)
-    for data in (run((2,), torch.float32), run((1, 2, 2))):
+    for data in (run_data((2,), torch.float32), run_data((1, 2, 2))):
         try:
             assert read_examples(path, data, "npz", {}).shape[1:] == data.input_shape
         except DataError as error:
