@@ -122,6 +122,7 @@ def test_saved_to_disk(hub: dict[str, Any], tmp_path: Path) -> None:
             {"path": "two"},
             r"two: name either the column of images \(image\) or .*; neither is given",
         ),
+        ({"path": "two", "features": []}, r"name either .*; neither is given"),
         ({"path": "two", "image": "image", "features": ["v"]}, r"name either .*; both are given"),
         (
             {"path": "two", "image": "picture"},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedgist.data
 from fedgist.data import SOURCES, data_root, load
 from fedgist.errors import DataError
 
@@ -36,6 +37,10 @@ def test_every_option_is_typed_and_keyword_only(name: str) -> None:
     assert source.load.__code__.co_argcount == 0
     assert set(source.required) <= set(source.options)
     assert "root" not in source.options
+
+
+def test_every_exported_name_is_there() -> None:
+    assert all(hasattr(fedgist.data, name) for name in fedgist.data.__all__)
 
 
 def test_unknown_names() -> None:

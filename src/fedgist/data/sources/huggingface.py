@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,22 @@ from fedgist.errors import DataError
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
 _SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk leaves
+
+
+class Split(Protocol):
+    """As much of the library's class ``Dataset``, a split of a data set, as is used here."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns."""
+
+    @property
+    def features(self) -> Mapping[str, object]:
+        """The type of each column; one of labels may have ``names``, those of the classes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, column: str, /) -> Sequence[Any]: ...
 
 
 def huggingface(
@@ -76,7 +93,7 @@ def _input_columns(image: str | None, features: list[str] | None, path: str) -> 
     raise DataError(msg)
 
 
-def _load(path: str | Path, config: str | None) -> dict[str, Any]:
+def _load(path: str | Path, config: str | None) -> dict[str, Split]:
     library = need("datasets", _NEED)
     folder = Path(path).expanduser()
     try:
@@ -90,14 +107,14 @@ def _load(path: str | Path, config: str | None) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {"train": loaded}
 
 
-def _split(splits: dict[str, Any], name: str, path: str) -> Any:
+def _split(splits: dict[str, Split], name: str, path: str) -> Split:
     if name not in splits:
         msg = f"{path} has no split {name!r}; it has {', '.join(map(str, splits))}"
         raise DataError(msg)
     return splits[name]
 
 
-def _expect(rows: Any, columns: list[str], path: str) -> None:
+def _expect(rows: Split, columns: list[str], path: str) -> None:
     for name in columns:
         if name not in rows.column_names:
             msg = f"{path} has no column {name!r}; it has {', '.join(rows.column_names)}"
@@ -105,7 +122,7 @@ def _expect(rows: Any, columns: list[str], path: str) -> None:
 
 
 def _images(
-    splits: list[Any], column: str, size: tuple[int, int] | None, path: str
+    splits: list[Split], column: str, size: tuple[int, int] | None, path: str
 ) -> list[torch.Tensor]:
     """Return each split's images, all in ``size`` or the size of the first one."""
     pictures: list[Values] = []
@@ -120,7 +137,7 @@ def _images(
     return list(torch.split(stack(pictures), [len(rows) for rows in splits]))
 
 
-def _numbers(rows: Any, columns: list[str], path: str) -> torch.Tensor:
+def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
     parts = []
     for name in columns:
         try:
@@ -135,7 +152,7 @@ def _numbers(rows: Any, columns: list[str], path: str) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _labels(rows: Any, column: str, path: str) -> Values:
+def _labels(rows: Split, column: str, path: str) -> Values:
     names = _class_names(rows, column)
     if not names:
         return _texts(rows, column, f"{path}: the labels {column!r}")
@@ -149,16 +166,16 @@ def _labels(rows: Any, column: str, path: str) -> Values:
     return np.array([names[code] for code in rows[column]], dtype=object)
 
 
-def _clients(rows: Any, column: str | None, path: str) -> Values | None:
+def _clients(rows: Split, column: str | None, path: str) -> Values | None:
     return None if column is None else _texts(rows, column, f"{path}: the clients {column!r}")
 
 
-def _class_names(rows: Any, column: str) -> tuple[str, ...]:
+def _class_names(rows: Split, column: str) -> tuple[str, ...]:
     """Return the classes that the data set itself names, in its order."""
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 
-def _texts(rows: Any, column: str, what: str) -> Values:
+def _texts(rows: Split, column: str, what: str) -> Values:
     values = list(rows[column])
     if any(isinstance(value, str) for value in values):
         return as_texts(np.array(values, dtype=object), what)

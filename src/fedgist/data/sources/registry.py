@@ -124,5 +124,5 @@ def _fits(value: object, kind: Any) -> bool:
     return isinstance(value, int | float if kind is float else kind)
 
 
-def _in_words(kind: Any) -> str:
+def _in_words(kind: object) -> str:
     return inspect.formatannotation(kind).replace("pathlib.", "").replace("NoneType", "None")
