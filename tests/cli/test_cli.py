@@ -72,12 +72,12 @@ def weights(folder: Path) -> dict[str, bytes]:
 def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
     cli: Cli, tmp_path: Path
 ) -> None:
-    done = cli("run", "demo", *SMALL, "--out", "here")
+    done = cli("run", "demo", *SMALL, "--out", "small")
     assert done.stdout.count("round ") >= 4
     assert "round 4/4  accuracy" in done.stdout
     assert "\x1b" not in done.stdout
-    here = tmp_path / "here"
-    assert {p.name for p in here.iterdir()} == {
+    folder = tmp_path / "small"
+    assert {p.name for p in folder.iterdir()} == {
         "recipe.toml",
         "rounds.jsonl",
         "clients.jsonl",
@@ -85,13 +85,13 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
         "partition.json",
         "checkpoint",
     }
-    line = rounds(here)[-1]
+    line = rounds(folder)[-1]
     assert line["comm/up_bytes"] == line["comm/down_bytes"] == 10 * 33 * 10 * 4
-    result = json.loads((here / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "finished"
     assert result["eval/client/accuracy_mean"]["final"] == line["eval/client/accuracy_mean"]
-    assert "cohort_size = 3" in (here / "recipe.toml").read_text()
-    assert len((here / "clients.jsonl").read_text().splitlines()) == 4 * 10
+    assert "cohort_size = 3" in (folder / "recipe.toml").read_text()
+    assert len((folder / "clients.jsonl").read_text().splitlines()) == 4 * 10
 
 
 def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:

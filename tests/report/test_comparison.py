@@ -12,9 +12,11 @@ import pytest
 from rich.console import Console
 
 from fedgist.errors import ReportError
-from fedgist.report.comparison import Study, study
+from fedgist.report import comparison
 from fedgist.report.run_files import find
-from fedgist.report.tables import as_data, render, sheets
+from fedgist.report.study_rows import Study
+from fedgist.report.table_formats import as_data, render
+from fedgist.report.tables import sheets
 
 from written import write_run  # isort: skip
 
@@ -38,17 +40,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def of(folder: Path, **options: Any) -> Study:
-    return study(find([folder]), **options)
+def study_of(folder: Path, **options: Any) -> Study:
+    return comparison.study(find([folder]), **options)
 
 
 def test_seeds_are_one_row_and_the_last_round_is_the_result(folder: Path) -> None:
-    found = of(folder)
-    assert [(row.label, row.seeds) for row in found.rows] == [
+    study = study_of(folder)
+    assert [(row.label, row.seeds) for row in study.rows] == [
         ("fedavg", [0, 1, 2]),
         ("fedlog", [0, 1, 2]),
     ]
-    fedlog = found.rows[1]
+    fedlog = study.rows[1]
     assert fedlog.final is not None
     assert fedlog.best is not None
     assert fedlog.final.mean == pytest.approx((0.93 + 0.96 + 0.91) / 3)
@@ -60,14 +62,14 @@ def test_seeds_are_one_row_and_the_last_round_is_the_result(folder: Path) -> Non
 
 def test_the_last_ten_are_the_mean_of_ten(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.1, 0.2] + [0.5] * 9 + [0.6])
-    last10 = of(tmp_path).rows[0].last10
+    last10 = study_of(tmp_path).rows[0].last10
     assert last10 is not None
     assert last10.mean == pytest.approx(0.51)
 
 
 def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None:
-    found = of(folder, target_accuracy=0.9)
-    fedavg, fedlog = (row.target for row in found.rows)
+    study = study_of(folder, target_accuracy=0.9)
+    fedavg, fedlog = (row.target for row in study.rows)
     assert fedlog is not None
     # first reached in rounds 3, 2, 4: rejects the round in which the mean curve reaches it
     assert fedlog.rounds.mean == 3.0
@@ -82,7 +84,7 @@ def test_communication_to_a_target_is_counted_seed_by_seed(folder: Path) -> None
     assert fedavg is not None
     assert fedavg.reached == 0
     assert fedavg.rounds.mean == pytest.approx(11 / 3)
-    words = next(sheet for sheet in sheets(found) if sheet.title == "Communication to 90.0 %")
+    words = next(sheet for sheet in sheets(study) if sheet.title == "Communication to 90.0 %")
     assert words.rows[0][1] == "0 of 3 †"
     assert words.rows[1][-1] == "9.6 kb"  # bits, as papers print them
 
@@ -93,21 +95,21 @@ def test_a_first_exchange_counts_as_the_bytes_of_round_0(tmp_path: Path) -> None
     (run / "rounds.jsonl").write_text(
         '{"round": 0, "comm/up_bytes": 7, "comm/down_bytes": 1}\n' + lines
     )
-    target = of(tmp_path, target_accuracy=0.9).rows[0].target
+    target = study_of(tmp_path, target_accuracy=0.9).rows[0].target
     assert target is not None
     assert target.both.mean == 8 + 2 * 400
 
 
 def test_differences_to_a_reference_are_paired(folder: Path) -> None:
-    found = of(folder, reference="fedlog")
-    versus = found.rows[0].versus
+    study = study_of(folder, reference="fedlog")
+    versus = study.rows[0].versus
     assert versus is not None
     assert versus.difference.mean == pytest.approx((0.55 - 0.93 + 0.66 - 0.96 + 0.61 - 0.91) / 3)
     assert versus.p == 0.125
-    assert found.rows[1].versus is None
+    assert study.rows[1].versus is None
     assert any(
         "smallest p possible is 0.125 one-tailed, 0.25 two-sided; p < 0.05 takes 5 seeds" in n
-        for n in found.notes
+        for n in study.notes
     )
 
 
@@ -115,13 +117,17 @@ def test_rows_are_named_by_what_differs(tmp_path: Path) -> None:
     for lr in (0.1, 0.01):
         write_run(tmp_path / f"a{lr}", [0.5], raw={"train": {"lr": lr}})
     write_run(tmp_path / "b", [0.5], method="fedavg", raw={"train": {"lr": 0.5}})
-    assert [row.label for row in of(tmp_path).rows] == ["fedlog lr=0.01", "fedlog lr=0.1", "fedavg"]
+    assert [row.label for row in study_of(tmp_path).rows] == [
+        "fedlog lr=0.01",
+        "fedlog lr=0.1",
+        "fedavg",
+    ]
 
 
 def test_settings_that_shorten_to_the_same_words_are_written_out(tmp_path: Path) -> None:
     for lr in (0.10001, 0.10002):
         write_run(tmp_path / f"a{lr}", [0.5], raw={"train": {"lr": lr}})
-    assert [row.label for row in of(tmp_path).rows] == [
+    assert [row.label for row in study_of(tmp_path).rows] == [
         "fedlog train.lr=0.10001",
         "fedlog train.lr=0.10002",
     ]
@@ -132,25 +138,25 @@ def test_how_the_work_was_done_makes_no_other_row(tmp_path: Path) -> None:
     write_run(
         tmp_path / "b", [0.5], seed=1, raw={"engine": {"workers": 2}, "evaluate": {"every": 2}}
     )
-    assert len(of(tmp_path).rows) == 1
+    assert len(study_of(tmp_path).rows) == 1
 
 
 def test_an_unfinished_run_counts_as_far_as_it_is_and_is_marked(tmp_path: Path) -> None:
     write_run(tmp_path / "seed-0", [0.5, 0.7], planned=4, result=False)
     write_run(tmp_path / "seed-1", [0.5, 0.7, 0.8, 0.9], seed=1)
-    found = of(tmp_path)
-    assert found.rows[0].unfinished == 1
-    assert found.rows[0].final is not None
-    assert found.rows[0].final.mean == pytest.approx(0.8)
-    assert f"{tmp_path / 'seed-0'} is unfinished: round 2 of 4" in found.notes
-    assert any("different rounds, 2 to 4" in note for note in found.notes)
-    assert sheets(found)[0].rows[0][0] == "fedlog *"
+    study = study_of(tmp_path)
+    assert study.rows[0].unfinished == 1
+    assert study.rows[0].final is not None
+    assert study.rows[0].final.mean == pytest.approx(0.8)
+    assert f"{tmp_path / 'seed-0'} is unfinished: round 2 of 4" in study.notes
+    assert any("different rounds, 2 to 4" in note for note in study.notes)
+    assert sheets(study)[0].rows[0][0] == "fedlog *"
 
 
 def test_a_run_without_a_round_does_no_harm(tmp_path: Path) -> None:
     write_run(tmp_path / "seed-0", [0.5])
     write_run(tmp_path / "seed-1", [], seed=1, result=False)
-    assert of(tmp_path, target_accuracy=0.9).rows[0].final is not None
+    assert study_of(tmp_path, target_accuracy=0.9).rows[0].final is not None
 
 
 def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
@@ -160,11 +166,13 @@ def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
     (run / "rounds.jsonl").write_text(
         "\n".join([*lines, '{"round": 4, "ev'])
     )  # the last one is being written
-    found = of(tmp_path)
-    assert found.notes == (
-        f"{run / 'rounds.jsonl'}: line 2 cannot be read and left out, also of the bytes counted",
+    study = study_of(tmp_path)
+    (note,) = study.notes
+    assert note == (
+        f"{run / 'rounds.jsonl'}: line 2 cannot be read: it is left out, and its bytes are not "
+        "counted"
     )
-    assert found.rows[0].rounds == (3, 3)
+    assert study.rows[0].rounds == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -184,18 +192,18 @@ def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
 def test_a_line_that_is_no_round_is_corrupt(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", [0.5])
     (run / "rounds.jsonl").write_text(text + "\n" + (run / "rounds.jsonl").read_text())
-    assert len(of(tmp_path).notes) == 1
+    assert len(study_of(tmp_path).notes) == 1
 
 
 def test_what_cannot_be_compared_is_said_plainly(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5], seed=0)
     write_run(tmp_path / "b", [0.6], seed=1, method="fedavg", raw={"evaluate": {"on": "test"}})
     copy = write_run(tmp_path / "c", [0.7], seed=0)
-    found = of(tmp_path, reference="fedlog")
-    assert "fedavg has no seed in common with fedlog: not compared" in found.notes
-    assert any(note.startswith("mixed metrics") for note in found.notes)
-    assert any(note.startswith(f"{copy} repeats {tmp_path / 'a'}") for note in found.notes)
-    assert found.rows[0].seeds == [0]
+    study = study_of(tmp_path, reference="fedlog")
+    assert "fedavg has no seed in common with fedlog: not compared" in study.notes
+    assert any(note.startswith("mixed metrics") for note in study.notes)
+    assert any(note.startswith(f"{copy} repeats {tmp_path / 'a'}") for note in study.notes)
+    assert study.rows[0].seeds == [0]
 
 
 def test_a_metric_or_a_reference_that_is_not_there_is_refused_with_the_choices(
@@ -205,11 +213,11 @@ def test_a_metric_or_a_reference_that_is_not_there_is_refused_with_the_choices(
         ReportError,
         match=r"no run has 'eval/x'; columns: eval/client/accuracy_mean, eval/client/acc",
     ):
-        of(folder, metric="eval/x")
+        study_of(folder, metric="eval/x")
     with pytest.raises(ReportError, match=r"unknown reference 'fedlgo'; did you mean 'fedlog'"):
-        of(folder, reference="fedlgo")
+        study_of(folder, reference="fedlgo")
     with pytest.raises(ReportError, match="nowhere holds no run: there is no such folder"):
-        of(folder / "nowhere")
+        study_of(folder / "nowhere")
 
 
 def test_of_a_loss_the_best_is_the_lowest(tmp_path: Path) -> None:
@@ -220,7 +228,7 @@ def test_of_a_loss_the_best_is_the_lowest(tmp_path: Path) -> None:
         for line, value in zip(lines, (0.2, 0.3), strict=True)
     )
     (run / "rounds.jsonl").write_text(text)
-    best = of(tmp_path, metric="train/loss").rows[0].best
+    best = study_of(tmp_path, metric="train/loss").rows[0].best
     assert best is not None
     assert best.mean == 0.2
 
@@ -236,25 +244,25 @@ PAPER = {
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5, 0.95], raw={"paper": PAPER})
-    found = of(tmp_path)
-    assert found.target_accuracy == 0.9  # the paper's, without being told
-    results, _, target = sheets(found)
+    study = study_of(tmp_path)
+    assert study.target_accuracy == 0.9  # the paper's, without being told
+    results, _, target = sheets(study)
     assert results.rows[0][-1] == "98.15 ± 0.05"
     assert "A paper, table 1" in results.caption
     assert target.rows[0][-1] == "3.2 Mb"
-    assert "these runs depart from the paper's settings: train.num_rounds = 4" in found.notes
+    assert "these runs depart from the paper's settings: train.num_rounds = 4" in study.notes
 
 
 def test_every_format_says_the_same(folder: Path) -> None:
-    found = of(folder, reference="fedlog", target_accuracy=0.9)
-    data = as_data(found)
-    assert json.loads(str(render(found, "json"))) == json.loads(json.dumps(data))
-    rows = list(csv.DictReader(io.StringIO(str(render(found, "csv")))))
+    study = study_of(folder, reference="fedlog", target_accuracy=0.9)
+    data = as_data(study)
+    assert json.loads(str(render(study, "json"))) == json.loads(json.dumps(data))
+    rows = list(csv.DictReader(io.StringIO(str(render(study, "csv")))))
     assert [float(row["final_mean"]) for row in rows] == [row["final_mean"] for row in data["rows"]]
     assert rows[0]["seeds"] == "0 1 2"
-    markdown, latex = str(render(found, "markdown")), str(render(found, "latex"))
+    markdown, latex = str(render(study, "markdown")), str(render(study, "latex"))
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(render(found, "terminal"))
+    console.print(render(study, "terminal"))
     terminal = console.export_text()
     for text in (markdown, latex, terminal):
         assert "93.33" in text
@@ -280,29 +288,29 @@ def test_one_damaged_run_does_not_take_the_others_with_it(tmp_path: Path) -> Non
         ("result.json", "[]"),
         ("result.json", ""),
     ):
-        here = tmp_path / f"{name}{len(text)}"
-        write_run(here / "a", [0.5])
-        bad = write_run(here / "b", [0.6], seed=1)
+        folder = tmp_path / f"{name}{len(text)}"
+        write_run(folder / "a", [0.5])
+        bad = write_run(folder / "b", [0.6], seed=1)
         (bad / name).write_text(text)
-        found = of(here)
-        assert found.rows[0].seeds == ([0] if name == "recipe.toml" else [0, 1])
-        assert any(str(bad / name) in note for note in found.notes)
+        study = study_of(folder)
+        assert study.rows[0].seeds == ([0] if name == "recipe.toml" else [0, 1])
+        assert any(str(bad / name) in note for note in study.notes)
 
 
 def test_of_damaged_runs_alone_the_reason_is_the_error(tmp_path: Path) -> None:
     (write_run(tmp_path / "a", [0.5]) / "recipe.toml").write_text("[")
     with pytest.raises(ReportError, match=r"recipe.toml cannot be read"):
-        of(tmp_path)
+        study_of(tmp_path)
 
 
-def test_a_round_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
+def test_a_round_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     text = (run / "rounds.jsonl").read_text()
     (run / "rounds.jsonl").write_text(text + text.splitlines()[1] + "\n")
-    found = of(tmp_path)
-    assert found.rows[0].up is not None
-    assert found.rows[0].up.mean == 200
-    assert any("1 rounds stand there twice" in note for note in found.notes)
+    study = study_of(tmp_path)
+    assert study.rows[0].up is not None
+    assert study.rows[0].up.mean == 200
+    assert any("1 round written twice" in note for note in study.notes)
 
 
 def test_a_last_round_without_a_value_and_refused_uploads_are_said(tmp_path: Path) -> None:
@@ -311,11 +319,13 @@ def test_a_last_round_without_a_value_and_refused_uploads_are_said(tmp_path: Pat
     lines[1]["eval/client/accuracy_mean"] = None
     lines[1]["refused"] = [{"client": 3, "reason": "total is not finite"}]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    notes = of(tmp_path).notes
-    assert f"{run}: its last eval/client/accuracy_mean is of round 1, not 2" in notes
-    assert f"{run}: 1 uploads were refused; the first: total is not finite" in notes
+    notes = study_of(tmp_path).notes
+    assert f"{run}: its last value of eval/client/accuracy_mean is from round 1, not 2" in notes
+    assert f"{run}: 1 upload was refused; reason of the first: total is not finite" in notes
 
 
 def test_an_accuracy_is_no_target_for_a_loss(folder: Path) -> None:
-    with pytest.raises(ReportError, match="a target accuracy is no target for train/loss"):
-        of(folder, metric="train/loss", target_accuracy=0.9)
+    with pytest.raises(
+        ReportError, match="a target accuracy cannot be used with the metric 'train/loss'"
+    ):
+        study_of(folder, metric="train/loss", target_accuracy=0.9)

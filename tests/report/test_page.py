@@ -20,13 +20,12 @@ import pytest
 import safetensors.numpy
 import torch
 
-from fedgist.federation import runner as api
+from fedgist.federation import runner
 from fedgist.federation.record import PARTITION
 from fedgist.federation.saved_features import FEATURES
-from fedgist.report import drawing, page, pictures
-from fedgist.report.comparison import study
+from fedgist.report import comparison, drawing, page, pictures
+from fedgist.report.drawing import CACHE, embedding
 from fedgist.report.run_files import find
-from fedgist.report.tsne import CACHE, embedding
 
 from written import write_run  # isort: skip
 
@@ -70,9 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(folder: Path) -> Path:
-    found = study(find([folder]), reference="fedlog", target_accuracy=0.75)
+    study = comparison.study(find([folder]), reference="fedlog", target_accuracy=0.75)
     path = folder / "report.html"
-    path.write_text(page.render(found, pictures.pictures(found), "Two seeds <of> three"))
+    path.write_text(page.render(study, pictures.pictures(study), "Two seeds <of> three"))
     return path
 
 
@@ -81,10 +80,10 @@ class Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [
+        self.links += [
             value or ""
             for name, value in attrs
             if name in {"src", "href", "action", "srcset", "xlink:href"}
@@ -92,16 +91,16 @@ class Links(HTMLParser):
 
 
 def test_the_page_needs_nothing_else(written: Path) -> None:
-    links = Links()
-    links.feed(written.read_text())
-    assert all(link.startswith(("data:", "#")) for link in links.found)
+    parser = Links()
+    parser.feed(written.read_text())
+    assert all(link.startswith(("data:", "#")) for link in parser.links)
     assert "<of>" not in written.read_text()
     assert "@import" not in written.read_text()
 
 
 def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
-    found = study(find([folder]), target_accuracy=0.75)
-    drawn = {picture.name: picture for picture in pictures.pictures(found)}
+    study = comparison.study(find([folder]), target_accuracy=0.75)
+    drawn = {picture.name: picture for picture in pictures.pictures(study)}
     assert list(drawn) == [
         "by-round",
         "by-bytes",
@@ -127,35 +126,39 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
 
 def test_the_spread_over_clients_is_the_band_of_a_single_seed(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5, 0.6])
-    (table,) = [p.table for p in pictures.pictures(study(find([tmp_path]))) if p.name == "by-round"]
+    (table,) = [
+        p.table
+        for p in pictures.pictures(comparison.study(find([tmp_path])))
+        if p.name == "by-round"
+    ]
     assert table[2] == ["fedlog", 2, 800.0, 0.6, pytest.approx(0.5), pytest.approx(0.7)]
 
 
 def test_privacy_is_drawn_where_it_was_spent(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [0.5, 0.6], columns={"privacy/epsilon": 1.5})
-    found = study(find([tmp_path]))
-    assert "privacy" in [picture.name for picture in pictures.pictures(found)]
+    study = comparison.study(find([tmp_path]))
+    assert "privacy" in [picture.name for picture in pictures.pictures(study)]
 
 
 def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     for name, blob in ((PARTITION, b"[]"), (FEATURES, b"\xb5\x00"), ("clients.jsonl", b"\xff\n")):
         (run / name).write_bytes(blob)
-    found = study(find([tmp_path]))
-    assert [picture.name for picture in pictures.pictures(found)] == [
+    study = comparison.study(find([tmp_path]))
+    assert [picture.name for picture in pictures.pictures(study)] == [
         "by-round",
         "by-bytes",
         "bytes-by-round",
         "times",
     ]
     for name, remark in zip(
-        (PARTITION, "clients.jsonl", FEATURES), pictures.remarks(found), strict=True
+        (PARTITION, "clients.jsonl", FEATURES), pictures.unreadable(study), strict=True
     ):
         assert remark.startswith(str(run / name))
 
 
 def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
-    drawn = pictures.pictures(study(find([folder / "fedlog"])))
+    drawn = pictures.pictures(comparison.study(find([folder / "fedlog"])))
     drawing.write(drawn, tmp_path / "figures")
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".csv"}
     assert (tmp_path / "figures" / "by-round.png").read_bytes()[:4] == b"\x89PNG"
@@ -186,7 +189,7 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
         "clients": {"num_clients": 4},
         "engine": {"workers": 1, "cohort_size": 2},
     }
-    result = api.run(recipe, out=tmp_path / "run")
+    result = runner.run(recipe, out=tmp_path / "run")
     arrays = safetensors.numpy.load_file(tmp_path / "run" / FEATURES)
     assert set(arrays["client"].tolist()) <= {0, 1, 2, 3}
     assert max(arrays["client"].tolist().count(c) for c in range(4)) == 3
@@ -213,7 +216,7 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-class Visit:
+class OpenPage:
     """A page that is open, and what it said and asked for."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
@@ -234,31 +237,31 @@ class Visit:
 def test_it_opens_from_the_disk_without_a_word_or_a_request(
     browser: Any, written: Path, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    visit = Visit(browser, written, width, scheme)
-    assert visit.said == []
-    assert [url for url in visit.asked if not url.startswith("data:")] == [written.as_uri()]
+    opened = OpenPage(browser, written, width, scheme)
+    assert opened.said == []
+    assert [url for url in opened.asked if not url.startswith("data:")] == [written.as_uri()]
     assert (
-        visit.page.evaluate("document.documentElement.scrollWidth") <= width
+        opened.page.evaluate("document.documentElement.scrollWidth") <= width
     )  # nothing hangs over the edge
     dark = (
-        visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+        opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     )
     assert dark == (scheme == "dark")
-    ink = visit.page.evaluate("getComputedStyle(document.querySelector('#by-round svg')).color")
+    ink = opened.page.evaluate("getComputedStyle(document.querySelector('#by-round svg')).color")
     assert ink == ("rgb(230, 232, 234)" if dark else "rgb(28, 31, 35)")
     shot = tmp_path / f"report-{'phone' if width < 500 else 'desktop'}-{scheme}.png"
-    visit.page.screenshot(path=shot)
+    opened.page.screenshot(path=shot)
     assert shot.stat().st_size > 10_000
 
 
 @BROWSER
 def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path) -> None:
-    visit = Visit(browser, written, 1280, "light")
-    table = visit.page.locator("table.sortable").first
+    opened = OpenPage(browser, written, 1280, "light")
+    table = opened.page.locator("table.sortable").first
 
     def column(place: int) -> list[str]:
-        found: list[str] = table.locator(f"tbody tr td:nth-child({place})").all_inner_texts()
-        return found
+        texts: list[str] = table.locator(f"tbody tr td:nth-child({place})").all_inner_texts()
+        return texts
 
     finals = dict(zip(column(1), column(4), strict=True))
     assert finals == {"fedavg": "67.50 ± 0.50", "fedlog": "87.50 ± 0.50", "local": "77.50 ± 0.50"}
@@ -268,36 +271,36 @@ def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path
     head.click()
     assert column(1) == ["fedlog", "local", "fedavg"]
     assert head.get_attribute("aria-sort") == "descending"
-    costs = visit.page.locator("table.sortable", has_text="in all")
+    costs = opened.page.locator("table.sortable", has_text="in all")
     costs.locator("th", has_text="in all").click()  # 0 B, 4.0 kB: by size, not by letter
     assert costs.locator("tbody tr td:first-child").all_inner_texts()[0] == "local"
 
 
 @BROWSER
 def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Path) -> None:
-    visit = Visit(browser, written, 1280, "light")
-    box = visit.page.locator(".legend input").nth(1)
-    marks = visit.page.locator(".row-1")
+    opened = OpenPage(browser, written, 1280, "light")
+    box = opened.page.locator(".legend input").nth(1)
+    marks = opened.page.locator(".row-1")
     assert marks.count() >= 6  # lines and bands by round and by bytes, a box, traffic
-    assert visit.page.locator("#by-round .row-1").first.is_visible()
+    assert opened.page.locator("#by-round .row-1").first.is_visible()
     box.uncheck()
     assert not any(marks.nth(i).is_visible() for i in range(marks.count()))
-    greyed = visit.page.locator("tbody tr.off td:first-child").all_inner_texts()
+    greyed = opened.page.locator("tbody tr.off td:first-child").all_inner_texts()
     assert set(greyed) == {"fedlog"}  # in the table of differences, too, where the rows are others
-    assert visit.page.locator("#by-round .row-0").first.is_visible()
+    assert opened.page.locator("#by-round .row-0").first.is_visible()
     box.check()
-    assert visit.page.locator("#by-round .row-1").first.is_visible()
+    assert opened.page.locator("#by-round .row-1").first.is_visible()
 
 
 @BROWSER
 def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Path) -> None:
-    visit = Visit(browser, written, 1280, "light")
-    visit.page.locator("#theme").click()
+    opened = OpenPage(browser, written, 1280, "light")
+    opened.page.locator("#theme").click()
     assert (
-        visit.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
+        opened.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     )
-    figure = visit.page.locator("#by-round")
-    with visit.page.expect_download() as download:
+    figure = opened.page.locator("#by-round")
+    with opened.page.expect_download() as download:
         figure.locator("button", has_text="SVG").click()
     saved = Path(download.value.path()).read_text()
     assert saved.startswith("<svg")
@@ -308,4 +311,4 @@ def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Pa
         link = figure.locator("a", has_text=name).get_attribute("href")
         blob = base64.b64decode(re.sub(r"^data:[^,]*,", "", link))
         assert blob.startswith(start)
-    assert visit.said == []
+    assert opened.said == []

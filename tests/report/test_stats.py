@@ -27,48 +27,50 @@ def p_by_hand(differences: list[float]) -> float:
 
 def test_mean_error_and_interval_of_five_seeds() -> None:
     values = list(SEEDS.values())
-    found = estimate(values, interval=True)
-    assert found is not None
-    assert found.count == 5
-    assert found.mean == pytest.approx(sum(values) / 5)
+    accuracy = estimate(values, interval=True)
+    assert accuracy is not None
+    assert accuracy.count == 5
+    assert accuracy.mean == pytest.approx(sum(values) / 5)
     # rejects the population's deviation, and the deviation in the place of the error
-    assert found.error == pytest.approx(statistics.stdev(values) / 5**0.5)
+    assert accuracy.error == pytest.approx(statistics.stdev(values) / 5**0.5)
     draws = np.random.default_rng(7).choice(values, (20_000, 5)).mean(1)
-    assert (found.low, found.high) == pytest.approx(
+    assert (accuracy.low, accuracy.high) == pytest.approx(
         tuple(np.quantile(draws, [0.025, 0.975])), abs=1.5e-3
     )
 
 
 def test_one_seed_has_no_error_and_no_seed_no_estimate() -> None:
-    one = estimate([0.5], interval=True)
-    assert one is not None
-    assert (one.mean, one.error, one.low, one.high) == (0.5, None, None, None)
+    single = estimate([0.5], interval=True)
+    assert single is not None
+    assert (single.mean, single.error, single.low, single.high) == (0.5, None, None, None)
     assert estimate([]) is None
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
-    found = estimate([0.5] * 4, interval=True)
-    assert found is not None
-    assert (found.error, found.low, found.high) == (0.0, 0.5, 0.5)
+    accuracy = estimate([0.5] * 4, interval=True)
+    assert accuracy is not None
+    assert (accuracy.error, accuracy.low, accuracy.high) == (0.0, 0.5, 0.5)
 
 
 @given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=2, max_size=8, unique_by=abs))
 def test_p_is_the_share_of_signs_that_are_as_bad_for_the_row(differences: list[int]) -> None:
-    mine = {seed: 0.5 + d / 10_000 for seed, d in enumerate(differences)}
-    reference = dict.fromkeys(mine, 0.5)
-    found = compare(mine, reference)
-    assert found is not None
-    assert found.p == pytest.approx(p_by_hand([float(d) for d in differences]))
-    assert found.difference.mean == pytest.approx(sum(differences) / len(differences) / 10_000)
+    values = {seed: 0.5 + d / 10_000 for seed, d in enumerate(differences)}
+    reference = dict.fromkeys(values, 0.5)
+    comparison = compare(values, reference)
+    assert comparison is not None
+    assert comparison.p == pytest.approx(p_by_hand([float(d) for d in differences]))
+    assert comparison.difference.mean == pytest.approx(sum(differences) / len(differences) / 10_000)
 
 
 def test_pairs_are_made_by_seed_whatever_the_order_and_the_rest_is_left_out() -> None:
     reference = {4: 0.94, 3: 0.96, 2: 0.91, 9: 0.1}
-    found = compare(SEEDS, reference)
-    assert found is not None
-    assert found.difference.count == 3
-    assert found.difference.mean == pytest.approx((0.93 - 0.94 + 0.951 - 0.96 + 0.902 - 0.91) / 3)
-    assert found.p == 0.125
+    comparison = compare(SEEDS, reference)
+    assert comparison is not None
+    assert comparison.difference.count == 3
+    assert comparison.difference.mean == pytest.approx(
+        (0.93 - 0.94 + 0.951 - 0.96 + 0.902 - 0.91) / 3
+    )
+    assert comparison.p == 0.125
     assert compare(SEEDS, {7: 0.5}) is None
 
 

@@ -1,7 +1,4 @@
-"""Runs as they go, from their files.
-
-And their rounds in TensorBoard and MLflow, read back by those.
-"""
+"""Runs that are watched from their files; their rounds in TensorBoard and MLflow, read back."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from fedgist.report.tracking import tracker
 from written import write_run  # isort: skip
 
 
-def one(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> RunFiles:
     return find([folder])[0]
 
 
@@ -40,14 +37,14 @@ def add_round(folder: Path, number: int, accuracy: float) -> None:
 
 
 def test_a_run_is_running_until_it_is_finished_or_silent(tmp_path: Path) -> None:
-    run = one(write_run(tmp_path / "a", [0.5, 0.6], planned=12, result=False))
+    run = read_run(write_run(tmp_path / "a", [0.5, 0.6], planned=12, result=False))
     assert watch.state(run) == "running"
     assert watch.left(run) == 10.0  # a second a round
     old = time.time() - 3600
     os.utime(run.folder / "rounds.jsonl", (old, old))
     os.utime(run.folder / "recipe.toml", (old, old))
     assert watch.state(run) == "silent for 1 h 00 min"
-    whole = one(write_run(tmp_path / "b", [0.5, 0.6]))
+    whole = read_run(write_run(tmp_path / "b", [0.5, 0.6]))
     assert watch.state(whole) == "finished"
     assert watch.left(whole) is None
 
@@ -89,15 +86,15 @@ def test_tensorboard_reads_every_round_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     folder = write_run(tmp_path / "a", [0.5, 0.6], planned=4, result=False)
     live = tracker("tensorboard")
-    assert live.send(one(folder)) == 2
+    assert live.send(read_run(folder)) == 2
     add_round(folder, 3, 0.7)
-    assert live.send(one(folder)) == 1
-    assert live.send(one(folder)) == 0
+    assert live.send(read_run(folder)) == 1
+    assert live.send(read_run(folder)) == 0
     live.close()
     assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7)]
     again = tracker("tensorboard")  # after a resume that cut the record back
     add_round(folder, 4, 0.8)
-    again.send(one(folder))
+    again.send(read_run(folder))
     again.close()
     assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8)]
 
@@ -110,7 +107,7 @@ def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [0.5, 0.6], planned=3, result=False)
     for _ in range(2):  # a second watcher goes on where the first one stopped
         live = tracker(f"mlflow:{uri}")
-        live.send(one(folder))
+        live.send(read_run(folder))
         live.close()
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("digits")
@@ -118,8 +115,8 @@ def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     assert run.info.status == "KILLED"  # nobody watches it any more
     add_round(folder, 3, 0.7)
     live = tracker(f"mlflow:{uri}")
-    assert live.send(one(folder)) == 1
-    assert live.send(one(folder)) == 0
+    assert live.send(read_run(folder)) == 1
+    assert live.send(read_run(folder)) == 0
     live.close()
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "eval/client/accuracy_mean")

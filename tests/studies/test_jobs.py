@@ -89,7 +89,7 @@ def test_a_grid_is_every_combination_and_seed(tmp_path: Path) -> None:
             ["method.name=fedavg,fedprox", "method.mu=0,1"],
             "method.name=fedavg method.mu=0: .*unknown key of fedavg",
         ),
-        (["train.lr=1", "train.lr=2"], "train.lr stands there twice"),
+        (["train.lr=1", "train.lr=2"], "train.lr is given twice"),
         (
             ["train.lr=0.01,0.0100"],
             "train.lr=0.01 seed 0 and train.lr=0.0100 seed 0 are the same run",
@@ -122,9 +122,9 @@ def test_every_table_names_recipes_and_methods_that_the_paper_has_numbers_for() 
 
 def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None:
     table = read_table(find_table("fedlog/table1"))
-    have = [m for m in table.table.methods if m in METHODS]
+    available = [m for m in table.table.methods if m in METHODS]
     paper, recipes = cells(table, "paper", find_recipe, tmp_path)
-    assert len(paper) == 3 * len(have) * 10
+    assert len(paper) == 3 * len(available) * 10
     assert list(recipes) == ["mnist", "cifar10", "cifar100"]
     assert {job.recipe.paper.departs for job in paper} == {()}  # the paper's scale is the paper's
     small, _ = cells(
@@ -138,7 +138,9 @@ def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
     table = read_table(find_table("fedlog/table1"))
     with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):
         cells(table, "small", find_recipe, tmp_path, columns=["svhn"])
-    with pytest.raises(RecipeError, match="--method moon: of this table fedgist has fedavg"):
+    with pytest.raises(
+        RecipeError, match="--method moon: of the table's methods fedgist has fedavg"
+    ):
         cells(table, "small", find_recipe, tmp_path, methods=["moon"])
     with pytest.raises(RecipeError, match="is a paper's table: fedgist reproduce fedlog/table1"):
         find_recipe("fedlog/table1")
@@ -156,14 +158,14 @@ def jobs(out: Path, *settings: str, seeds: int = 2) -> list[Job]:
 
 
 def do(todo: list[Job], at_once: int = 2) -> list[tuple[str, str]]:
-    heard: list[tuple[str, str]] = []
+    events: list[tuple[str, str]] = []
 
-    def hear(job: Job, event: Event) -> bool:
-        heard.append((job.name, event.kind))
+    def listen(job: Job, event: Event) -> bool:
+        events.append((job.name, event.kind))
         return False
 
-    run_jobs(todo, at_once, hear)
-    return heard
+    run_jobs(todo, at_once, listen)
+    return events
 
 
 def accuracies(job: Job) -> list[float]:
@@ -174,8 +176,8 @@ def accuracies(job: Job) -> list[float]:
 @pytest.mark.slow
 def test_jobs_are_ordinary_runs_and_what_is_done_is_skipped(tmp_path: Path) -> None:
     first = jobs(tmp_path / "two")
-    heard = do(first)
-    assert [kind for _, kind in heard].count("round") == 6
+    events = do(first)
+    assert [kind for _, kind in events].count("round") == 6
     assert all(is_done(job) for job in first)
     assert do(first) == [(job.name, "done") for job in first]
     alone = jobs(tmp_path / "one")
@@ -195,12 +197,12 @@ def test_a_job_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     )
     ends: dict[str, Event] = {}
 
-    def hear(job: Job, event: Event) -> bool:
+    def listen(job: Job, event: Event) -> bool:
         if event.kind in {"done", "failed"}:
             ends[job.name] = event
         return False
 
-    run_jobs([Job("broken", broken, tmp_path / "broken"), todo[1]], 2, hear)
+    run_jobs([Job("broken", broken, tmp_path / "broken"), todo[1]], 2, listen)
     assert ends["broken"].kind == "failed"
     assert "nothing.npz" in ends["broken"].text
     assert ends[todo[1].name].kind == "done"
@@ -211,11 +213,11 @@ def test_a_job_stops_when_it_is_told_to_and_can_go_on(tmp_path: Path) -> None:
     (todo,) = jobs(tmp_path / "runs", "train.num_rounds=200", seeds=1)
     kinds = []
 
-    def hear(job: Job, event: Event) -> bool:
+    def listen(job: Job, event: Event) -> bool:
         kinds.append(event.kind)
         return bool(event.line and event.line["round"] >= 2)
 
-    run_jobs([todo], 1, hear)
+    run_jobs([todo], 1, listen)
     assert kinds[-1] == "stopped"
     done = len(accuracies(todo))
     assert 2 <= done < 200

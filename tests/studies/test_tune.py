@@ -11,7 +11,8 @@ from fedgist.cli.recipe_files import folder
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
 from fedgist.studies.jobs import Event, Job, run_jobs
-from fedgist.studies.tune import OBJECTIVE, Tuner, read_space
+from fedgist.studies.search_space import read_space
+from fedgist.studies.tune import OBJECTIVE, Tuner
 
 pytest.importorskip("optuna")
 
@@ -60,12 +61,15 @@ def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
         ('["train.lr"]\nlow = 1', "high = None"),
         (
             '["train.lr"]\nlow = 2\nhigh = 1',
-            "low = 2, high = 1: expected two numbers in this order",
+            "low = 2, high = 1: expected two numbers, the lower one first",
         ),
-        ('["train.lr"]\nlow = 0\nhigh = 1\nlog = true', "log takes low > 0"),
+        ('["train.lr"]\nlow = 0\nhigh = 1\nlog = true', "log = true needs low > 0"),
         ('["train.lr"]\nchoices = []', r"choices = \[\]: expected a list"),
         ('["train.lr"]\nchoices = [1]\nlow = 1', "either choices, or low and high"),
-        ('["train.lr"]\nlow = 1\nhigh = 2\nlgo = true', "known keys: low, high, log"),
+        (
+            '["train.lr"]\nlow = 1\nhigh = 2\nlgo = true',
+            r"unknown range key 'lgo'; did you mean 'low'\? known: low, high, log",
+        ),
         ('["train.lr"]\nlow = true\nhigh = true', "expected two numbers"),
         ('["train.lr"]\nlow = 1\nhigh = 2\nlog = "yes"', "log = 'yes': expected true or false"),
         ('["seed"]\nlow = 1\nhigh = 2', "seed cannot be searched"),
@@ -108,7 +112,7 @@ def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(
     for number, job in enumerate(tuner.jobs(4)):
         finish(job, 0.1 * number)
         values.setdefault(str(job.folder.parent), []).append(0.1 * number)
-        assert not tuner.hear(job, Event("done"))
+        assert not tuner.listen(job, Event("done"))
     best = tuner.best()
     assert best is not None
     assert best[1] == pytest.approx(max(sum(v) / 2 for v in values.values()))
@@ -128,16 +132,16 @@ def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
     tuner = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
     for job in tuner.jobs(6):
         for number in range(1, 4):
-            assert not tuner.hear(job, Event("round", {"round": number, OBJECTIVE: 0.9}))
+            assert not tuner.listen(job, Event("round", {"round": number, OBJECTIVE: 0.9}))
         finish(job, 0.9)
-        tuner.hear(job, Event("done"))
-    several = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
-    queue = several.jobs(7)
+        tuner.listen(job, Event("done"))
+    again = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
+    queue = again.jobs(7)
     bad = next(queue)
-    stops = [several.hear(bad, Event("round", {"round": n, OBJECTIVE: 0.2})) for n in range(1, 5)]
+    stops = [again.listen(bad, Event("round", {"round": n, OBJECTIVE: 0.2})) for n in range(1, 5)]
     assert stops[-1]
-    assert several.hear(bad, Event("stopped"))
-    assert several.finished == 7
+    assert again.listen(bad, Event("stopped"))
+    assert again.finished == 7
 
 
 def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(
@@ -146,7 +150,7 @@ def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     queue = tuner.jobs(3)
     failed, killed = next(queue), next(queue)
-    tuner.hear(failed, Event("failed", text="no"))
+    tuner.listen(failed, Event("failed", text="no"))
     again = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     assert again.finished == 0
     assert (
@@ -162,9 +166,9 @@ def test_a_run_without_validation_rows_is_an_error_that_says_so(
     job.folder.mkdir(parents=True)
     (job.folder / "rounds.jsonl").write_text('{"round": 3, "eval/client/accuracy_mean": 0.5}\n')
     with pytest.raises(RecipeError, match="has no validation accuracy"):
-        tuner.hear(job, Event("done"))
+        tuner.listen(job, Event("done"))
     finish(job, 0.5)
-    tuner.hear(job, Event("done"))
+    tuner.listen(job, Event("done"))
     recipe = tuner.best_recipe()
     assert recipe is not None
     assert recipe.data.validation == 0.1  # as it was asked for
@@ -181,7 +185,7 @@ def test_a_study_of_another_question_is_refused(tmp_path: Path, space: Path) -> 
 @pytest.mark.slow
 def test_a_search_on_digits_finds_settings(tmp_path: Path, space: Path) -> None:
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
-    run_jobs(tuner.jobs(3), 2, tuner.hear)
+    run_jobs(tuner.jobs(3), 2, tuner.listen)
     best = tuner.best()
     assert best is not None
     assert 0 < best[1] <= 1

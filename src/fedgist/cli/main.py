@@ -1,4 +1,4 @@
-"""The command line: thin. Everything it does can be done from Python."""
+"""The program ``fedgist``: its commands, and what it says and returns when they fail."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedgist.cli import result_commands as look
-from fedgist.cli import run_commands as run
-from fedgist.cli import study_commands as search  # each module registers its commands
+from fedgist.cli import result_commands, run_commands, study_commands
 from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import LOOK, app
 from fedgist.data import SOURCES
 from fedgist.data.partition import PARTITIONS
 from fedgist.errors import JobsError, WorkerError, one_of
-from fedgist.federation import runner as api
+from fedgist.federation import runner
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.studies.jobs import Interrupted
 
-__all__ = ["app", "look", "main", "run", "search"]
+# each module of commands registers them with ``app`` when it is imported
+__all__ = ["app", "main", "result_commands", "run_commands", "study_commands"]
 
 
 def main() -> None:
-    """Run the command line: bad input is one line and exit code 2; Ctrl-C is 130."""
+    """Run the command line: bad input is one line and exit code 2, Ctrl-C is exit code 130."""
     try:
         app()
-    except (api.Stopped, Interrupted) as stopped:
+    except (runner.Stopped, Interrupted) as stopped:
         _fail(str(stopped), 130)
     except KeyboardInterrupt:
-        _fail("stopped at once; what the last checkpoint holds can be resumed", 130)
+        _fail("stopped at once; the run can be resumed from its last checkpoint", 130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -53,7 +52,7 @@ def _fail(message: str, code: int) -> None:
 def list_(
     what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")],
 ) -> None:
-    """List what there is: methods, datasets, models, partitions or recipes."""
+    """List the methods, datasets, models, partitions or recipes."""
     tables: dict[str, Callable[[], dict[str, str]]] = {
         "methods": lambda: {name: _summary(cls) for name, cls in METHODS.items()},
         "datasets": lambda: {name: source.summary for name, source in SOURCES.items()},
@@ -68,8 +67,7 @@ def list_(
     Console().print(table)
 
 
-def _summary(thing: Any) -> str:
-    doc: str | None = (
-        sys.modules[thing.__module__].__doc__ if isinstance(thing, type) else thing.__doc__
-    )
-    return " ".join((doc or "").strip().split("\n\n")[0].split())
+def _summary(documented: Any) -> str:
+    """Return the first paragraph of a function's docstring, or of the module of a class."""
+    source = sys.modules[documented.__module__] if isinstance(documented, type) else documented
+    return " ".join((source.__doc__ or "").strip().split("\n\n")[0].split())

@@ -1,7 +1,4 @@
-"""How a run looks while it goes.
-
-A live bar in a terminal, plain lines in a pipe, JSON for programs, or nothing.
-"""
+"""How a run's progress is shown: a bar in a terminal, lines in a pipe, JSON, or nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from fedgist.report.run_files import ACCURACY
 
 
 class Quiet:
-    """Says nothing."""
+    """Prints nothing."""
 
     def began(self, world: World, folder: str, done: int) -> None:
         """Ignore the start."""
@@ -34,7 +31,7 @@ class Quiet:
 
 
 class Json:
-    """One line of JSON a round: the line of the record."""
+    """Prints a line of JSON for each round: the line of the record."""
 
     def began(self, world: World, folder: str, done: int) -> None:
         """Ignore the start."""
@@ -45,18 +42,18 @@ class Json:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a note where it does not disturb."""
+        """Print a note on standard error, so that standard output is JSON alone."""
         sys.stderr.write(text + "\n")
 
 
 class Plain:
-    """One line a round, for pipes and logs."""
+    """Prints a line for each round, for pipes and logs."""
 
     def __init__(self) -> None:
         self.last = 0
 
     def began(self, world: World, folder: str, done: int) -> None:
-        """Say what runs where."""
+        """Print the method, the data, the clients and the folder."""
         self.last = world.task.training.num_rounds
         self._say(_title(world, folder) + (f", going on after round {done}" if done else ""))
 
@@ -82,7 +79,7 @@ class Plain:
 
 
 class Live:
-    """A bar with rounds, accuracy, bytes and the time left."""
+    """Shows a bar with rounds, accuracy, bytes and the time left."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -125,7 +122,7 @@ class Live:
 
 @contextlib.contextmanager
 def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Observer]:
-    """Yield the observer that fits where the output goes."""
+    """Yield the observer that was asked for, or the one that fits where the output goes."""
     simple: Callable[[], Observer] | None = (
         Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
     )
@@ -147,17 +144,16 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
 
 
 def _title(world: World, folder: str) -> str:
-    r = world.recipe
     where = f" -> {folder}" if folder else ""
+    clients = f"{len(world.partition.train)} clients"
     models = ", ".join(world.task.architectures)
-    return (
-        f"{r.method.name} on {world.data.name}: {len(world.partition.train)} clients, {models}, "
-        f"seed {r.seed}{where}"
-    )
+    method, seed = world.recipe.method.name, world.recipe.seed
+    return f"{method} on {world.data.name}: {clients}, {models}, seed {seed}{where}"
 
 
 def _troubles(line: Line) -> list[str]:
     refused = [
-        f"client {r['client']}: upload refused, {r['reason']}" for r in line.get("refused", [])
+        f"client {upload['client']}: upload refused, {upload['reason']}"
+        for upload in line.get("refused", [])
     ]
     return [*refused, *line.get("events", [])]

@@ -4,49 +4,56 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgist.errors import RecipeError, one_of
+from fedgist.errors import RecipeError, did_you_mean
 from fedgist.studies.paper_table import is_table
 
 DEFAULT = "demo"
 
 
 def folder() -> Path:
-    """Where they are: in the package once installed, beside ``src`` in a checkout."""
+    """Return the folder of the recipes: in the package once installed, else beside ``src``."""
     package = Path(__file__).resolve().parents[1]
-    inside = package / "recipes"
-    return inside if inside.is_dir() else package.parents[1] / "recipes"
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def find_recipe(name: str | None) -> Path:
-    """Return the file called ``name``.
+    """Return a recipe's file by its path, or by a shipped recipe's name such as ``fedlog/mnist``.
 
-    A path, or a shipped recipe's name such as ``fedlog/mnist``.
+    Raises
+    ------
+    RecipeError
+        If there is no such recipe, or it is a paper's table.
     """
     if name is None:
         name = DEFAULT
     elif Path(name).is_file():
         return Path(name)
-    inside = folder() / Path(name).with_suffix(".toml")
-    if name in shipped():
-        if is_table(inside):
-            msg = f"{name} is a paper's table: fedgist reproduce {name}"
-            raise RecipeError(msg)
-        return inside
-    msg = (
-        f"no recipe {name}: no such file, and none that comes with fedgist ({', '.join(shipped())})"
-    )
-    raise RecipeError(msg)
+    if name not in shipped():
+        msg = f"no recipe {name}: there is no such file{did_you_mean(name, shipped())}"
+        raise RecipeError(msg)
+    path = folder() / Path(name).with_suffix(".toml")
+    if is_table(path):
+        msg = f"{name} is a paper's table: fedgist reproduce {name}"
+        raise RecipeError(msg)
+    return path
 
 
 def find_table(name: str) -> Path:
-    """Return the file of a table: a path, or a shipped table's name such as ``fedlog/table1``."""
+    """Return a table's file by its path, or by a shipped table's name such as ``fedlog/table1``.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such table.
+    """
     if Path(name).is_file():
         return Path(name)
-    tables = [known for known in shipped() if is_table(folder() / f"{known}.toml")]
-    try:
-        return folder() / f"{one_of(name, tables, 'table')}.toml"
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
+    tables = [recipe for recipe in shipped() if is_table(folder() / f"{recipe}.toml")]
+    if name not in tables:
+        msg = f"unknown table {name!r}{did_you_mean(name, tables)}"
+        raise RecipeError(msg)
+    return folder() / f"{name}.toml"
 
 
 def shipped() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Looking at runs: tables, curves, pages."""
+"""The commands that look at runs: show, compare, report, watch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ from rich.text import Text
 
 from fedgist.cli.shared_options import LOOK, Folders, app
 from fedgist.errors import one_of
-from fedgist.federation import atomic_files as files
-from fedgist.report import drawing, figures, page, pictures, tables, watch
-from fedgist.report import formatting as text
-from fedgist.report import run_files as runs
-from fedgist.report import tracking as track_
-from fedgist.report.comparison import study
+from fedgist.federation import atomic_files
+from fedgist.report import (
+    comparison,
+    drawing,
+    formatting,
+    page,
+    pictures,
+    run_files,
+    tracking,
+    watch,
+)
+from fedgist.report.study_rows import Study
+from fedgist.report.table_formats import Format, render
+from fedgist.report.text_chart import accuracy_chart
+
+FORMATS: dict[str, Format] = {form: form for form in get_args(Format)}
 
 Reference = Annotated[
     str | None,
@@ -31,7 +41,7 @@ Reference = Annotated[
     ),
 ]
 Metric = Annotated[
-    str, typer.Option("--metric", help="Column of rounds.jsonl; of a loss lower is better.")
+    str, typer.Option("--metric", help="Column of rounds.jsonl; a lower loss is better.")
 ]
 Target = Annotated[
     float | None,
@@ -40,7 +50,7 @@ Target = Annotated[
         min=0,
         max=100,
         metavar="PERCENT",
-        help="Count rounds and bytes until this accuracy. Default: the paper's, if any.",
+        help="Count rounds and bytes until this accuracy. Default: the paper's target, if any.",
     ),
 ]
 
@@ -48,19 +58,21 @@ Target = Annotated[
 @app.command(rich_help_panel=LOOK)
 def show(
     folders: Folders,
-    png: Annotated[Path | None, typer.Option(help="Draw the curves into this file.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="File to draw the curves into, instead of the terminal.")
+    ] = None,
 ) -> None:
-    """Show runs: a table, the rounds, and a curve in the terminal or a PNG."""
-    found = runs.find(folders)
+    """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG."""
+    runs = run_files.find(folders)
     console = Console()
-    if len(found) == 1:
-        console.print(text.by_round(found[0]))
-    console.print(text.overview(found))
+    if len(runs) == 1:
+        console.print(formatting.by_round(runs[0]))
+    console.print(formatting.overview(runs))
     if png:
-        figures.curves_png(found, png)
+        drawing.curves_png(runs, png)
         console.print(f"drawn in {png}")
-    elif any(run.rounds for run in found):
-        console.print(Text(figures.curves_text(found, min(console.width, 100))))
+    elif any(run.rounds for run in runs):
+        console.print(Text(accuracy_chart(runs, min(console.width, 100))))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -68,9 +80,9 @@ def compare(
     folders: Folders,
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = runs.ACCURACY,
+    metric: Metric = run_files.ACCURACY,
     form: Annotated[
-        str, typer.Option("--format", help=f"One of {', '.join(get_args(tables.Format))}.")
+        str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
@@ -85,24 +97,29 @@ def compare(
     fedgist compare runs/demo/fedlog runs/demo/fedavg --reference fedlog
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     """
-    chosen: tables.Format = one_of(form, get_args(tables.Format), "format")  # type: ignore[assignment]  # one of them
-    found = study(
-        runs.find(folders),
+    chosen_form = FORMATS[one_of(form, FORMATS, "format")]
+    output = render(_study(folders, reference, metric, target_accuracy), chosen_form)
+    if out is not None:
+        if not isinstance(output, str):
+            console = Console(width=160, file=io.StringIO(), record=True)
+            console.print(output)
+            output = console.export_text()
+        atomic_files.write(out, output)
+    elif isinstance(output, str):
+        sys.stdout.write(output)
+    else:
+        Console().print(output)
+
+
+def _study(
+    folders: list[Path], reference: str | None, metric: str, target_percent: float | None
+) -> Study:
+    return comparison.study(
+        run_files.find(folders),
         reference=reference,
         metric=metric,
-        target_accuracy=None if target_accuracy is None else target_accuracy / 100,
+        target_accuracy=None if target_percent is None else target_percent / 100,
     )
-    whole = tables.render(found, chosen)
-    if out is not None:
-        if not isinstance(whole, str):
-            console = Console(width=160, file=io.StringIO(), record=True)
-            console.print(whole)
-            whole = console.export_text()
-        files.write(out, whole)
-    elif isinstance(whole, str):
-        sys.stdout.write(whole)
-    else:
-        Console().print(whole)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -113,79 +130,77 @@ def report(
     ),
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = runs.ACCURACY,
+    metric: Metric = run_files.ACCURACY,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,
         typer.Option(
-            "--figures", metavar="DIR", help="Also write each figure here as PNG, SVG and CSV."
+            "--figures",
+            metavar="DIR",
+            help="Folder to write each figure into, too, as PNG, SVG and CSV.",
         ),
     ] = None,
 ) -> None:
-    """Write a page about runs: tables, curves, partitions, bytes, time, settings; one file.
+    """Write one page about runs: tables, curves, partitions, bytes, time and settings.
 
     Examples
     --------
     fedgist report runs/demo --reference fedlog -o demo.html
     """
-    found = study(
-        runs.find(folders),
-        reference=reference,
-        metric=metric,
-        target_accuracy=None if target_accuracy is None else target_accuracy / 100,
-    )
-    drawn = pictures.pictures(found)
-    found = replace(found, notes=(*found.notes, *pictures.remarks(found)))
-    whole = page.render(found, drawn, title)
-    files.write(out, whole)
+    study = _study(folders, reference, metric, target_accuracy)
+    drawn = pictures.pictures(study)
+    study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
+    html = page.render(study, drawn, title)
+    atomic_files.write(out, html)
     if figure_folder is not None:
         drawing.write(drawn, figure_folder)
     console = Console()
-    for note in found.notes:
+    for note in study.notes:
         console.print(Text(f"! {note}", style="yellow"))
-    console.print(f"{out}: {text.size(len(whole.encode()))}, {len(drawn)} figures")
+    console.print(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures")
 
 
 @app.command("watch", rich_help_panel=LOOK)
 def watch_(
     folders: Folders,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,  # noqa: FBT002
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,  # noqa: FBT002
     track: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also send the rounds to tensorboard[:FOLDER] or mlflow[:URI]; may be given twice."
+            help="Also send the rounds to tensorboard[:FOLDER] or mlflow[:URI]; may be given "
+            "several times."
         ),
     ] = None,
 ) -> None:
-    """Watch runs as they go, and send them on to TensorBoard or MLflow; ends when all are finished.
+    """Watch runs until all are finished, and send their rounds to TensorBoard or MLflow.
 
-    Works from the files alone: for runs of another terminal, another machine's shared disk, or
-    finished ones.
+    Reads the runs' files alone: they may run in another terminal, on another machine with a shared
+    disk, or be finished.
 
     Examples
     --------
     fedgist watch runs --track tensorboard
     """
-    trackers = [track_.tracker(text) for text in track or []]
+    trackers = [tracking.tracker(text) for text in track or []]
     console = Console()
     view = Live(console=console, auto_refresh=False) if console.is_terminal else None
-    said: set[str] = set()
+    printed: set[str] = set()
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                found = runs.find(folders)
-                for one in found:
+                runs = run_files.find(folders)
+                for run in runs:
                     for tracker in trackers:
-                        tracker.send(one)
+                        tracker.send(run)
                 if view:
-                    view.update(watch.overview(found), refresh=True)
+                    view.update(watch.overview(runs), refresh=True)
                 else:
-                    new = [line for line in watch.lines(found) if line not in said]
-                    said.update(new)
+                    new = [line for line in watch.lines(runs) if line not in printed]
+                    printed.update(new)
                     sys.stdout.write("".join(f"{line}\n" for line in new))
                     sys.stdout.flush()
-                if once or all(watch.state(one) == "finished" for one in found):
+                if once or all(watch.state(run) == "finished" for run in runs):
                     return
                 time.sleep(every)
     finally:

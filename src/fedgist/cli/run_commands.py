@@ -1,4 +1,4 @@
-"""Running recipes, and using what was trained."""
+"""The commands that run recipes and use what was trained: run, partition, predict, export."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from rich.text import Text
 
 from fedgist.cli.progress import observing
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.cli.shared_options import RUN, ClientId, DataRoot, Settings, app
-from fedgist.cli.shared_options import Recipe as RecipeName
+from fedgist.cli.shared_options import RUN, ClientId, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.data import read_examples
 from fedgist.errors import RecipeError
-from fedgist.federation import atomic_files as files
-from fedgist.federation import runner as api
-from fedgist.federation import world as worlds
+from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.trained_models import export as export_model
-from fedgist.report import figures
-from fedgist.report import formatting as text
-from fedgist.report import run_files as runs
+from fedgist.federation.world import Given, World, class_counts, make_world
+from fedgist.report import run_files
+from fedgist.report.drawing import partition_png
+from fedgist.report.formatting import overview
+from fedgist.report.run_files import RunFiles
 
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Start again in a folder that holds a run.")
+    bool, typer.Option("--overwrite", help="Start anew in a folder that already holds a run.")
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="One line of JSON a round, and one for the result.")
+    bool, typer.Option("--json", help="Print a line of JSON for each round, and for the result.")
 ]
 
 
 @app.command(rich_help_panel=RUN)
 def run(
-    recipe: RecipeName = None,
+    recipe: RecipeOrDemo = None,
     settings: Settings = None,
     seeds: Annotated[
         int,
         typer.Option(
-            min=1, help="Run so many seeds, from the recipe's on, each in its own folder."
+            min=1,
+            help="Number of seeds, starting at the recipe's seed; each has a folder of its own.",
         ),
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Run directory. Default: runs/RECIPE-METHOD.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in DIR.")
+        Path | None, typer.Option(metavar="DIR", help="Continue the run in DIR.")
     ] = None,
     overwrite: Overwrite = False,  # noqa: FBT002
     data_root: DataRoot = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,  # noqa: FBT002
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,  # noqa: FBT002
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Run a recipe: without one, FedLog on ten clients of scikit-learn's digits.
+    """Run a recipe; without one, FedLog on scikit-learn's digits with ten clients.
 
     Examples
     --------
@@ -86,9 +86,9 @@ def run(
                     to_json({"folder": str(result.folder), "result": result.summary}) + "\n"
                 )
     if not quiet and not as_json:
-        console.print(text.overview(runs.find(folders)))
-        shown = {f.parent if f.name.startswith("seed-") else f for f in folders}
-        console.print(Text(f"fedgist show {' '.join(sorted(str(f) for f in shown))}", style="dim"))
+        console.print(overview(run_files.find(folders)))
+        shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
+        console.print(Text(f"fedgist show {' '.join(sorted(shown))}", style="dim"))
 
 
 def _start(
@@ -100,7 +100,7 @@ def _start(
     observer: Observer,
     *,
     overwrite: bool,
-) -> Iterator[api.Result]:
+) -> Iterator[runner.Result]:
     path = find_recipe(recipe)
     parsed = read(path, settings)
     out = out or Path("runs") / f"{path.stem}-{parsed.method.name}"
@@ -112,7 +112,9 @@ def _start(
         )
         raise RecipeError(msg)
     if seeds == 1:
-        yield api.run(parsed, out=out, overwrite=overwrite, data_root=data_root, observer=observer)
+        yield runner.run(
+            parsed, out=out, overwrite=overwrite, data_root=data_root, observer=observer
+        )
     else:
         numbers = range(parsed.seed, parsed.seed + seeds)
         yield from _seeds(
@@ -129,64 +131,71 @@ def _seeds(
     *,
     count: int,
     overwrite: bool = False,
-) -> Iterator[api.Result]:
+) -> Iterator[runner.Result]:
     for seed in seeds:
-        one, folder = recipe.model_copy(update={"seed": seed}), out / f"seed-{seed}"
         try:
-            yield api.run(
-                one, out=folder, overwrite=overwrite, data_root=data_root, observer=observer
+            yield runner.run(
+                recipe.model_copy(update={"seed": seed}),
+                out=out / f"seed-{seed}",
+                overwrite=overwrite,
+                data_root=data_root,
+                observer=observer,
             )
-        except api.Stopped as stopped:
-            raise api.Stopped(out, f" --seeds {count}") from stopped
+        except runner.Stopped as stopped:
+            raise runner.Stopped(out, f" --seeds {count}") from stopped
 
 
 def _resume(
     folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
-) -> Iterator[api.Result]:
-    if strange := [
-        s
-        for s in settings
-        if s.partition("=")[0].strip() not in {"engine.workers", "engine.device"}
-    ]:
+) -> Iterator[runner.Result]:
+    _check_resumed_settings(settings)
+    runs = run_files.find([folder])
+    if any(folder not in {run.folder, run.folder.parent} for run in runs):
         msg = (
-            f"--set {strange[0]}: a resumed run keeps its recipe; only engine.workers and "
-            "engine.device may change"
+            f"{folder} holds runs of several settings: give the command that started them again, "
+            "or resume one of them"
         )
         raise RecipeError(msg)
-    found = runs.find([folder])
-    if any(folder not in {one.folder, one.folder.parent} for one in found):
-        msg = (
-            f"{folder} holds runs of several settings: give the command that began them again, or "
-            "resume one"
-        )
-        raise RecipeError(msg)
-    for one in found:
-        recipe = read(one.folder / RECIPE, settings)
-        if (
-            one.result.get("status") == "finished"
-            and one.rounds[-1:]
-            and one.rounds[-1]["round"] == recipe.train.num_rounds
-        ):
-            observer.note(f"{one.folder} is finished ({recipe.train.num_rounds} rounds)")
+    for run in runs:
+        recipe = read(run.folder / RECIPE, settings)
+        if _is_finished(run, recipe):
+            observer.note(f"{run.folder} is finished ({recipe.train.num_rounds} rounds)")
             continue
-        yield api.run(recipe, out=one.folder, resume=True, data_root=data_root, observer=observer)
-    if found[0].folder != folder:  # seeds that had not begun
-        have = {one.recipe["seed"] for one in found}
-        missing = [s for s in range(min(have), min(have) + seeds) if s not in have]
+        yield runner.run(
+            recipe, out=run.folder, resume=True, data_root=data_root, observer=observer
+        )
+    if runs[0].folder != folder:  # seeds that had not begun
+        begun = {run.recipe["seed"] for run in runs}
+        missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
         yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)
+
+
+def _check_resumed_settings(settings: Sequence[str]) -> None:
+    for setting in settings:
+        if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
+            msg = (
+                f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
+                "engine.device may change"
+            )
+            raise RecipeError(msg)
+
+
+def _is_finished(run: RunFiles, recipe: Recipe) -> bool:
+    ended = run.result.get("status") == "finished"
+    return ended and bool(run.rounds) and run.done == recipe.train.num_rounds
 
 
 @app.command(rich_help_panel=RUN)
 def partition(
-    recipe: RecipeName = None,
+    recipe: RecipeOrDemo = None,
     settings: Settings = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw it into this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="File to draw it into, too.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Print and draw who has what, before anything is trained."""
+    """Print and draw how many rows of each class each client has, before any training."""
     parsed = read(find_recipe(recipe), settings or [])
-    world = worlds.make_world(parsed, worlds.Given(root=data_root))
-    split = worlds.class_counts(world)
+    world = make_world(parsed, Given(root=data_root))
+    split = class_counts(world)
     counts = split["train"]
     console = Console()
     console.print(_partition_table(world, counts))
@@ -196,11 +205,11 @@ def partition(
         f"{sizes[0]} at least, {sizes[len(sizes) // 2]} median, {sizes[-1]} at most"
     )
     if png:
-        figures.partition_png(counts, split["classes"], png)
+        partition_png(counts, split["classes"], png)
         console.print(f"drawn in {png}")
 
 
-def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 40) -> Table:
+def _partition_table(world: World, counts: list[list[int]], most: int = 40) -> Table:
     table = Table(title=f"{world.data.name}, {world.recipe.partition.name}", title_justify="left")
     for name in ("client", "model", "train", "valid", "test"):
         table.add_column(name, justify="left" if name == "model" else "right")
@@ -208,16 +217,12 @@ def _partition_table(world: worlds.World, counts: list[list[int]], most: int = 4
         f"training rows of classes 0..{world.data.num_classes - 1}: darker is more", no_wrap=True
     )
     peak = max((n for line in counts for n in line), default=1) or 1
-    p = world.partition
-    models = {c.id: c.architectures[0] for c in world.population.clients}
+    rows = world.partition
+    models = {client.id: client.architectures[0] for client in world.population.clients}
     for i, line in enumerate(counts[:most]):
+        sizes = [str(len(part[i])) for part in (rows.train, rows.validation, rows.test)]
         cells = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
-        table.add_row(
-            str(i),
-            models.get(i, models[0]),
-            *(str(len(r[i])) for r in (p.train, p.validation, p.test)),
-            cells,
-        )
+        table.add_row(str(i), models.get(i, models[0]), *sizes, cells)
     if len(counts) > most:
         table.add_row("...", f"{len(counts) - most} more")
     return table
@@ -238,8 +243,8 @@ def predict(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Predict labels and probabilities by a client's own final model, as CSV."""
-    federation = api.load_run(folder, worlds.Given(root=data_root))
+    """Predict labels and probabilities with a client's own final model, as CSV."""
+    federation = runner.load_run(folder, Given(root=data_root))
     world = federation.world
     x = read_examples(data, world.data, world.recipe.data.name, world.recipe.data.options)
     probabilities = client_model(federation, client).probabilities(x)
@@ -252,7 +257,7 @@ def predict(
     if out is None:
         sys.stdout.write(buffer.getvalue())
     else:
-        files.write(out, buffer.getvalue())
+        atomic_files.write(out, buffer.getvalue())
 
 
 @app.command("export", rich_help_panel=RUN)
@@ -263,6 +268,6 @@ def export_(
     data_root: DataRoot = None,
 ) -> None:
     """Write a client's own final model to a file that loads without fedgist."""
-    federation = api.load_run(folder, worlds.Given(root=data_root))
+    federation = runner.load_run(folder, Given(root=data_root))
     export_model(client_model(federation, client), out)
     Console().print(f"client {client} of {folder} written to {out}")

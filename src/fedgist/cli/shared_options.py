@@ -19,10 +19,11 @@ app = typer.Typer(
 # the panels of --help
 RUN, LOOK, SEARCH = "Run", "Look at runs", "Many runs"
 
-Recipe = Annotated[
+RecipeOrDemo = Annotated[
     str | None,
     typer.Argument(
-        metavar="RECIPE", help="A recipe file, or the name of one that comes with fedgist."
+        metavar="RECIPE",
+        help="A recipe file, or the name of one that comes with fedgist. Default: demo.",
     ),
 ]
 Settings = Annotated[
@@ -36,12 +37,13 @@ Settings = Annotated[
 DataRoot = Annotated[
     Path | None,
     typer.Option(
-        "--data-root", help="Folder of the data sets (else $FEDGIST_DATA, else the user cache)."
+        "--data-root",
+        help="Folder of the data sets. Default: $FEDGIST_DATA if set, else the user's cache.",
     ),
 ]
 ClientId = Annotated[
-    int, typer.Option("--client", help="Number of the client whose model is meant.")
+    int, typer.Option("--client", help="Number of the client whose model is used, from 0.")
 ]
 Folders = Annotated[
-    list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some.")
+    list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")
 ]

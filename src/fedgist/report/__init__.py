@@ -1,1 +1,1 @@
-"""Reports: run directories into tables and pictures; reads files only."""
+"""Run directories into tables, pictures and pages; reads files only."""

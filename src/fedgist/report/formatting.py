@@ -1,4 +1,4 @@
-"""Numbers and tables for people."""
+"""Numbers in words, and the tables of ``fedgist show``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """A fraction as percent."""
+    """Return a fraction as percent."""
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def size(count: float) -> str:
-    """Bytes, in thousands."""
+    """Return a number of bytes with its unit, in steps of a thousand."""
     power = min(int(math.log10(count) // 3), len(UNITS) - 1) if count >= 1 else 0
     return f"{count / 1000**power:.{0 if power == 0 else 1}f} {UNITS[power]}"
 
 
 def bits(count: float) -> str:
-    """Bits, in thousands, as the papers print them."""
+    """Return a number of bits with its unit, in steps of a thousand, as the papers print them."""
     return size(count).removesuffix("B") + "b"
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """Return a time in seconds, minutes or hours."""
     if seconds < MINUTE:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), MINUTE)
@@ -41,9 +41,9 @@ def duration(seconds: float) -> str:
 
 
 def overview(runs: Sequence[RunFiles]) -> Table:
-    """A line per run, or per set of seeds.
+    """Return a table with a line for each run, or for each set of seeds.
 
-    Final accuracy over clients, its spread, and what was sent.
+    Final accuracy over clients, its spread, and the bytes sent.
     """
     caption = "mean and spread over clients; one model: a global one, all test rows"
     table = Table(
@@ -51,30 +51,32 @@ def overview(runs: Sequence[RunFiles]) -> Table:
     )
     for name in ("method", "rounds", "accuracy", "spread", "one model", "sent up", "sent down"):
         table.add_column(name, justify="left" if name == "method" else "right")
-    for (_, name), group in groupby(runs, key=lambda run: (_family(run), run.name)):
-        some = list(group)
-        accuracies = [a for run in some if (a := run.last(ACCURACY)) is not None]
-        spreads = [a for run in some if (a := run.last("eval/client/accuracy_std")) is not None]
-        whole = [a for run in some if (a := run.last("eval/global/accuracy")) is not None]
-        rounds = [run.rounds[-1]["round"] if run.rounds else 0 for run in some]
+    for (_, name), group in groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name)):
+        seeds = list(group)
+        spreads = _last_values(seeds, "eval/client/accuracy_std")
+        rounds = [run.done for run in seeds]
         table.add_row(
-            name if len(some) == 1 else f"{name}, {len(some)} seeds",
+            name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
             str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
-            mean_and_error(accuracies),
+            mean_and_error(_last_values(seeds, ACCURACY)),
             percent(statistics.fmean(spreads)) if spreads else "-",
-            mean_and_error(whole),
-            size(statistics.fmean([run.total("comm/up_bytes") for run in some])),
-            size(statistics.fmean([run.total("comm/down_bytes") for run in some])),
+            mean_and_error(_last_values(seeds, "eval/global/accuracy")),
+            size(statistics.fmean([run.total("comm/up_bytes") for run in seeds])),
+            size(statistics.fmean([run.total("comm/down_bytes") for run in seeds])),
         )
     return table
 
 
-def _family(run: RunFiles) -> str:
+def _folder_of_seeds(run: RunFiles) -> str:
     return str(run.folder.parent if run.folder.name.startswith("seed-") else run.folder)
 
 
+def _last_values(runs: Sequence[RunFiles], key: str) -> list[float]:
+    return [value for run in runs if (value := run.last(key)) is not None]
+
+
 def mean_and_error(values: Sequence[float]) -> str:
-    """Mean, and the standard error of the mean where there are several values."""
+    """Return the mean as percent, with its standard error where there are two values or more."""
     if not values:
         return "-"
     if len(values) == 1:
@@ -84,17 +86,14 @@ def mean_and_error(values: Sequence[float]) -> str:
 
 
 def by_round(run: RunFiles, most: int = 12) -> Table:
-    """Some rounds of one run, evenly spread, the last among them."""
+    """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
     table = Table(title=str(run.folder), title_justify="left")
     for name in ("round", "accuracy", "spread", "train loss", "sent up", "sent down", "time"):
         table.add_column(name, justify="right")
     count = len(run.rounds)
-    for i in sorted(
-        {round(k * (count - 1) / max(1, most - 1)) for k in range(most)}
-        if count > most
-        else range(count)
-    ):
-        line = run.rounds[i]
+    shown = min(count, most)
+    places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
+    for line in [run.rounds[place] for place in places]:
         loss = line.get("train/loss")
         table.add_row(
             str(line["round"]),

@@ -5,62 +5,74 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.federation.recipe import Recipe
-from fedgist.report.comparison import Study
 from fedgist.report.formatting import bits
+from fedgist.report.study_rows import Row, Study
 from fedgist.report.tables import Sheet
 
 
 def side_by_side(
     studies: Mapping[str, Study], recipes: Mapping[str, Recipe], methods: Sequence[str], source: str
 ) -> list[Sheet]:
-    """Return accuracy and communication.
+    """Return two tables, accuracy and communication, with a row for each of the paper's methods.
 
     Methods that were not run have the paper's numbers alone.
     """
-    columns = ["method", *(f"{name} {whose}" for name in recipes for whose in ("ours", "paper"))]
-    accuracy, traffic = [], []
+    columns = ("method", *(f"{name} {whose}" for name in recipes for whose in ("ours", "paper")))
+    accuracy, communication = [], []
     for method in methods:
-        ours, cost = [method], [method]
+        accuracy_cells, communication_cells = [method], [method]
         for name, recipe in recipes.items():
-            row = (
-                next((r for r in studies[name].rows if r.method == method), None)
-                if name in studies
-                else None
-            )
-            final = row.final if row else None
-            mean = f"{100 * final.mean:.2f}" if final else "-"
-            error = f" ± {100 * final.error:.2f}" if final and final.error is not None else ""
-            printed = recipe.paper.accuracy.get(method)
-            ours += [mean + error, f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else "-"]
-            target = row.target if row else None
-            mark = " †" if target and target.reached < target.rounds.count else ""
-            until = recipe.paper.communication.get(method)
-            cost += [
-                bits(8 * target.both.mean) + mark if target else "-",
-                bits(until) if until else "-",
-            ]
-        accuracy.append(tuple(ours))
-        traffic.append(tuple(cost))
-    seeds = {len(row.runs) for study in studies.values() for row in study.rows}
-    how_many = "-".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "0"
-    goals = ", ".join(
-        f"{name} {r.paper.target_accuracy:g} %"
-        for name, r in recipes.items()
-        if r.paper.target_accuracy
-    )
+            row = _row(studies.get(name), method)
+            accuracy_cells += _accuracy(row, recipe, method)
+            communication_cells += _communication(row, recipe, method)
+        accuracy.append(tuple(accuracy_cells))
+        communication.append(tuple(communication_cells))
     return [
         Sheet(
             "Accuracy in the last round, mean over clients (%)",
-            tuple(columns),
+            columns,
             tuple(accuracy),
-            f"mean ± standard error over seeds (ours: {how_many}). paper: {source}. -: not run, "
-            "or not in this version",
+            f"mean ± standard error over seeds (ours: {_seeds(studies)}). paper: {source}. "
+            "-: not run, or not in this version",
         ),
         Sheet(
             "Communication, both ways, until the target accuracy",
-            tuple(columns),
-            tuple(traffic),
-            f"bits; targets: {goals}. †: not reached by every seed: until the round of its "
-            "highest accuracy",
+            columns,
+            tuple(communication),
+            f"bits; targets: {_targets(recipes)}. †: not reached by every seed: until the round of "
+            "its highest accuracy",
         ),
     ]
+
+
+def _row(study: Study | None, method: str) -> Row | None:
+    return next((row for row in study.rows if row.method == method), None) if study else None
+
+
+def _accuracy(row: Row | None, recipe: Recipe, method: str) -> list[str]:
+    final = row.final if row else None
+    ours = f"{100 * final.mean:.2f}" if final else "-"
+    if final and final.error is not None:
+        ours += f" ± {100 * final.error:.2f}"
+    printed = recipe.paper.accuracy.get(method)
+    return [ours, f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else "-"]
+
+
+def _communication(row: Row | None, recipe: Recipe, method: str) -> list[str]:
+    target = row.target if row else None
+    mark = "" if target is None or target.by_all else " †"
+    printed = recipe.paper.communication.get(method)
+    return [
+        bits(8 * target.both.mean) + mark if target else "-",
+        bits(printed) if printed else "-",
+    ]
+
+
+def _seeds(studies: Mapping[str, Study]) -> str:
+    counts = {len(row.runs) for study in studies.values() for row in study.rows}
+    return "-".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else "0"
+
+
+def _targets(recipes: Mapping[str, Recipe]) -> str:
+    percents = {name: recipe.paper.target_accuracy for name, recipe in recipes.items()}
+    return ", ".join(f"{name} {percent:g} %" for name, percent in percents.items() if percent)

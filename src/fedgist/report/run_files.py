@@ -1,7 +1,4 @@
-"""Run directories as values.
-
-Reads files only, so it serves any engine and any version of a running run.
-"""
+"""Run directories as values: read from files alone, so that a run may still be going on."""
 
 from __future__ import annotations
 
@@ -24,113 +21,109 @@ DEEPEST = 4  # folders below the one named in which runs are looked for: of seed
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run directory, as far as it has come."""
+    """One run directory, with the rounds that are done so far."""
 
     folder: Path
     recipe: dict[str, Any]
     rounds: list[Line]
     result: dict[str, Any]
-    problems: tuple[str, ...] = ()  # lines that could not be read
+    problems: tuple[str, ...] = ()  # sentences about what could not be read
 
     @property
     def name(self) -> str:
-        """Name of the method."""
+        """The name of the method."""
         method: str = self.recipe.get("method", {}).get("name", self.folder.name)
         return method
 
     @property
     def seed(self) -> int:
-        """The seed of all its randomness."""
+        """The seed of all the run's randomness."""
         seed: int = self.recipe.get("seed", 0)
         return seed
 
     @functools.cached_property
     def clients(self) -> list[Line]:
-        """A line per client and evaluation: read when asked for, as it may be long."""
+        """A line for each client and evaluation; read on first use, as the file may be long."""
         return _lines(self.folder / CLIENTS)[0]
 
     @property
     def done(self) -> int:
-        """The last round there is."""
+        """The number of the last round done, or 0."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
     @property
     def planned(self) -> int:
-        """How many rounds the recipe asks for."""
+        """The number of rounds that the recipe asks for."""
         planned: int = self.recipe.get("train", {}).get("num_rounds", self.done)
         return planned
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether all planned rounds are done."""
         return bool(self.rounds) and self.done >= self.planned
 
     @functools.cached_property
     def split(self) -> dict[str, Any] | None:
-        """Who has what: names of ``classes``, and each client's ``train`` rows of them.
+        """The names of ``classes``, and for each client its ``train`` rows of every class.
 
-        None if it is not there.
+        None if the file is missing or cannot be used.
         """
-        kept = _table(self.folder / PARTITION, json.loads, [])
-        counts, classes = kept.get("train"), kept.get("classes")
+        table = _table(self.folder / PARTITION, json.loads, [])
+        counts, classes = table.get("train"), table.get("classes")
         if not (isinstance(classes, list) and isinstance(counts, list) and counts):
             return None
-        return (
-            kept if all(isinstance(li, list) and len(li) == len(classes) for li in counts) else None
-        )
+        sound = all(isinstance(row, list) and len(row) == len(classes) for row in counts)
+        return table if sound else None
 
     def last(self, key: str) -> float | None:
-        """The last value of a column."""
+        """Return the last value of a column, or None if it has none."""
         values: list[float] = [line[key] for line in self.rounds if line.get(key) is not None]
         return values[-1] if values else None
 
     def total(self, key: str) -> int:
-        """The sum of a column."""
+        """Return the sum of a column."""
         return sum(line.get(key) or 0 for line in self.rounds)
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
-        """The rounds that have a column, and its values."""
+        """Return the rounds in which a column has a value, and those values."""
         pairs = [(line["round"], line[key]) for line in self.rounds if line.get(key) is not None]
         return [r for r, _ in pairs], [v for _, v in pairs]
 
     def sent(self) -> dict[int, tuple[int, int]]:
-        """Bytes sent up and down until the end of each round."""
-        out, up, down = {}, 0, 0
+        """Return for each round the bytes sent up and down from the start to its end."""
+        totals, up, down = {}, 0, 0
         for line in self.rounds:
             up += line.get("comm/up_bytes") or 0
             down += line.get("comm/down_bytes") or 0
-            out[int(line["round"])] = up, down
-        return out
+            totals[int(line["round"])] = up, down
+        return totals
 
 
 def find(folders: Iterable[Path]) -> list[RunFiles]:
-    """Return the runs in these folders.
+    """Return the runs that these folders are or hold, such as the seeds of a sweep; each once.
 
-    Each one's own, or those below it (its seeds, the cells of a sweep).
+    Raises
+    ------
+    ReportError
+        If a folder holds no run.
     """
-    out: dict[Path, RunFiles] = {}
+    runs: dict[Path, RunFiles] = {}
     for folder in folders:
-        inner = list(_below(folder, DEEPEST))
-        if not inner:
-            why = (
-                ""
-                if folder.is_dir()
-                else ": it is a file"
-                if folder.exists()
-                else ": there is no such folder"
-            )
-            msg = f"{folder} holds no run{why}"
+        run_folders = list(_run_folders(folder, DEEPEST))
+        if not run_folders:
+            why = ": it is a file" if folder.exists() else ": there is no such folder"
+            msg = f"{folder} holds no run{'' if folder.is_dir() else why}"
             raise ReportError(msg)
-        out |= {path.resolve(): _read(path) for path in inner if path.resolve() not in out}
-    return list(out.values())
+        runs |= {path.resolve(): _read(path) for path in run_folders if path.resolve() not in runs}
+    return list(runs.values())
 
 
-def _below(folder: Path, depth: int) -> Iterator[Path]:
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / RECIPE).exists():
         yield folder
     elif depth and folder.is_dir():
         for child in sorted((p for p in folder.iterdir() if p.is_dir()), key=_natural):
-            yield from _below(child, depth - 1)
+            yield from _run_folders(child, depth - 1)
 
 
 def _natural(path: Path) -> tuple[str, int, str]:
@@ -140,20 +133,16 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def _read(folder: Path) -> RunFiles:
-    """Read a run; what cannot be read is named. A run without a recipe has no rounds either.
-
-    Nothing counts.
-    """
+    """Read a run, and name what cannot be read; a run without a usable recipe is left empty."""
     problems: list[str] = []
     recipe = _table(folder / RECIPE, _toml, problems)
     if not isinstance(recipe.get("method"), dict):
         problems.append(f"{folder / RECIPE} names no method: this run is left out")
         return RunFiles(folder, {}, [], {}, tuple(problems))
     result = _table(folder / RESULT, json.loads, problems) if (folder / RESULT).exists() else {}
-    rounds, broken = _lines(folder / ROUNDS)
-    return RunFiles(
-        folder, recipe, _once(rounds, broken, folder / ROUNDS), result, (*problems, *broken)
-    )
+    lines, line_problems = _lines(folder / ROUNDS)
+    rounds, repeat_problems = _each_round_once(lines, folder / ROUNDS)
+    return RunFiles(folder, recipe, rounds, result, (*problems, *line_problems, *repeat_problems))
 
 
 def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
@@ -167,69 +156,69 @@ def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict
     return value
 
 
-def _once(lines: list[Line], broken: list[str], path: Path) -> list[Line]:
-    """Return each round once, in order.
+def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:
+    """Return one line for each round, in order, and what is wrong: the later of two lines counts.
 
-    Of a round that stands there twice the later line counts.
+    Rounds written once are left in the order of the file.
     """
     by_round = {line["round"]: line for line in lines}
-    if len(by_round) < len(lines):
-        broken.append(
-            f"{path}: {len(lines) - len(by_round)} rounds stand there twice; the later lines count"
-        )
-    return (
-        lines if len(by_round) == len(lines) else [by_round[number] for number in sorted(by_round)]
-    )
+    repeats = len(lines) - len(by_round)
+    if not repeats:
+        return lines, []
+    problem = f"{path}: {repeats} round{'s' if repeats > 1 else ''} written twice; the later counts"
+    return [by_round[number] for number in sorted(by_round)], [problem]
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """Read a recipe.
-
-    Of many that differ in nothing but the seed, its first line, the rest is read once.
-    """
+    """Read a recipe; what follows the seed's line is parsed once for all seeds of a setting."""
     first, _, rest = text.partition("\n")
     if not first.startswith("seed = "):
         return tomllib.loads(text)
-    return {"seed": int(first.removeprefix("seed = ")), **_parsed(rest)}
+    return {"seed": int(first.removeprefix("seed = ")), **_parsed_once(rest)}
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed_once(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _no_number(key: str, value: object) -> bool:
+def _not_a_number(key: str, value: object) -> bool:
     return (isinstance(value, str) and key != "split") or (
         isinstance(value, float) and value in NOT_FINITE
     )
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(constant)  # NaN, Infinity: no JSON
+    raise ValueError(constant)  # NaN and Infinity are not JSON
 
 
 def _lines(path: Path) -> tuple[list[Line], list[str]]:
-    """Read a file of lines.
+    """Read a file of JSON lines; return them, and a sentence about those that cannot be read.
 
-    Those that cannot be read are named and skipped, a last one still being written is not.
+    A last line without its end is still being written: it is skipped without a word.
     """
     if not path.exists():
         return [], []
     texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
     lines: list[Line] = []
-    bad = []
+    bad_numbers = []
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text, parse_constant=_refuse)
             sound = isinstance(line, dict) and isinstance(line.get("round"), int)
-            sound = sound and not any(_no_number(key, value) for key, value in line.items())
+            sound = sound and not any(_not_a_number(key, value) for key, value in line.items())
         except ValueError:
             sound = False
         if sound:
             lines.append(line)
         elif number < len(texts):
-            bad.append(number)
-    if not bad:
+            bad_numbers.append(number)
+    if not bad_numbers:
         return lines, []
-    which = f"line {bad[0]}" if len(bad) == 1 else f"{len(bad)} lines, the first of them {bad[0]},"
-    return lines, [f"{path}: {which} cannot be read and left out, also of the bytes counted"]
+    count, first = len(bad_numbers), bad_numbers[0]
+    if count == 1:
+        what = f"line {first} cannot be read: it is left out, and its bytes are not counted"
+    else:
+        what = f"{count} lines (first: {first}) cannot be read: they are left out, and their bytes "
+        what += "are not counted"
+    return lines, [f"{path}: {what}"]

@@ -38,7 +38,7 @@ class Comparison:
 def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | None:
     """Return mean, standard error and, if asked for, the percentile bootstrap's 95 % interval.
 
-    None without values.
+    A single value has no error and no interval; without values None is returned.
     """
     if not values:
         return None
@@ -48,9 +48,9 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
     mean = Estimate(len(values), statistics.fmean(values), error)
     if not interval:
         return mean
-    from scipy import stats  # noqa: PLC0415  # half a second, which other commands should not wait
+    from scipy import stats  # noqa: PLC0415  # half a second that other commands need not wait
 
-    found = stats.bootstrap(
+    bounds = stats.bootstrap(
         (np.asarray(values),),
         np.mean,
         confidence_level=LEVEL,
@@ -59,18 +59,19 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
         rng=np.random.default_rng(0),
         vectorized=True,
     ).confidence_interval
-    return replace(mean, low=float(found.low), high=float(found.high))
+    return replace(mean, low=float(bounds.low), high=float(bounds.high))
 
 
 def compare(
-    mine: Mapping[int, float], reference: Mapping[int, float], better: Better = "higher"
+    values: Mapping[int, float], reference: Mapping[int, float], better: Better = "higher"
 ) -> Comparison | None:
-    """Pair by seed and test by Wilcoxon's signed ranks, one-tailed; None without pairs.
+    """Return the differences of values paired by seed, and p; None without pairs.
 
-    Where no pair differs p is 1.
+    The test is Wilcoxon's signed-rank test, one-tailed: the reference is better. A single pair has
+    no p; where no pair differs, p is 1.
     """
-    seeds = sorted(mine.keys() & reference.keys())
-    differences = [mine[s] - reference[s] for s in seeds]
+    seeds = sorted(values.keys() & reference.keys())
+    differences = [values[seed] - reference[seed] for seed in seeds]
     difference = estimate(differences, interval=True)
     if difference is None:
         return None
@@ -85,8 +86,5 @@ def compare(
 
 
 def smallest_p(pairs: int) -> float:
-    """Return the least p-value that so many pairs can give, one-tailed.
-
-    All differ in one direction.
-    """
+    """Return the smallest one-tailed p-value of so many pairs: all differ in one direction."""
     return float(0.5**pairs)

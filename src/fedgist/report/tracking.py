@@ -1,4 +1,4 @@
-"""Runs into TensorBoard and MLflow: from the files, so live, afterwards, and for any engine."""
+"""Rounds sent to TensorBoard and MLflow: read from run directories, during a run or afterwards."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist.errors import ReportError, one_of
-from fedgist.report.comparison import flat
+from fedgist.errors import ReportError, did_you_mean
 from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import flat
 
 MOST_PARAMETER = 500  # characters of a parameter that MLflow keeps
 
@@ -18,10 +18,10 @@ class Tracker(Protocol):
     """Where rounds are sent."""
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are not there yet; return how many."""
+        """Send the rounds that were not sent yet; return how many."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Finish writing; nothing can be sent afterwards."""
 
 
 def _need(module: str, package: str) -> Any:
@@ -39,49 +39,53 @@ def _columns(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Writes event files: in ``tensorboard`` below each run, or in a folder of one's own."""
+    """Writes event files: into ``tensorboard`` below each run, or into a folder of choice."""
 
     def __init__(self, where: str | None = None) -> None:
-        """``where`` is a folder; each run gets one below it."""
+        """Write below ``where``, a folder for each run; without it, below the runs."""
         self.where = where
         self.module = _need("torch.utils.tensorboard", "tensorboard")
         self.writers: dict[Path, Any] = {}
         self.sent: dict[Path, int] = {}
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new.
+        """Send the rounds that are new; return how many.
 
-        The first time all of them, over what an earlier call wrote.
+        The first call replaces what an earlier process wrote, and sends all rounds.
         """
         if run.folder not in self.writers:
-            name = "-".join(run.folder.parts[-3:]).strip("/")
-            folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
-            for old in folder.glob("events.out.tfevents.*"):
-                # of an earlier call: everything is written anew, so nothing stands there twice
-                old.unlink()
-            self.writers[run.folder] = self.module.SummaryWriter(str(folder))
+            self.writers[run.folder] = self._open(run)
             self.sent[run.folder] = -1
-            settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
-            self.writers[run.folder].add_text("recipe", settings)
+        writer = self.writers[run.folder]
         new = [line for line in run.rounds if line["round"] > self.sent[run.folder]]
         for line in new:
             for key, value in _columns(line):
-                self.writers[run.folder].add_scalar(key, value, line["round"])
+                writer.add_scalar(key, value, line["round"])
             self.sent[run.folder] = line["round"]
-        self.writers[run.folder].flush()
+        writer.flush()
         return len(new)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Finish writing."""
         for writer in self.writers.values():
             writer.close()
 
+    def _open(self, run: RunFiles) -> Any:
+        name = "-".join(run.folder.parts[-3:]).strip("/")
+        folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()  # all rounds are written again: none may be in the log twice
+        writer = self.module.SummaryWriter(str(folder))
+        settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
+        writer.add_text("recipe", settings)
+        return writer
+
 
 class MLflow:
-    """Logs to an MLflow tracking server or store: ``MLFLOW_TRACKING_URI`` or ``where``."""
+    """Logs to an MLflow tracking server or store."""
 
     def __init__(self, where: str | None = None) -> None:
-        """``where`` is a tracking URI."""
+        """Log to the tracking URI ``where``; without it, to ``MLFLOW_TRACKING_URI``."""
         module = _need("mlflow", "mlflow-skinny")
         self.entities = _need("mlflow.entities", "mlflow-skinny")
         errors = _need("mlflow.exceptions", "mlflow-skinny")
@@ -95,51 +99,57 @@ class MLflow:
         self.running: set[Path] = set()
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new: the run is known again by its folder."""
+        """Send the rounds that are new; return how many. A run is recognized by its folder."""
         if run.folder not in self.ids:
             self.ids[run.folder], self.sent[run.folder] = self._open(run)
-        number = self.ids[run.folder]
+        run_id = self.ids[run.folder]
         new = [line for line in run.rounds if line["round"] > self.sent[run.folder]]
         for line in new:
             metrics = [self.entities.Metric(k, v, 0, line["round"]) for k, v in _columns(line)]
-            self.client.log_batch(number, metrics=metrics)
-            self.client.set_tag(number, "fedgist.round", str(line["round"]))
+            self.client.log_batch(run_id, metrics=metrics)
+            self.client.set_tag(run_id, "fedgist.round", str(line["round"]))
             self.sent[run.folder] = line["round"]
         if run.finished and run.folder in self.running:
-            self.client.set_terminated(number)
+            self.client.set_terminated(run_id)
             self.running.remove(run.folder)
         return len(new)
 
     def close(self) -> None:
-        """Mark runs that are not finished: nobody watches them any more, until the next call."""
+        """Mark unfinished runs as killed, as nobody sends their rounds until the next call."""
         for folder in self.running:
             self.client.set_terminated(self.ids[folder], "KILLED")
 
     def _open(self, run: RunFiles) -> tuple[str, int]:
+        """Return the id of the run in MLflow, an earlier one or a new one, and its last round."""
         name = str(run.recipe.get("data", {}).get("name", "fedgist"))
         experiment = self.client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
         folder = str(run.folder.resolve()).replace("'", "")
-        known = self.client.search_runs([number], f"tags.`fedgist.folder` = '{folder}'")
-        if known:
-            tags = known[0].data.tags
-            if int(tags.get("fedgist.round", -1)) <= run.done:
-                if known[0].info.status != "FINISHED":
-                    self.client.update_run(known[0].info.run_id, status="RUNNING")
+        earlier = self.client.search_runs([number], f"tags.`fedgist.folder` = '{folder}'")
+        if earlier:
+            run_id = earlier[0].info.run_id
+            last = int(earlier[0].data.tags.get("fedgist.round", -1))
+            if last <= run.done:
+                if earlier[0].info.status != "FINISHED":
+                    self.client.update_run(run_id, status="RUNNING")
                     self.running.add(run.folder)
-                return known[0].info.run_id, int(tags.get("fedgist.round", -1))
-            self.client.delete_run(known[0].info.run_id)  # the folder holds another, younger run
-        made = self.client.create_run(
-            number, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder}
+                return run_id, last
+            self.client.delete_run(run_id)  # the folder holds another, younger run
+        return self._create(run, number, folder), -1
+
+    def _create(self, run: RunFiles, experiment: str, folder: str) -> str:
+        created = self.client.create_run(
+            experiment, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder}
         )
+        run_id = str(created.info.run_id)
         parameters = [
             self.entities.Param(k, str(v)[:MOST_PARAMETER])
             for k, v in flat(run.recipe).items()
             if not k.startswith("paper.")
         ]
-        self.client.log_batch(made.info.run_id, params=parameters)
+        self.client.log_batch(run_id, params=parameters)
         self.running.add(run.folder)
-        return made.info.run_id, -1
+        return run_id
 
 
 TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
@@ -149,9 +159,15 @@ TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
 
 
 def tracker(text: str) -> Tracker:
-    """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``."""
+    """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``.
+
+    Raises
+    ------
+    ReportError
+        If the name is unknown, the tracker's package is missing, or its URI cannot be used.
+    """
     name, _, where = text.partition(":")
-    try:
-        return TRACKERS[one_of(name, TRACKERS, "tracker")](where or None)
-    except ValueError as error:
-        raise ReportError(str(error)) from error
+    if name not in TRACKERS:
+        msg = f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}"
+        raise ReportError(msg)
+    return TRACKERS[name](where or None)

@@ -1,7 +1,4 @@
-"""Runs as they go.
-
-A line each, read from their files, so that it serves any engine on any machine.
-"""
+"""The state of runs that are going on, a line each, read from their files alone."""
 
 from __future__ import annotations
 
@@ -19,41 +16,40 @@ from fedgist.report.run_files import ACCURACY, RunFiles
 from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SILENT = 5  # rounds' time without a new one after which a run is called silent
-LEAST_S = 60.0
+SILENT = 5  # times the longest round: after so long without a new one a run is called silent
+LEAST_S = 60.0  # no run is called silent sooner
 
 
 def state(run: RunFiles, now: float | None = None) -> str:
-    """Say how a run is doing: finished, running, or silent for too long to be running."""
+    """Return "finished", "running", or "silent for" the time since the last round."""
     if run.finished or run.result.get("status") == "finished":
         return "finished"
-    last = _last_sign(run.folder)
     seconds = [line.get("time/round_s") or 0.0 for line in run.rounds]
     patience = max(LEAST_S, SILENT * max(seconds, default=0.0))
-    quiet = (time.time() if now is None else now) - last
+    quiet = (time.time() if now is None else now) - _last_change(run.folder)
     return "running" if quiet < patience else f"silent for {duration(quiet)}"
 
 
 def left(run: RunFiles) -> float | None:
-    """Estimate the seconds to go from the last ten rounds; None if there is nothing to go by."""
+    """Return the seconds left, estimated from the last ten rounds; None if that is impossible."""
     recent = [line["time/round_s"] for line in run.rounds[-10:] if line.get("time/round_s")]
-    return (
-        None if run.finished or not recent else (run.planned - run.done) * sum(recent) / len(recent)
-    )
+    if run.finished or not recent:
+        return None
+    return (run.planned - run.done) * float(sum(recent)) / len(recent)
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """Draw values in blocks, evenly picked, the last one always."""
+    """Return values drawn in blocks, evenly picked, the last value always."""
     if not values:
         return ""
     count = min(width, len(values))
-    some = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
-    low, high = min(some), max(some)
-    return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in some)
+    picks = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    low, high = min(picks), max(picks)
+    return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in picks)
 
 
 def overview(runs: Sequence[RunFiles]) -> Table:
-    """Return a line a run: how far, how good, how much sent, how long still."""
+    """Return a table with a line for each run: rounds, accuracy, bytes sent, time left."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("run", "", "round", "accuracy", "", "sent", "left"):
         table.add_column(
@@ -61,8 +57,8 @@ def overview(runs: Sequence[RunFiles]) -> Table:
         )
     for run in runs:
         _, values = run.column(_metric(run))
-        now = state(run)
-        rest = left(run)
+        status = state(run)
+        seconds = left(run)
         table.add_row(
             f"{run.name} {run.seed}  {run.folder}",
             ProgressBar(run.planned, run.done, width=12),
@@ -70,13 +66,13 @@ def overview(runs: Sequence[RunFiles]) -> Table:
             _accuracy(run),
             sparkline(values),
             size(run.total("comm/up_bytes") + run.total("comm/down_bytes")),
-            now if now != "running" else "-" if rest is None else duration(rest),
+            status if status != "running" else "-" if seconds is None else duration(seconds),
         )
     return table
 
 
 def lines(runs: Sequence[RunFiles]) -> list[str]:
-    """Return the same in plain words, for a pipe."""
+    """Return a line of plain words for each run, for a pipe."""
     return [
         f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
         for run in runs
@@ -84,9 +80,9 @@ def lines(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _metric(run: RunFiles) -> str:
-    """Of a run that holds out validation rows those are shown.
+    """Return the column to show: validation accuracy where rows are held out for it.
 
-    Who watches decides, and the test is not for that.
+    Whoever watches makes decisions, which test rows must not be used for.
     """
     return ACCURACY if run.last(OBJECTIVE) is None else OBJECTIVE
 
@@ -96,7 +92,7 @@ def _accuracy(run: RunFiles) -> str:
     return percent(run.last(metric)) + (" (validation)" if metric == OBJECTIVE else "")
 
 
-def _last_sign(folder: Path) -> float:
+def _last_change(folder: Path) -> float:
     times = [
         path.stat().st_mtime for path in (folder / ROUNDS, folder / "recipe.toml") if path.exists()
     ]

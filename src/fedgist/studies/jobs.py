@@ -1,7 +1,7 @@
 """Many runs side by side, a process each, in ordinary run directories.
 
-What is done is skipped; what was killed goes on from its checkpoint; a child dies with its parent.
-Ctrl-C and SIGTERM let every child finish and save its round.
+Runs that are finished are skipped; those that were killed go on from their checkpoint; a process
+dies with its parent. After Ctrl-C or SIGTERM every process finishes its round and saves it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import torch
 
 from fedgist.engines.worker_pool import die_with_parent, keep_memory
 from fedgist.errors import RecipeError
-from fedgist.federation import atomic_files as files
-from fedgist.federation import runner as api
+from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
 from fedgist.federation.stop_signals import stoppable
@@ -40,9 +39,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """What a job says.
+    """What happened to a job: it began, did a round (``line``), noted something (``text``), ended.
 
-    It began, did a round, or ended; ``text`` says how it failed, or is a note of it.
+    Of a failed job ``text`` is the reason.
     """
 
     kind: Literal["began", "round", "note", "done", "stopped", "failed"]
@@ -50,7 +49,19 @@ class Event:
     text: str = ""
 
 
-Hear = Callable[[Job, Event], bool]  # return True to have the job stop after its round
+Listener = Callable[[Job, Event], bool]  # returns True to have the job stop after its round
+
+
+def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]:
+    """Return a job for each of so many seeds, from the recipe's on, each in a folder of its own."""
+    return [
+        Job(
+            f"{name} seed {seed}",
+            recipe.model_copy(update={"seed": seed}),
+            out / f"seed-{seed}",
+        )
+        for seed in range(recipe.seed, recipe.seed + seeds)
+    ]
 
 
 class Interrupted(Exception):  # noqa: N818  # no error: somebody asked
@@ -58,130 +69,141 @@ class Interrupted(Exception):  # noqa: N818  # no error: somebody asked
 
 
 def is_done(job: Job) -> bool:
-    """Whether the job's folder holds the finished run.
+    """Return whether the job's folder holds its finished run.
 
     Raises
     ------
     RecipeError
-        If it holds another run: other settings.
+        If the folder holds a run with other settings.
     """
     if not (job.folder / RECIPE).exists():
         return False
-    old = read(job.folder / RECIPE)
-    if _bare(old) != _bare(job.recipe):
-        here, there = _bare(job.recipe), _bare(old)
-        section = next(name for name in here if here[name] != there[name])
+    recipe = read(job.folder / RECIPE)
+    wanted, kept = _without_engine(job.recipe), _without_engine(recipe)
+    differing = [name for name in wanted if wanted[name] != kept[name]]
+    if differing:
         msg = (
-            f"{job.folder} holds a run with other settings in [{section}]; choose another --out, "
-            "or remove it"
+            f"{job.folder} holds a run with other settings in [{differing[0]}]; choose another "
+            "--out, or remove it"
         )
         raise RecipeError(msg)
     lines = read_lines(job.folder / ROUNDS) if (job.folder / RESULT).exists() else []
-    return bool(lines) and lines[-1]["round"] >= old.train.num_rounds
+    return bool(lines) and lines[-1]["round"] >= recipe.train.num_rounds
 
 
-def _bare(recipe: Recipe) -> dict[str, Any]:
+def _without_engine(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(exclude={"engine", "paper"})
 
 
-def run_jobs(jobs: Iterable[Job], at_once: int, hear: Hear, data_root: Path | None = None) -> None:
-    """Do the jobs, ``at_once`` at a time; ``jobs`` is asked for the next one when there is room.
+def run_jobs(
+    jobs: Iterable[Job], at_once: int, listener: Listener, data_root: Path | None = None
+) -> None:
+    """Do the jobs, ``at_once`` at a time; each next job is taken when a process is free.
+
+    ``listener`` is called with every event of every job.
 
     Raises
     ------
     Interrupted
         After Ctrl-C or SIGTERM, when every running job has saved its round.
     """
-    crowd = _Crowd(iter(jobs), at_once, hear, data_root)
+    processes = _Processes(iter(jobs), at_once, listener, data_root)
     try:
-        with stoppable(crowd.stop, crowd.kill) as stopping:
-            while crowd.fill():
-                crowd.listen()
+        with stoppable(processes.stop, processes.kill) as stopping:
+            while processes.start():
+                processes.wait_for_event()
             if stopping():
                 raise Interrupted
-    finally:  # whatever went wrong here, no child goes on alone
-        crowd.kill()
+    finally:  # whatever went wrong above, no process goes on alone
+        processes.kill()
 
 
-class _Crowd:
-    """The children at work, and the jobs to come."""
+class _Processes:
+    """The processes at work, and the jobs to come."""
 
     def __init__(
-        self, todo: Iterator[Job], at_once: int, hear: Hear, data_root: Path | None
+        self, todo: Iterator[Job], at_once: int, listener: Listener, data_root: Path | None
     ) -> None:
-        self.todo, self.at_once, self.hear, self.data_root = todo, at_once, hear, data_root
-        self.running: dict[Connection, _Child] = {}
+        self.todo, self.at_once, self.listener, self.data_root = todo, at_once, listener, data_root
+        self.running: dict[Connection, _JobProcess] = {}
         self.closed = False
 
-    def fill(self) -> bool:
-        """Start jobs while there is room; return whether any is running."""
+    def start(self) -> bool:
+        """Start jobs until ``at_once`` are running; return whether any is running."""
         while (
             len(self.running) < self.at_once
             and not self.closed
             and (job := next(self.todo, None)) is not None
         ):
             if is_done(job):
-                self.hear(job, Event("done"))
+                self.listener(job, Event("done"))
             else:
-                child = _Child(job, self.data_root)
-                self.running[child.connection] = child
+                process = _JobProcess(job, self.data_root)
+                self.running[process.connection] = process
         return bool(self.running)
 
-    def listen(self) -> None:
-        """Wait until some child says something, and hear it."""
+    def wait_for_event(self) -> None:
+        """Wait until a process sends an event, and hand it to the listener."""
         for ready in wait(list(self.running)):
-            assert isinstance(ready, Connection)  # of all that can be waited for, these were
-            child = self.running[ready]
-            event = child.next_event()
-            if self.hear(child.job, event):
-                child.stop()
+            assert isinstance(ready, Connection)  # nothing else was waited for
+            process = self.running[ready]
+            event = process.next_event()
+            if self.listener(process.job, event):
+                process.stop()
             if event.kind in {"done", "stopped", "failed"}:
                 del self.running[ready]
-                child.join()
+                process.join()
 
     def stop(self) -> None:
-        """Begin nothing more, and let the children save and stop."""
+        """Start no more jobs, and let those at work save and stop."""
         self.closed = True
-        for child in list(self.running.values()):
-            child.stop()
+        for process in list(self.running.values()):
+            process.stop()
 
     def kill(self) -> None:
-        """End the children at once: their checkpoints stay."""
-        for child in list(self.running.values()):
-            child.process.kill()
+        """End the processes at once: their checkpoints stay."""
+        for process in list(self.running.values()):
+            process.kill()
 
 
-class _Child:
+class _JobProcess:
     """A process that does one job."""
 
     def __init__(self, job: Job, data_root: Path | None) -> None:
         self.job, self.stopped = job, False
         if not (job.folder / RECIPE).exists():
-            files.write(job.folder / RECIPE, job.recipe.to_toml())
+            atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
         fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
         context: Any = fork if sys.platform.startswith("linux") else spawn
-        self.connection, there = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_do, args=(job.folder, data_root, there))
+        self.connection, child_end = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_do, args=(job.folder, data_root, child_end)
+        )
         self.process.start()
-        there.close()
+        child_end.close()
 
     def next_event(self) -> Event:
-        """Wait for what it says next; a process that died has failed."""
+        """Wait for its next event and return it; a process that died has failed."""
         try:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            return Event(
-                "failed",
-                text=f"its process died ({self.process.exitcode}); out of memory? lower --jobs",
+            text = (
+                f"its process died with exit code {self.process.exitcode}; if memory ran out, "
+                "lower --jobs"
             )
+            return Event("failed", text=text)
         return event
 
     def stop(self) -> None:
-        """Ask it to save and stop, once."""
+        """Ask it, the first time, to save and stop."""
         if not self.stopped:
             self.stopped = True
             self.process.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
 
     def join(self) -> None:
         """Wait for its end."""
@@ -189,14 +211,14 @@ class _Child:
         self.process.join()
 
 
-class _Teller:
-    """Tells the parent how the run goes."""
+class _EventSender:
+    """Sends the parent an event for each step of the run."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     def began(self, world: World, folder: str, done: int) -> None:
-        """Say after which round it goes on."""
+        """Send the round after which the run goes on."""
         del world, folder
         self.connection.send(Event("began", line={"round": done}))
 
@@ -210,20 +232,24 @@ class _Teller:
 
 
 def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
-    """Do or go on with the run in ``folder``, on one core."""
+    """Do the run in ``folder``, from its checkpoint if it has one, on one core."""
     if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, who passes it on
+        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        alone = recipe.model_copy(
-            update={"engine": recipe.engine.model_copy(update={"workers": 1})}
+        engine = recipe.engine.model_copy(update={"workers": 1})
+        runner.run(
+            recipe.model_copy(update={"engine": engine}),
+            out=folder,
+            resume=True,
+            data_root=data_root,
+            observer=_EventSender(connection),
         )
-        api.run(alone, out=folder, resume=True, data_root=data_root, observer=_Teller(connection))
         connection.send(Event("done"))
-    except api.Stopped:
+    except runner.Stopped:
         connection.send(Event("stopped"))
     except KeyboardInterrupt:
         connection.send(Event("stopped"))

@@ -1,7 +1,7 @@
-"""Tables of papers: which recipes, methods and seeds they take, at two scales.
+"""Papers' tables: their recipes, methods and seeds, at two scales.
 
-A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers stand with
-its recipes.
+A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers are in its
+recipes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe, read
 from fedgist.methods import METHODS
-from fedgist.studies.jobs import Job
+from fedgist.studies.jobs import Job, jobs_of_seeds
 
 Scale = Literal["small", "paper"]
 
@@ -27,14 +27,14 @@ class _Part(BaseModel):
 
 
 class Seeds(_Part):
-    """How many seeds a scale takes."""
+    """The number of seeds at each scale."""
 
     small: Annotated[int, Field(ge=1)] = 3
     paper: Annotated[int, Field(ge=1)] = 10
 
 
 class Header(_Part):
-    """What the table compares."""
+    """The paper, the methods it compares, and the number of seeds."""
 
     source: str
     methods: tuple[str, ...]
@@ -43,7 +43,7 @@ class Header(_Part):
 
 
 class Column(_Part):
-    """One experiment of the table: its recipe, and what is set at the small scale."""
+    """One experiment of the table: its recipe, and the settings changed at the small scale."""
 
     recipe: str
     small: dict[str, Any] = {}
@@ -57,17 +57,17 @@ class Table(_Part):
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file among the recipes is a table."""
+    """Return whether a file among the recipes is a table."""
     return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8")
 
 
 def read_table(path: Path) -> Table:
-    """Read a table.
+    """Return the table in a file.
 
     Raises
     ------
     RecipeError
-        If the file is none.
+        If the file cannot be read, or is no table.
     """
     try:
         return Table.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -93,23 +93,17 @@ def cells(
 ) -> tuple[list[Job], dict[str, Recipe]]:
     """Return a job for each cell and seed, and each column's recipe as the paper has it.
 
-    Methods of the paper that this version does not have are left out; ``columns`` and ``methods``
-    choose some.
+    Methods of the paper that this version does not have are left out. ``columns`` and ``methods``
+    name those to do; without names all are done.
 
     Raises
     ------
     RecipeError
         If a column or method is asked for that the table or this version does not have.
     """
-    for name in columns:
-        if name not in table.columns:
-            msg = f"--column {name}: the table has {', '.join(table.columns)}"
-            raise RecipeError(msg)
-    have = [m for m in table.table.methods if m in METHODS]
-    for name in methods:
-        if name not in have:
-            msg = f"--method {name}: of this table fedgist has {', '.join(have)}"
-            raise RecipeError(msg)
+    available = [method for method in table.table.methods if method in METHODS]
+    _check(columns, methods, table, available)
+    count = seeds or getattr(table.table.seeds, scale)
     jobs, recipes = [], {}
     for name, column in table.columns.items():
         if columns and name not in columns:
@@ -121,15 +115,20 @@ def cells(
             if scale == "small"
             else []
         )
-        for method in [m for m in have if not methods or m in methods]:
+        for method in [method for method in available if not methods or method in methods]:
             recipe = read(path, [*small, *settings, f"method.name={method}"])
-            count = seeds or getattr(table.table.seeds, scale)
-            jobs += [
-                Job(
-                    f"{name} {method} seed {seed}",
-                    recipe.model_copy(update={"seed": seed}),
-                    out / name / method / f"seed-{seed}",
-                )
-                for seed in range(recipe.seed, recipe.seed + count)
-            ]
+            jobs += jobs_of_seeds(f"{name} {method}", recipe, count, out / name / method)
     return jobs, recipes
+
+
+def _check(
+    columns: Sequence[str], methods: Sequence[str], table: Table, available: Sequence[str]
+) -> None:
+    for name in columns:
+        if name not in table.columns:
+            msg = f"--column {name}: the table has {', '.join(table.columns)}"
+            raise RecipeError(msg)
+    for name in methods:
+        if name not in available:
+            msg = f"--method {name}: of the table's methods fedgist has {', '.join(available)}"
+            raise RecipeError(msg)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
-from fedgist.studies.jobs import Job
+from fedgist.studies.jobs import Job, jobs_of_seeds
 
 
 def axis(text: str) -> tuple[str, list[str]]:
-    """Read one axis of a grid, ``section.key=value,value,...``; values are TOML or bare words.
+    """Return key and values of an axis, ``section.key=value,value,...``: TOML or bare words.
 
     >>> axis("method.name=fedavg,fedlog")
     ('method.name', ['fedavg', 'fedlog'])
@@ -33,15 +33,15 @@ def axis(text: str) -> tuple[str, list[str]]:
         raise RecipeError(msg)
     if count is not None and count != len(parts):
         msg = (
-            f"--grid {text}: {count} values are meant, {len(parts)} were read; quote strings that "
-            "hold commas"
+            f"--grid {text}: this is {count} values as TOML, but {len(parts)} when split at commas;"
+            " quote strings that hold commas"
         )
         raise RecipeError(msg)
     if re.search(r",\s*(,|$)", values):
         msg = f"--grid {text}: a value is empty"
         raise RecipeError(msg)
     if len(set(parts)) < len(parts):
-        msg = f"--grid {text}: a value stands there twice"
+        msg = f"--grid {text}: a value is given twice"
         raise RecipeError(msg)
     return key.strip(), parts
 
@@ -55,7 +55,7 @@ def _split(values: str) -> list[str]:
 def grid(
     path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
 ) -> list[Job]:
-    """Return a job for each cell and seed, every recipe checked; a cell's seeds stand together.
+    """Return a job for each cell and seed, every recipe checked; a cell's seeds are neighbours.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def grid(
     read_axes = [axis(text) for text in axes]
     keys = [key for key, _ in read_axes]
     if len(set(keys)) < len(keys):
-        msg = f"--grid: {next(k for k in keys if keys.count(k) > 1)} stands there twice"
+        msg = f"--grid: {next(key for key in keys if keys.count(key) > 1)} is given twice"
         raise RecipeError(msg)
     jobs = []
     for values in itertools.product(*(values for _, values in read_axes)):
@@ -77,14 +77,7 @@ def grid(
             raise RecipeError(msg) from error
         name = " ".join(cell) or recipe.method.name
         folder = out / (re.sub(r"[^\w.=,+-]+", "_", ",".join(cell)) or recipe.method.name)
-        jobs += [
-            Job(
-                f"{name} seed {seed}",
-                recipe.model_copy(update={"seed": seed}),
-                folder / f"seed-{seed}",
-            )
-            for seed in range(recipe.seed, recipe.seed + seeds)
-        ]
+        jobs += jobs_of_seeds(name, recipe, seeds, folder)
     first: dict[str, Job] = {}
     for job in jobs:
         twin = first.setdefault(job.recipe.model_dump_json(), job)

@@ -1,4 +1,4 @@
-"""A study as one page that needs nothing else: no network, no other file."""
+"""A study as one page of HTML that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import jinja2
 
-from fedgist.report.comparison import Study
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import duration
 from fedgist.report.pictures import legend
+from fedgist.report.run_files import RunFiles
+from fedgist.report.study_rows import Study
 from fedgist.report.tables import sheets
 
 
@@ -20,14 +21,13 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     """Return the page as HTML."""
     runs = [run for row in study.rows for run in row.runs]
     settings = [row.settings for row in study.rows]
-    keys = sorted({key for one in settings for key in one})
-    values = {key: [_word(one.get(key)) for one in settings] for key in keys}
-    differing = [(key, found) for key, found in values.items() if len(set(found)) > 1]
+    keys = sorted({key for row_settings in settings for key in row_settings})
+    values = {key: [_word(row_settings.get(key)) for row_settings in settings] for key in keys}
+    differing = [(key, words) for key, words in values.items() if len(set(words)) > 1]
+    common = [(key, words[0]) for key, words in values.items() if len(set(words)) == 1]
     seeds = len({run.seed for run in runs})
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        _part("report.html.j2")
-    )
-    return template.render(
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(_part("report.html.j2")).render(
         title=title,
         lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, "
         f"{_count(seeds, 'seed')}",
@@ -36,11 +36,11 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         legend=legend(study.rows),
         notes=study.notes,
         sheets=sheets(study),
-        pictures=[_shown(picture) for picture in pictures],
+        pictures=[_embedded(picture) for picture in pictures],
         privacy=any(picture.name == "privacy" for picture in pictures),
         labels=[row.label for row in study.rows],
         differing=differing,
-        common=[(key, found[0]) for key, found in values.items() if len(set(found)) == 1],
+        common=common,
         runs=[_run(row.label, run) for row in study.rows for run in row.runs],
         version=metadata.version("fedgist"),
     )
@@ -50,7 +50,7 @@ def _part(name: str) -> str:
     return (resources.files(__package__ or __name__) / name).read_text(encoding="utf-8")
 
 
-def _shown(picture: Picture) -> dict[str, str]:
+def _embedded(picture: Picture) -> dict[str, str]:
     return {
         "name": picture.name,
         "title": picture.title,
@@ -61,7 +61,7 @@ def _shown(picture: Picture) -> dict[str, str]:
     }
 
 
-def _run(label: str, run: Any) -> tuple[str, ...]:
+def _run(label: str, run: RunFiles) -> tuple[str, ...]:
     versions = ", ".join(
         f"{name} {version}" for name, version in run.result.get("versions", {}).items()
     )

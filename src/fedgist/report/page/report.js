@@ -13,8 +13,8 @@ for (const box of document.querySelectorAll(".legend input")) {
 // tables: a click on a column's name sorts by it, once more the other way round
 const UNITS = { k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 function number(text) {
-  const found = text.match(/^([-+]?[\d.]+(?:e[-+]?\d+)?)(?: ([kMGT])?[Bb]\b)?/);
-  return found ? parseFloat(found[1]) * (UNITS[found[2]] || 1) : null;
+  const parts = text.match(/^([-+]?[\d.]+(?:e[-+]?\d+)?)(?: ([kMGT])?[Bb]\b)?/);
+  return parts ? parseFloat(parts[1]) * (UNITS[parts[2]] || 1) : null;
 }
 function compare(a, b) {
   const [x, y] = [number(a), number(b)];

@@ -1,0 +1,145 @@
+"""How many jobs look while they go: bars in a terminal, a line for each end in a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from fedgist.engines.worker_pool import default_workers
+from fedgist.errors import JobsError
+from fedgist.report.formatting import duration, percent
+from fedgist.report.run_files import ACCURACY
+from fedgist.studies.jobs import Event, Interrupted, Job, Listener, is_done, run_jobs
+
+ENDS = {"done", "stopped", "failed"}
+
+
+def do_jobs(
+    jobs: Iterable[Job],
+    count: int | None,
+    at_once: int | None,
+    data_root: Path | None,
+    *,
+    quiet: bool,
+    listener: Listener | None = None,
+    metric: str = ACCURACY,
+) -> dict[str, str]:
+    """Do the jobs, showing their progress; return the names of those that failed, and why.
+
+    Raises
+    ------
+    Interrupted
+        After Ctrl-C.
+    """
+    failed: dict[str, str] = {}
+    for job in jobs if isinstance(jobs, list) else ():
+        is_done(job)  # a folder that holds another run is refused before anything runs
+    with _display(count, metric, quiet=quiet) as show:
+
+        def on_event(job: Job, event: Event) -> bool:
+            show(job, event)
+            if event.kind == "failed":
+                failed[job.name] = event.text
+            return listener(job, event) if listener else False
+
+        try:
+            run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root)
+        except Interrupted:
+            command = " ".join(["fedgist", *sys.argv[1:]])
+            msg = f"stopped; what was running is saved; go on with: {command}"
+            raise Interrupted(msg) from None
+    return failed
+
+
+def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
+    """Raise JobsError if ``at_least`` jobs failed; those of the same reason share a line."""
+    if len(failed) < max(1, at_least):
+        return
+    names_by_reason: dict[str, list[str]] = {}
+    for name, reason in failed.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
+    msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:", *lines])
+    raise JobsError(msg)
+
+
+@contextlib.contextmanager
+def _display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener]:
+    """Yield the listener that shows the jobs' events where the output goes."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda _job, _event: False
+    elif console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+        )
+        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+            yield _Bars(progress, count, metric)
+    else:
+        yield _Lines(count, metric)
+
+
+class _Lines:
+    """A line for each job that ends."""
+
+    def __init__(self, count: int | None, metric: str) -> None:
+        self.metric = metric
+        self.of, self.ended = "" if count is None else f"/{count}", 0
+        self.accuracy: dict[str, float] = {}
+        self.began: dict[str, float] = {}
+
+    def __call__(self, job: Job, event: Event) -> bool:
+        self.began.setdefault(job.name, time.perf_counter())
+        if event.line and self.metric in event.line:
+            self.accuracy[job.name] = event.line[self.metric]
+        if event.kind in ENDS:
+            self.ended += 1
+            reached = ""
+            if job.name in self.accuracy:
+                took = duration(time.perf_counter() - self.began[job.name])
+                reached = f" {percent(self.accuracy[job.name])} {took}"
+            text = f": {event.text}" if event.text else ""
+            sys.stderr.write(f"[{self.ended}{self.of}] {job.name} {event.kind}{reached}{text}\n")
+        return False
+
+
+class _Bars:
+    """A bar for all jobs, and one for each that is running."""
+
+    def __init__(self, progress: Progress, count: int | None, metric: str) -> None:
+        self.progress, self.metric = progress, metric
+        self.whole = progress.add_task("all runs", total=count, accuracy="")
+        self.bars: dict[str, TaskID] = {}
+
+    def __call__(self, job: Job, event: Event) -> bool:
+        if job.name not in self.bars:
+            rounds = job.recipe.train.num_rounds
+            self.bars[job.name] = self.progress.add_task(job.name, total=rounds, accuracy="")
+        bar = self.bars[job.name]
+        if event.line:
+            self.progress.update(bar, completed=event.line["round"])
+            if self.metric in event.line:
+                self.progress.update(bar, accuracy=percent(event.line[self.metric]))
+        if event.kind in ENDS:
+            self.progress.remove_task(bar)
+            self.progress.advance(self.whole)
+            if event.kind == "failed":
+                self.progress.console.print(Text(f"{job.name}: {event.text}", style="red"))
+        return False

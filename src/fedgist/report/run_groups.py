@@ -1,0 +1,87 @@
+"""Runs grouped by their settings: those that differ in nothing but the seed, and their labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgist.report.run_files import RunFiles
+
+# what does not make an experiment another one: the seed, how the work was done, what the paper
+# printed
+ASIDE = ("seed", "engine.", "paper.", "evaluate.every", "evaluate.save_features")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of the same settings, sorted by seed."""
+
+    label: str
+    settings: Mapping[str, Any]
+    runs: tuple[RunFiles, ...]
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.settings["method.name"])
+
+
+def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+    """Return the groups, and a note on each run that repeats another's settings and seed."""
+    settings_by_text: dict[str, Mapping[str, Any]] = {}
+    members: dict[str, dict[int, RunFiles]] = {}
+    notes = []
+    for run in runs:
+        settings = {k: v for k, v in flat(run.recipe).items() if not k.startswith(ASIDE)}
+        settings.setdefault("method.name", run.name)
+        text = json.dumps(settings, sort_keys=True, default=str)
+        settings_by_text.setdefault(text, settings)
+        first = members.setdefault(text, {}).setdefault(run.seed, run)
+        if first is not run:
+            notes.append(
+                f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
+            )
+    labels = _labels(list(settings_by_text.values()))
+    groups = [
+        Group(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
+        for label, settings, by_seed in zip(
+            labels, settings_by_text.values(), members.values(), strict=True
+        )
+    ]
+    return groups, notes
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a recipe's settings by dotted key."""
+    settings: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        settings |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return settings
+
+
+def _labels(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name each group by its method and the settings in which groups of that method differ."""
+    short = [_label(settings, groups, briefly=True) for settings in groups]
+    return [
+        label if short.count(label) == 1 else _label(settings, groups, briefly=False)
+        for label, settings in zip(short, groups, strict=True)
+    ]
+
+
+def _label(
+    settings: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], *, briefly: bool
+) -> str:
+    same_method = [other for other in groups if other["method.name"] == settings["method.name"]]
+    differing = [
+        key for key in settings if any(other.get(key) != settings[key] for other in same_method)
+    ]
+    last_words = [key.rpartition(".")[2] for key in differing]
+    words = [settings["method.name"]]
+    for key, last in zip(differing, last_words, strict=True):
+        value = settings[key]
+        text = f"{value:.3g}" if briefly and isinstance(value, float) else str(value)
+        words.append(f"{last if briefly and last_words.count(last) == 1 else key}={text}")
+    return " ".join(words)

@@ -1,0 +1,84 @@
+"""Notes on a study: what a reader must know that its numbers do not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedgist.report.run_files import RunFiles
+from fedgist.report.stats import smallest_p
+from fedgist.report.study_rows import Row
+
+SIGNIFICANT = 0.05
+# the fewest pairs that can give such a p, one-tailed
+SIGNIFICANT_SEEDS = math.ceil(-math.log2(SIGNIFICANT))
+
+
+def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[str]:
+    """Return a sentence for each thing to know: on single rows, on all of them, on pairs."""
+    notes = [note for row in rows for note in _notes_on_row(row, metric)]
+    few = [len(row.runs) for row in rows if 1 < len(row.runs) < SIGNIFICANT_SEEDS]
+    if few:
+        notes.append(f"with {min(few)} seeds the interval is little more than the seeds' range")
+    if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
+        notes.append(
+            "mixed metrics: some runs are tested on each client's own rows, others on the whole "
+            "test set"
+        )
+    data_sets = {str(row.settings.get("data.name")) for row in rows}
+    if len(data_sets) > 1:
+        notes.append(f"different data sets: {', '.join(sorted(data_sets))}")
+    if reference is not None:
+        notes += _notes_on_pairs(rows, reference)
+    departures = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
+    return notes + [
+        f"these runs depart from the paper's settings: {', '.join(settings)}"
+        for settings in departures
+    ]
+
+
+def _notes_on_row(row: Row, metric: str) -> list[str]:
+    notes = [note for run in row.runs for note in _notes_on_run(run, metric)]
+    missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
+    if missing:
+        notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
+    fewest, most = row.rounds
+    if fewest != most:
+        notes.append(f"{row.label}: its seeds are at different rounds, {fewest} to {most}")
+    return notes
+
+
+def _notes_on_run(run: RunFiles, metric: str) -> list[str]:
+    notes = []
+    if not run.finished:
+        notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
+    refused = [upload for line in run.rounds for upload in line.get("refused") or ()]
+    if refused:
+        uploads = "1 upload was" if len(refused) == 1 else f"{len(refused)} uploads were"
+        reason = refused[0].get("reason")
+        notes.append(f"{run.folder}: {uploads} refused; reason of the first: {reason}")
+    rounds, _ = run.column(metric)
+    if rounds and rounds[-1] != run.done:
+        notes.append(
+            f"{run.folder}: its last value of {metric} is from round {rounds[-1]}, not {run.done}"
+        )
+    return notes
+
+
+def _notes_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
+    compared = [row for row in rows if row.label != reference]
+    notes = [
+        f"{row.label} has no seed in common with {reference}: not compared"
+        for row in compared
+        if row.versus is None
+    ]
+    pairs = [row.versus.difference.count for row in compared if row.versus]
+    if pairs and (least := smallest_p(min(pairs))) > SIGNIFICANT / 2:
+        few, enough = min(pairs), SIGNIFICANT_SEEDS
+        possible = (
+            f"the smallest p possible is {least:.4g} one-tailed, {min(1.0, 2 * least):.4g} "
+            "two-sided"
+        )
+        more = f"; p < {SIGNIFICANT} takes {enough} seeds" if few < enough else ""
+        notes.append(f"{few} pair{'s' if few > 1 else ''}: {possible}{more}")
+    return notes

@@ -1,0 +1,102 @@
+"""The space of a search: which keys of a recipe are varied, and over which values."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgist.errors import InputError, RecipeError, one_of
+
+FIXED = ("seed", "data.validation", "evaluate.", "engine.", "paper.", "train.num_rounds")
+RANGE_KEYS = ("low", "high", "log", "step", "choices")
+
+Range = dict[str, Any]
+
+
+def read_space(path: Path) -> dict[str, Range]:
+    """Return the ranges in a file by key: each has ``choices``, or ``low``, ``high`` and ``log``.
+
+    Raises
+    ------
+    RecipeError
+        If the file or a range cannot be used.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path}: {error}"
+        raise RecipeError(msg) from error
+    space = dict(_ranges(path, tables, ""))
+    if not space:
+        example = '["train.lr"] and below it low = 1e-4, high = 1e-1, log = true'
+        msg = f"{path} names no key to search; write for example {example}"
+        raise RecipeError(msg)
+    for key, values in space.items():
+        if key.startswith(FIXED):
+            msg = f"{path}: {key} cannot be searched: it is not a hyper-parameter"
+            raise RecipeError(msg)
+        if problem := _problem(values):
+            msg = f"{path}: {key}: {problem}"
+            raise RecipeError(msg)
+    return space
+
+
+def _ranges(path: Path, tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Range]]:
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        if not isinstance(value, Mapping):
+            msg = f"{path}: {key} = {value!r}: expected a table with low and high, or choices"
+            raise RecipeError(msg)
+        if {"low", "high", "choices"} & value.keys():
+            yield key, dict(value)
+        else:
+            yield from _ranges(path, value, f"{key}.")
+
+
+def _problem(values: Range) -> str | None:
+    """Return what is wrong with a range, or None."""
+    try:
+        for key in values:
+            one_of(key, RANGE_KEYS, "range key")
+    except InputError as error:
+        return str(error)
+    return _problem_of_choices(values) if "choices" in values else _problem_of_bounds(values)
+
+
+def _problem_of_choices(values: Range) -> str | None:
+    choices = values["choices"]
+    if len(values) > 1:
+        return "give either choices, or low and high"
+    if not isinstance(choices, list) or not choices:
+        return f"choices = {choices!r}: expected a list"
+    return None
+
+
+def _problem_of_bounds(values: Range) -> str | None:
+    low, high, log = values.get("low"), values.get("high"), values.get("log", False)
+    if not _is_number(low) or not _is_number(high) or values["low"] > values["high"]:
+        return f"low = {low!r}, high = {high!r}: expected two numbers, the lower one first"
+    if not isinstance(log, bool):
+        return f"log = {log!r}: expected true or false"
+    if log and (values["low"] <= 0 or "step" in values):
+        return "log = true needs low > 0 and no step"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
+    """Yield parameters to try before a search: all low, all high, then each choice alone."""
+    for end in ("low", "high"):
+        yield {
+            key: values["choices"][0] if "choices" in values else values[end]
+            for key, values in space.items()
+        }
+    for key, values in space.items():
+        for choice in values.get("choices", ()):
+            yield {key: choice}
