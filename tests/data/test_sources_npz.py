@@ -1,7 +1,4 @@
-"""Arrays of the user's own, and what all such sources share.
-
-The held-out rows, numbering, and the statistics.
-"""
+"""Arrays of the user's own, and what all such sources share: held-out rows, numbering, moments."""
 
 from __future__ import annotations
 

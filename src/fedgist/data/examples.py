@@ -33,9 +33,9 @@ class Examples:
         none. The batch holds ``x`` (clients, batch, *input) in float32, ``y`` (clients, batch) and
         ``mask`` (clients, batch), which is false for absent rows.
 
-        For an absent row, ``x`` repeats the first row of the same client and ``y`` is 0; if all
-        rows of a client are absent, its ``x`` is 0. So a model never meets an input unlike the
-        others (it may divide by a length), nor one of another client.
+        For an absent row, ``x`` is made from the client's first row and ``y`` is 0; if all
+        rows of a client are absent, its ``x`` is 0. So the inputs under a false mask are like the
+        others wherever possible (a model may divide by their length), and never another client's.
         """
         mask = rows >= 0
         shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))

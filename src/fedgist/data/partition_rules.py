@@ -41,7 +41,7 @@ def dirichlet(
 ) -> Divided:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha).
 
-    The smaller ``alpha``, the fewer clients hold most of a class. All proportions are drawn again
+    The smaller ``alpha``, the fewer clients share most of a class. All proportions are drawn again
     until every client has at least ``min_size`` training rows.
 
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks",
@@ -71,7 +71,7 @@ def dirichlet(
 def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) -> Divided:
     """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
 
-    Everybody gets at least one row, of the test rows only if there are enough of them.
+    Every client gets at least one training row, and one test row if there are enough of them.
 
     Raises
     ------
@@ -230,5 +230,5 @@ def _split_by(y: Ints, shares: npt.NDArray[np.float64], draw: np.random.Generato
 
 
 def _bounds(shares: npt.NDArray[np.float64], count: int) -> Ints:
-    """Return where to cut ``count`` rows so that each part has its share, rounded."""
+    """Return where to cut ``count`` rows so that each part has its share of them, rounded."""
     return np.round(np.cumsum(shares)[:-1] * count).astype(np.int64)

@@ -2,7 +2,7 @@
 
 A pickle is a program. The one run here can only build numbers, strings, lists, dictionaries and
 arrays of bytes. Even for arrays, functions of this module replace NumPy's own, so that no file
-decides what NumPy's code does.
+calls NumPy with arguments of its choice.
 """
 
 from __future__ import annotations
