@@ -13,13 +13,15 @@ from fedgist.report.run_files import RunFiles
 # printed
 ASIDE = ("seed", "engine.", "paper.", "evaluate.every", "evaluate.save_features")
 
+Settings = Mapping[str, Any]  # by dotted key
+
 
 @dataclass(frozen=True)
 class Group:
     """Runs of the same settings, sorted by seed."""
 
     label: str
-    settings: Mapping[str, Any]
+    settings: Settings
     runs: tuple[RunFiles, ...]
 
     @property
@@ -30,7 +32,7 @@ class Group:
 
 def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
     """Return the groups, and a note on each run that repeats another's settings and seed."""
-    settings_by_text: dict[str, Mapping[str, Any]] = {}
+    settings_by_text: dict[str, Settings] = {}
     members: dict[str, dict[int, RunFiles]] = {}
     notes = []
     for run in runs:
@@ -62,7 +64,7 @@ def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
-def _labels(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+def _labels(groups: Sequence[Settings]) -> list[str]:
     """Name each group by its method and the settings in which groups of that method differ."""
     short = [_label(settings, groups, briefly=True) for settings in groups]
     return [
@@ -71,9 +73,7 @@ def _labels(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _label(
-    settings: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], *, briefly: bool
-) -> str:
+def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> str:
     same_method = [other for other in groups if other["method.name"] == settings["method.name"]]
     differing = [
         key for key in settings if any(other.get(key) != settings[key] for other in same_method)

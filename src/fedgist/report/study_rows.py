@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import Settings
 from fedgist.report.stats import Better, Comparison, Estimate
 
 
@@ -46,7 +45,7 @@ class Row:
 
     label: str
     method: str
-    settings: Mapping[str, Any]
+    settings: Settings
     runs: tuple[RunFiles, ...]
     final: Estimate | None
     last10: Estimate | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from importlib import metadata, resources
-from typing import Any
 
 import jinja2
 
@@ -76,7 +75,7 @@ def _run(label: str, run: RunFiles) -> tuple[str, ...]:
     )
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return "-" if value is None else str(value)
 
 
