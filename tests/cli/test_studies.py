@@ -1,7 +1,4 @@
-"""From three methods and five seeds on digits to a table and a page, one command each.
-
-Then the numbers, by scipy.
-"""
+"""The commands for many runs, as processes; their statistics are checked against scipy."""
 
 from __future__ import annotations
 

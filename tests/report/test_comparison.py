@@ -1,4 +1,4 @@
-"""Runs into rows: what is grouped, paired, counted and said."""
+"""Comparisons of runs: how they are grouped, paired and counted, and which notes are given."""
 
 from __future__ import annotations
 

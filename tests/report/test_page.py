@@ -1,7 +1,4 @@
-"""The page, in a real browser.
-
-What is drawn, what is clicked, what is read, and what it asks of the network.
-"""
+"""The page and its pictures; in a real browser, what it shows, and that it needs no network."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ def written(folder: Path) -> Path:
 
 
 class Links(HTMLParser):
-    """Everything that a page would fetch."""
+    """Collects the addresses of everything that a page would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +214,7 @@ def browser() -> Iterator[Any]:
 
 
 class OpenPage:
-    """A page that is open, and what it said and asked for."""
+    """An open page, what it wrote to the console, and what it requested."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
         self.page = browser.new_context(

@@ -1,4 +1,4 @@
-"""What is said of a few seeds, against counts made by hand."""
+"""Statistics over a few seeds, against counts by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = {0: 0.91, 1: 0.935, 2: 0.902, 3: 0.951, 4: 0.93}
 
 
 def p_by_hand(differences: list[float]) -> float:
-    """Wilcoxon's signed ranks, less: all 2^n signs are alike likely; ties do not occur here."""
+    """Wilcoxon's signed ranks, less: all 2^n signs are equally likely; there are no ties."""
     order = sorted(range(len(differences)), key=lambda i: abs(differences[i]))
     ranks = [order.index(i) + 1 for i in range(len(differences))]
     seen = sum(r for r, d in zip(ranks, differences, strict=True) if d > 0)

@@ -58,7 +58,7 @@ def test_a_run_that_has_not_done_a_round_is_shown(tmp_path: Path) -> None:
 
 
 def test_of_a_run_with_validation_rows_those_are_shown(tmp_path: Path) -> None:
-    # rejects the test's accuracy in the eyes of somebody who is tuning
+    # rejects test accuracy: whoever is tuning must not see it
     write_run(tmp_path / "a", [0.5, 0.6], columns={"eval/validation/accuracy_mean": 0.25})
     assert watch.lines(find([tmp_path]))[0].endswith("accuracy 25.00 % (validation) finished")
 

@@ -1,4 +1,4 @@
-"""Many runs side by side: grids, tables, what is skipped, what fails, and what a kill leaves."""
+"""Many runs side by side: grids, tables, runs that are skipped, that fail, or are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many jobs look while they go: bars in a terminal, a line for each end in a pipe."""
+"""Jobs done with their progress shown: bars in a terminal, a line for each end in a pipe."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def list_(
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
-    for name, summary in tables[one_of(what, tables, "list")]().items():
+    for name, summary in tables[one_of(what, tables, "argument")]().items():
         table.add_row(name, summary)
     Console().print(table)
 

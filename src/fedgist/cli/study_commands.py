@@ -1,4 +1,4 @@
-"""Many runs at once: grids, searches, papers' tables."""
+"""The commands that do many runs: sweep, tune, reproduce."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Quiet = Annotated[
 ]
 
 SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
-READERS_FORMATS: dict[str, table_formats.Format] = {
+REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
     "terminal": "terminal",
     "markdown": "markdown",
     "latex": "latex",
@@ -203,7 +203,7 @@ def reproduce(
     """
     path = find_table(table)
     chosen_scale = SCALES[one_of(scale, SCALES, "scale")]
-    chosen_form = READERS_FORMATS[one_of(form, READERS_FORMATS, "format")]
+    chosen_form = REPRODUCE_FORMATS[one_of(form, REPRODUCE_FORMATS, "format")]
     parsed = read_table(path)
     out = out or Path("runs") / f"{path.parent.name}-{path.stem}-{scale}"
     todo, recipes = cells(

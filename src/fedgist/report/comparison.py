@@ -1,8 +1,8 @@
-"""Runs into a table that can be defended: grouped by their settings, paired by their seeds.
+"""Runs compared: grouped by their settings, paired by their seeds.
 
-Which round is reported is fixed beforehand (the last one); the best round stands beside it,
-labelled, because picking it by test accuracy is no result. Communication to a target is counted
-seed by seed.
+The result is the last round's, as fixed before the run. The best round is shown beside it under its
+own name, because a round picked by test accuracy is not a result. What a target accuracy took is
+counted for each seed, then averaged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedgist.report.stats import Better, Estimate, compare, estimate
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 
-LAST = 10  # evaluations that a mean of the last ones takes
+LAST = 10  # evaluations in the mean of the last ones
 
 
 def study(

@@ -1,4 +1,4 @@
-"""What may be said of a few seeds: means, intervals, paired tests."""
+"""Statistics over a few seeds: means, intervals, paired tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences to a reference, paired by seed, and how likely they are by chance."""
+    """Differences from a reference, paired by seed, and how likely they are by chance."""
 
     difference: Estimate
     p: float | None

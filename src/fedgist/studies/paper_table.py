@@ -102,7 +102,7 @@ def cells(
         If a column or method is asked for that the table or this version does not have.
     """
     available = [method for method in table.table.methods if method in METHODS]
-    _check(columns, methods, table, available)
+    _check_names(columns, methods, table, available)
     count = seeds or getattr(table.table.seeds, scale)
     jobs, recipes = [], {}
     for name, column in table.columns.items():
@@ -121,7 +121,7 @@ def cells(
     return jobs, recipes
 
 
-def _check(
+def _check_names(
     columns: Sequence[str], methods: Sequence[str], table: Table, available: Sequence[str]
 ) -> None:
     for name in columns:
