@@ -17,9 +17,9 @@ from torch import nn
 
 from fedgist.data.dataset import Dataset
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.federation.engine_choice import host_settings, open_world
 from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.runner import open_world, settings
 from fedgist.federation.world import Given
 from fedgist.models import MODELS
 
@@ -103,13 +103,13 @@ def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Call
         recipe, Given(data=work.data(), clients=rows, clients_test=[rows[0][:1]] * work.clients)
     )
     engine = LocalEngine(
-        world.method,
-        world.task,
+        world.server.method,
+        world.server.task,
         world.population,
-        settings(world.recipe),
-        world.recipe.engine.plans,
+        host_settings(world.server.recipe),
+        world.server.recipe.engine.plans,
     )
-    federation = Federation(world, engine, server)
+    federation = Federation(world.server, engine, server)
 
     def one() -> float:
         begin = time.perf_counter()

@@ -84,6 +84,17 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the nearest known one, and all of them."""
     choices = list(known)
-    near = difflib.get_close_matches(name, choices, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    near = nearest(name, choices)
+    hint = f"did you mean {near!r}? " if near else ""
     return f"; {hint}known: {', '.join(choices) or 'none'}"
+
+
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the known name that is most like this one, if any is ``alike`` enough (0 to 1)."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, alike)), None)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of another package's message, or the error's type if it has none."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedgist.core import averaging
-from fedgist.core.averaging import Averages, Weighted, Weights
+from fedgist.core.averaging import Averages, Averaging, Weighted, Weights
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, Part, split
+from fedgist.core.objective import Classes
 from fedgist.core.optim import Optimizer
 from fedgist.core.random import key
+from fedgist.core.replies import Subtotal, gather
 
 ROWS = (7.0, 1.0, 30.0, 4.0)
 
@@ -24,7 +25,18 @@ def net(seed: int, hidden: int = 3) -> Net:
 
 
 def reply(client: int, architecture: str, value: Weighted) -> Reply:
-    return Reply(Order(client, architecture), 1, value)
+    return Reply(Order(client, architecture), 1, "train", value)
+
+
+NO_CONTEXT = Context(key(0), None, 1, "train")  # type: ignore[arg-type]  # it is not looked at
+
+
+def weighted(net: Net, count: Count, part: Part = "all") -> Weighted:
+    return Averaging(part).upload(net, None, count, Weights({}), NO_CONTEXT)[0]
+
+
+def averaged(server: Averages, replies: Replies) -> Averages:
+    return Averaging().server_update(server, replies, NO_CONTEXT)
 
 
 def numpy_mean(
@@ -40,12 +52,12 @@ def test_the_average_is_numpys_weighted_mean_within_each_architecture() -> None:
     kinds = ["small", "large", "small", "large"]
     replies = Replies(
         each=tuple(
-            reply(i, k, averaging.weighted(n, Count(torch.tensor(r))))
+            reply(i, k, weighted(n, Count(torch.tensor(r))))
             for i, (k, n, r) in enumerate(zip(kinds, nets, ROWS, strict=True))
         )
     )
     server = Averages({"small": Weights(net(9).state()), "large": Weights(net(9, 5).state())})
-    new = averaging.average(server, replies)
+    new = averaged(server, replies)
     for offset, kind in enumerate(("small", "large")):
         arrays = new.weights[kind].arrays
         assert set(arrays) == set(nets[offset].state())
@@ -55,18 +67,18 @@ def test_the_average_is_numpys_weighted_mean_within_each_architecture() -> None:
 
 
 def test_totals_average_like_the_replies_they_are_made_of() -> None:
-    a, b = (averaging.weighted(net(i), Count(torch.tensor(r))) for i, r in enumerate(ROWS[:2]))
+    a, b = (weighted(net(i), Count(torch.tensor(r))) for i, r in enumerate(ROWS[:2]))
     added = Weighted({n: a.arrays[n] + b.arrays[n] for n in a.arrays}, a.rows + b.rows)
     server = Averages({"one": Weights(net(9).state())})
-    whole = averaging.average(server, Replies(parts=(("one", added, 2),)))
-    split_up = averaging.average(server, Replies(each=(reply(0, "one", a), reply(1, "one", b))))
+    whole = averaged(server, gather([Subtotal("one", (0, 1), 1, "train", added)], ()))
+    split_up = averaged(server, Replies(each=(reply(0, "one", a), reply(1, "one", b))))
     torch.testing.assert_close(whole.weights["one"].arrays, split_up.weights["one"].arrays)
 
 
 def test_an_architecture_that_nobody_answered_for_keeps_its_weights() -> None:
     server = Averages({"heard": Weights(net(0).state()), "silent": Weights(net(1, 5).state())})
-    value = averaging.weighted(net(2), Count(torch.tensor(3.0)))
-    new = averaging.average(server, Replies(each=(reply(0, "heard", value),)))
+    value = weighted(net(2), Count(torch.tensor(3.0)))
+    new = averaged(server, Replies(each=(reply(0, "heard", value),)))
     assert new.weights["silent"] is server.weights["silent"]
     for name, array in new.weights["heard"].arrays.items():
         torch.testing.assert_close(array, net(2).state()[name])
@@ -77,13 +89,15 @@ def test_only_the_part_asked_for_is_sent() -> None:
         return set(value)
 
     one = net(0)
-    head = averaging.weighted(one, Count(torch.tensor(2.0)), "head")
+    head = weighted(one, Count(torch.tensor(2.0)), "head")
     assert names(head.arrays) == {"2.weight", "2.bias"}
     torch.testing.assert_close(head.arrays["2.weight"], 2 * one.params["2.weight"])
     training = Training(1, 1.0, 1, 8, Optimizer())
-    ctx = Context(key(0), Task((2,), 2, 1, {"one": one.arch}, {"one": one}, training), 0, "")
-    assert names(averaging.start(ctx, "body").weights["one"].arrays) == set(one.state("body"))
-    assert averaging.start(ctx).weights["one"].arrays["0.weight"] is one.params["0.weight"]
+    ctx = Context(
+        key(0), Task((2,), 2, 1, {"one": one.arch}, {"one": one}, training, Classes(2)), 0, ""
+    )
+    assert names(Averaging("body").init_server(ctx).weights["one"].arrays) == set(one.state("body"))
+    assert Averaging().init_server(ctx).weights["one"].arrays["0.weight"] is one.params["0.weight"]
 
 
 class Counts(nn.Module):
@@ -104,9 +118,9 @@ def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> 
     one = split(Counts, (2,), 2).start(0)
     server = Averages({"one": Weights(one.state())})
     replies = tuple(
-        reply(i, "one", averaging.weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
+        reply(i, "one", weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
     )
-    arrays = averaging.average(server, Replies(each=replies)).weights["one"].arrays
+    arrays = averaged(server, Replies(each=replies)).weights["one"].arrays
     assert {n: a.dtype for n, a in arrays.items()} == {n: a.dtype for n, a in one.state().items()}
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
     assert one.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
@@ -120,11 +134,10 @@ def test_buffers_that_clients_disagree_on_are_rounded() -> None:
         for i in range(4)
     ]
     replies = tuple(
-        reply(i, "one", averaging.weighted(n, Count(torch.tensor(ROWS[i]))))
-        for i, n in enumerate(mine)
+        reply(i, "one", weighted(n, Count(torch.tensor(ROWS[i])))) for i, n in enumerate(mine)
     )
     new = (
-        averaging.average(Averages({"one": Weights(one.state())}), Replies(each=replies))
+        averaged(Averages({"one": Weights(one.state())}), Replies(each=replies))
         .weights["one"]
         .arrays
     )

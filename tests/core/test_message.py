@@ -9,23 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist.core.message import (
+    Form,
     Nothing,
     message,
     pack,
     payload_bytes,
     reduction,
     refuse,
-    shapes,
+    registered,
     total,
+    type_name,
     unpack,
 )
 from fedgist.core.tree import build, named, tree
+from fedgist.errors import MessageError
 
 ITEM_BYTES = {torch.uint8: 1, torch.bool: 1, torch.int64: 8, torch.float16: 2, torch.float32: 4}
 NUMPY = {"U8": np.uint8, "BOOL": np.bool_, "I64": np.int64, "F16": np.float16, "F32": np.float32}
@@ -216,7 +220,15 @@ def test_a_message_of_another_type_says_what_is_wrong(arrays: dict[str, Any], te
 
 
 GOOD = Pair(torch.ones(2, 3), torch.zeros((), dtype=torch.int64))
-EXPECTED = shapes(GOOD)
+
+
+@message(reduce="sum")
+class Named:
+    rows: dict[str, torch.Tensor]
+
+
+EXPECTED = Form.of(GOOD)
+NAMED = Form.of(Named({"a": GOOD.a, "b": GOOD.b}))
 
 
 @pytest.mark.parametrize(
@@ -229,13 +241,33 @@ EXPECTED = shapes(GOOD)
         (Pair(torch.ones(3, 2), GOOD.b), r"a has shape [3, 2], not [2, 3]"),
         (Pair(torch.ones(10**6, 3), GOOD.b), r"a has shape [1000000, 3], not [2, 3]"),
         (Pair(GOOD.a, torch.zeros(1, dtype=torch.int64)), r"b has shape [1], not []"),
-        ({"a": GOOD.a}, "b is missing"),
-        ({"a": GOOD.a, "b": GOOD.b, "c": GOOD.b}, "c was not asked for"),
-        (Nothing(), "a is missing"),
+        (Nothing(), "it is a Nothing, not a Pair"),
+        (Named({"x": GOOD.b}), "it is a Named, not a Pair"),
     ],
 )
 def test_the_gate_says_why_it_refuses(value: object, why: str | None) -> None:
     assert refuse(value, EXPECTED) == why
+
+
+def test_the_gate_names_what_is_missing_or_too_much() -> None:
+    assert refuse(Named({"a": GOOD.a}), NAMED) == "rows/b is missing"
+    extra = Named({"a": GOOD.a, "b": GOOD.b, "c": GOOD.b})
+    assert refuse(extra, NAMED) == "rows/c was not asked for"
+
+
+def test_a_type_is_found_by_its_registered_name_alone() -> None:
+    assert registered(type_name(Pair)) is Pair
+    for name in ("os:system", "fedgist.core.message:Form", ""):
+        with pytest.raises(MessageError, match="unknown message type"):
+            registered(name)
+
+
+def test_an_array_with_an_empty_key_is_no_message() -> None:
+    # seen: it was built, and the gate raised in place of refusing
+    for name in ("rows/", "rows//a", "/"):
+        blob = safetensors.torch.save({name: torch.zeros(1)})
+        with pytest.raises(MessageError, match="not a Named"):
+            unpack(Named, blob)
 
 
 def test_total_adds_every_array_and_leaves_the_terms_alone() -> None:

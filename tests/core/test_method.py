@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgist.core import random
+from fedgist.core.message import message
 from fedgist.core.method import (
     ClientInfo,
     Context,
@@ -23,7 +24,9 @@ from fedgist.core.method import (
     Task,
     Training,
 )
+from fedgist.core.objective import Classes
 from fedgist.core.optim import Optimizer
+from fedgist.core.replies import Subtotal, gather
 from fedgist.errors import TooFewRepliesError
 
 
@@ -31,16 +34,36 @@ def count(rows: float) -> Count:
     return Count(torch.tensor(rows))
 
 
-SUMS = Replies(parts=(("b", count(3), 2), ("a", count(5), 1), ("b", count(7), 4)))
-EACH = Replies(each=tuple(Reply(Order(i, "ab"[i % 2]), 1, count(2.0**i)) for i in range(4)))
+@message(reduce="sum", over="architecture")
+class PerArchitecture:
+    rows: torch.Tensor
+
+
+def subtotals(kind: type) -> list[Subtotal]:
+    parts = (("b", 3.0, (0, 1)), ("a", 5.0, (2,)), ("b", 7.0, (3, 4, 5, 6)))
+    return [Subtotal(a, ids, 1, "train", kind(torch.tensor(rows))) for a, rows, ids in parts]
+
+
+SUMS = gather(subtotals(Count), ())
+PER_ARCHITECTURE = gather(subtotals(PerArchitecture), ())
+REPLIES = [Reply(Order(i, "ab"[i % 2]), 1, "train", count(2.0**i)) for i in range(4)]
+EACH = gather((), REPLIES[::-1])
 
 
 def test_totals_add_all_clients_or_those_of_one_architecture() -> None:
     assert (float(SUMS.total().rows), len(SUMS)) == (15.0, 7)
-    assert (float(SUMS.by("b").total().rows), len(SUMS.by("b"))) == (10.0, 6)
+    parts = PER_ARCHITECTURE
+    assert (float(parts.by("b").total().rows), len(parts.by("b"))) == (10.0, 6)
     assert (float(EACH.total().rows), len(EACH)) == (15.0, 4)
     assert (float(EACH.by("b").total().rows), len(EACH.by("b"))) == (10.0, 2)
-    assert SUMS.architectures == EACH.architectures == ("a", "b")
+    assert parts.architectures == EACH.architectures == ("a", "b")
+
+
+def test_a_sum_over_all_has_no_parts_and_one_per_architecture_no_whole() -> None:
+    with pytest.raises(TypeError, match="summed over all clients"):
+        SUMS.by("b")
+    with pytest.raises(TypeError, match="summed per architecture"):
+        PER_ARCHITECTURE.total()
 
 
 def test_messages_that_sum_are_never_seen_one_by_one() -> None:
@@ -49,29 +72,44 @@ def test_messages_that_sum_are_never_seen_one_by_one() -> None:
     assert [r.order.client for r in EACH] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("replies", [SUMS, EACH])
-def test_a_total_over_too_few_clients_is_refused(replies: Replies) -> None:
-    size = len(replies)
-    enough = Replies(replies.parts, replies.each, min_replies=size)
-    assert float(enough.total().rows) == 15.0
+def test_what_comes_from_too_few_clients_is_withheld() -> None:
+    # rejects a floor that holds per architecture where the sum is over all (7 clients here)
+    assert float(gather(subtotals(Count), (), 7).total().rows) == 15.0
+    few = gather(subtotals(Count), (), 8)
+    assert (len(few), few.withheld) == (0, (("all", 7),))
     with pytest.raises(
-        TooFewRepliesError, match=f"a total over {size} replies; privacy.min_replies is {size + 1}"
+        TooFewRepliesError, match=r"a total over 7 replies; privacy\.min_replies is 8"
     ):
-        Replies(replies.parts, replies.each, min_replies=size + 1).total()
+        few.total()
+
+
+def test_one_pool_under_the_floor_does_not_take_the_other_with_it() -> None:
+    replies = gather(subtotals(PerArchitecture), (), 2)
+    assert replies.architectures == ("b",)
+    assert replies.withheld == (("a", 1),)
+    assert float(replies.by("b").total().rows) == 10.0
+    with pytest.raises(TooFewRepliesError):
+        replies.by("a").total()
+
+
+def test_messages_one_by_one_are_withheld_under_the_floor_as_well() -> None:
+    assert len(gather((), REPLIES, 4)) == 4
+    few = gather((), REPLIES, 5)
+    assert (list(few), few.withheld) == ([], (("all", 4),))
     with pytest.raises(TooFewRepliesError):  # the floor holds within an architecture too
-        enough.by("a").total()
+        gather((), REPLIES, 4).by("a").total()
 
 
 def test_nobody_has_no_total() -> None:
     with pytest.raises(TooFewRepliesError):
         Replies().total()
     with pytest.raises(TooFewRepliesError):
-        SUMS.by("c").total()
+        PER_ARCHITECTURE.by("c").total()
 
 
 def context(clients: int, fraction: float, key: torch.Tensor) -> Context:
     training = Training(1, fraction, 1, 8, Optimizer())
-    return Context(key, Task((4,), 3, clients, {}, {}, training), 1, "train")
+    return Context(key, Task((4,), 3, clients, {}, {}, training, Classes(3)), 1, "train")
 
 
 def online(ids: Sequence[int]) -> list[ClientInfo]:

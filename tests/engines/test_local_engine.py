@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedgist.engines.client_work import Settings
 from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.population import HostSettings
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.engines.worker_pool import Crew
+from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
+from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.model_groups import Group
 from fedgist.federation.round_loop import start_server
-from fedgist.federation.runner import settings
-from fedgist.federation.world import Group, World
-
-from worlds import SIZES, Trace, federation, trace, world  # isort: skip
+from fedgist.federation.world import World
+from fedgist.testing.small_worlds import SIZES, Trace, federation, trace, world
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -127,7 +127,12 @@ def test_optimizers_with_memory_agree_between_stacks(optimizer: str) -> None:
 def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Module]) -> None:
     here = with_model(build)
     plan = choose_plans(
-        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+        here.server.method,
+        here.server.task,
+        here.population,
+        host_settings(here.server.recipe),
+        start_server(here.server),
+        {},
     )["mine"]
     assert plan.cohort_size == 1
     assert not plan.stack
@@ -138,7 +143,12 @@ def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Mo
 def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() -> None:
     here = with_model(DrawsFromTorch)
     plan = choose_plans(
-        here.method, here.task, here.population, settings(here.recipe), start_server(here), {}
+        here.server.method,
+        here.server.task,
+        here.population,
+        host_settings(here.server.recipe),
+        start_server(here.server),
+        {},
     )["mine"]
     assert not plan.stack
     torch.manual_seed(1)
@@ -192,7 +202,7 @@ def _act(task: str) -> str:
 
 
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    crew = Crew(_act, 2)
+    crew = WorkerPool(_act, 2)
     try:
         tasks = ["sleep", "a", "b", "sleep", "c"]
         assert crew.run(tasks) == tasks
@@ -204,7 +214,7 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
     ("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")]
 )
 def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: str) -> None:
-    crew = Crew(_act, 2)
+    crew = WorkerPool(_act, 2)
     with pytest.raises(WorkerError, match=says):
         crew.run(["a", task, "b"])
     assert not crew.workers
@@ -247,17 +257,30 @@ def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
     here = world()
     plans = []
     for workers in (1, 2):
-        s = Settings(seed=0, workers=workers)
+        s = HostSettings(seed=0, workers=workers)
         plans.append(
-            choose_plans(here.method, here.task, here.population, s, start_server(here), {})
+            choose_plans(
+                here.server.method,
+                here.server.task,
+                here.population,
+                s,
+                start_server(here.server),
+                {},
+            )
         )
     assert plans[0] == plans[1]
 
 
 def test_the_memory_limit_bounds_the_stack() -> None:
     here = world()
-    s = settings(here.recipe)
+    s = host_settings(here.server.recipe)
     tight = choose_plans(
-        here.method, here.task, here.population, s, start_server(here), {}, memory_limit=1
+        here.server.method,
+        here.server.task,
+        here.population,
+        s,
+        start_server(here.server),
+        {},
+        memory_limit=1,
     )
     assert tight["mlp"].cohort_size == 1

@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.averaging import Averages, Weighted, Weights, average, start, weighted
+from fedgist.core.averaging import Averaging
 from fedgist.core.losses import cross_entropy
 from fedgist.core.message import Nothing
-from fedgist.core.method import Batch, Context, Count, Method, Order, Phase, Replies
+from fedgist.core.method import Batch, Context, Count, Exchange, Method, Order, Phase, Replies
 from fedgist.core.net import Net, Part
 from fedgist.core.tree import named, tree
 from fedgist.engines.stacking_plan import Plan
-
-from worlds import SIZES, federation, trace, with_method, world  # isort: skip
+from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,10 @@ class TwoPhases(Method):
 
     keeps: ClassVar[Part] = "head"
 
-    def init_server(self, ctx: Context) -> Averages:
-        return start(ctx, "body")
-
-    def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
-        return server.weights[order.architecture]
-
-    def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
-        return net.having(down.arrays), own
+    exchange: ClassVar[Exchange] = Averaging("body")
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         return Phase(("head",), epochs=3), Phase(("body",), steps=2)
-
-    def upload(
-        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Weighted, Nothing]:
-        return weighted(net, sums, "body"), own
-
-    def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
-        return average(server, replies)
 
 
 @tree
@@ -113,7 +97,7 @@ class Stages(Method):
 
 def test_each_phase_moves_its_part_alone() -> None:
     here = with_method(world("local"), TwoPhases())
-    before = here.task.starts["mlp"].params
+    before = here.server.task.starts["mlp"].params
     result = trace(here, Plan(3), rounds=1).state
     assert set(result) == {
         "server/weights/mlp/arrays/1.weight",
@@ -132,7 +116,7 @@ def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> N
         world("local", train={"optimizer": "adam", "lr": 0.05, "batch_size": max(SIZES)}), OwnBias()
     )
     state = trace(here, Plan(5), rounds=3).state
-    net, x = here.task.starts["mlp"], (here.data.x - 0.5) / 2
+    net, x = here.server.task.starts["mlp"], (here.data.x - 0.5) / 2
     for client in range(len(SIZES)):
         rows = here.population.train[client]
         w, b, bias = (

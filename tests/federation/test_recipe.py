@@ -46,7 +46,7 @@ from fedgist.studies.paper_table import is_table
         ({"methods": {"fedprox": {"train": {"lrr": 1}}}}, "methods.fedprox.train.lrr: unknown key"),
         ({"clients": {"num_clients": 0}}, "clients.num_clients = 0"),
         ({"engine": {"cohort_size": "big"}}, "engine.cohort_size"),
-        ({"evaluate": {"on": "train"}}, "evaluate.on = 'train': .*'client' or 'test'"),
+        ({"evaluate": {"on": "train"}}, "evaluate.on = 'train': .*'client', 'test' or 'global'"),
         ({"data": 3}, "data = 3"),
     ],
 )

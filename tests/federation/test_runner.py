@@ -17,8 +17,7 @@ import fedgist
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Method, Replies
 from fedgist.core.net import Net
-
-from worlds import SIZES, blobs, rows  # isort: skip
+from fedgist.testing.small_worlds import SIZES, blobs, rows
 
 QUICK: dict[str, Any] = {
     "model": {"hidden": [5]},
@@ -64,14 +63,14 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
     }
     result = fedgist.run(QUICK, data=data, clients=rows(), clients_test=None, model=model)
     assert set(result.federation.task.architectures) == {"small", "large"}
-    assert result.federation.world.population.clients[2].architectures == ("small",)
+    assert result.world.population.clients[2].architectures == ("small",)
 
 
 def test_a_modules_own_numbers_are_the_start() -> None:
     module = plain()
-    world = fedgist.run(QUICK, data=mine(), clients=rows(), model=module).federation.world
+    world = fedgist.run(QUICK, data=mine(), clients=rows(), model=module).world
     assert torch.equal(
-        world.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"]
+        world.server.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"]
     )
 
 
@@ -196,7 +195,7 @@ def test_validation_rows_are_held_out_of_training() -> None:
             "engine": {"workers": 1, "cohort_size": 5},
         }
     )
-    parts = result.federation.world.partition
+    parts = result.world.partition
     train, held = set(parts.train.rows.tolist()), set(parts.validation.rows.tolist())
     assert not train & held
     assert len(held) == sum(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from fedgist.core import random
+from fedgist.core.averaging import Weighted
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Context, Count, Order, Replies, Task, Training
 from fedgist.core.net import Architecture, Net, split
+from fedgist.core.objective import Classes
 from fedgist.core.optim import Optimizer
+from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import map_leaves
 from fedgist.methods.fedavg import FedAvg
 from fedgist.models import MODELS
@@ -18,9 +21,16 @@ B = split(lambda: MODELS["logistic"]((4,), 3), (4,), 3, name="b")
 ORDERS = {name: Order(0, name) for name in "ab"}
 
 
+TRAINING = Training(1, 1.0, 1, 8, Optimizer())
+
+
+def replies(total: Weighted, clients: int) -> Replies:
+    return gather([Subtotal("a", tuple(range(clients)), 1, "train", total)], ())
+
+
 def context(*archs: Architecture) -> Context:
     starts = {a.name: a.start(0) for a in archs}
-    task = Task((4,), 3, 2, {a.name: a for a in archs}, starts, Training(1, 1.0, 1, 8, Optimizer()))
+    task = Task((4,), 3, 2, {a.name: a for a in archs}, starts, TRAINING, Classes(3))
     return Context(random.key(0), task, 1, "train")
 
 
@@ -33,13 +43,14 @@ def test_two_clients_weigh_by_their_rows() -> None:
     method, ctx = FedAvg(), context(A)
     server = method.init_server(ctx)
     down = method.download(server, ORDERS["a"], ctx)
-    total = None
+    total: Weighted | None = None
     for value, rows in ((1.0, 3.0), (5.0, 1.0)):
         up, _ = method.upload(
             filled(A.start(0), value), Nothing(), Count(torch.tensor(rows)), down, ctx
         )
         total = up if total is None else map_leaves(torch.add, total, up)
-    new = method.server_update(server, Replies(parts=(("a", total, 2),)), ctx)
+    assert total is not None
+    new = method.server_update(server, replies(total, 2), ctx)
     net, _ = method.receive(A.start(5), Nothing(), method.download(new, ORDERS["a"], ctx), ctx)
     assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in net.params.values())
 
@@ -48,7 +59,7 @@ def test_one_client_gets_its_own_weights_back() -> None:
     method, ctx = FedAvg(), context(A)
     server, trained = method.init_server(ctx), A.start(9)
     up, _ = method.upload(trained, Nothing(), Count(torch.tensor(7.0)), server.weights["a"], ctx)
-    new = method.server_update(server, Replies(parts=(("a", up, 1),)), ctx)
+    new = method.server_update(server, replies(up, 1), ctx)
     torch.testing.assert_close(new.weights["a"].arrays, trained.params)
 
 

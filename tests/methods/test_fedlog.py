@@ -17,13 +17,15 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from fedgist.core import random
+from fedgist.core.linear_head import LinearHead
 from fedgist.core.message import Nothing, payload_bytes
-from fedgist.core.method import Batch, Context, Order, Replies, Task, Training
+from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split
+from fedgist.core.objective import Classes
 from fedgist.core.optim import Optimizer
+from fedgist.core.replies import Subtotal, gather
 from fedgist.methods.fedlog import (
     FedLog,
-    Head,
     Sums,
     _omega,
     gradient_head,
@@ -231,6 +233,7 @@ def make(method: FedLog, arch: Architecture, stage: str = "train", number: int =
         {arch.name: arch},
         {arch.name: arch.start(0)},
         training,
+        Classes(arch.num_classes),
     )
     method.check(task)
     return Context(random.key(0), task, number, stage)
@@ -246,7 +249,7 @@ def test_a_summary_is_the_sum_of_rows_by_class_absent_rows_left_out() -> None:
     y, mask = torch.tensor([2, 0, 0, 1, 0, 2, 0]), torch.tensor([1, 1, 0, 1, 1, 1, 0]).bool()
     x[~mask] = 0.0
     sums = method.summarize(
-        net, Batch(x, y, mask), Nothing(), Head(torch.zeros(3, 6)), make(method, TOY)
+        net, Batch(x, y, mask), Nothing(), LinearHead(torch.zeros(3, 6)), make(method, TOY)
     )
     expected = np.zeros((3, 6))
     w, b = (net.params[f"1.{n}"].double().numpy() for n in ("weight", "bias"))
@@ -258,7 +261,7 @@ def test_a_summary_is_the_sum_of_rows_by_class_absent_rows_left_out() -> None:
 
 def test_a_summary_is_the_same_stacked_and_alone() -> None:
     method = FedLog()
-    ctx, net, down = make(method, TOY), TOY.start(1), Head(torch.zeros(3, 6))
+    ctx, net, down = make(method, TOY), TOY.start(1), LinearHead(torch.zeros(3, 6))
     x = random.normal(random.key(1), (2, 4, 4))
     y, mask = (
         torch.tensor([[0, 1, 2, 0], [1, 1, 0, 0]]),
@@ -292,9 +295,11 @@ def test_the_server_adds_the_sums_and_solves_and_the_client_installs_the_head() 
     method = FedLog(nu=2.0)
     ctx = make(method, TOY)
     before = method.init_server(ctx)
-    server = method.server_update(
-        before, Replies(parts=(("a", Sums(s / 4), 1), ("b", Sums(s * 3 / 4), 3))), ctx
-    )
+    parts = [
+        Subtotal("a", (0,), 1, "train", Sums(s / 4)),
+        Subtotal("b", (1, 2, 3), 1, "train", Sums(s * 3 / 4)),
+    ]
+    server = method.server_update(before, gather(parts, ()), ctx)
     assert server.eta.dtype == torch.float32
     np.testing.assert_allclose(
         server.eta.numpy(), solved(s.double().numpy(), 2.0), rtol=1e-4, atol=1e-5

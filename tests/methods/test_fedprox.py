@@ -15,6 +15,7 @@ from fedgist.core.averaging import Weights
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split
+from fedgist.core.objective import Classes
 from fedgist.core.optim import Optimizer
 from fedgist.methods.fedprox import FedProx
 from fedgist.models import MODELS
@@ -28,7 +29,10 @@ X = random.normal(random.key(0), (ROWS, 4))
 Y = random.integers(random.key(1), (ROWS,), 3)
 MASK = torch.arange(ROWS) < 9
 CTX = Context(
-    random.key(0), Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer())), 1, "train"
+    random.key(0),
+    Task((4,), 3, 1, {}, {}, Training(1, 1.0, 1, 8, Optimizer()), Classes(3)),
+    1,
+    "train",
 )
 
 

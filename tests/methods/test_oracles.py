@@ -11,13 +11,12 @@ from torch import nn
 from fedgist.core.tree import named
 from fedgist.engines.stacking_plan import Plan
 from fedgist.federation.world import World
-
-from worlds import SIZES, federation, trace, world  # isort: skip
+from fedgist.testing.small_worlds import SIZES, federation, trace, world
 
 
 def module(here: World) -> nn.Module:
     """The model with the common start, as a plain module."""
-    net = here.task.starts["mlp"]
+    net = here.server.task.starts["mlp"]
     plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Identity(), nn.Linear(5, 3))
     plain.load_state_dict({k: v.clone() for k, v in net.params.items()})
     return plain
@@ -75,7 +74,7 @@ def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_holds_clients_back() -> N
     plain = trace(world("fedavg"), rounds=2).state
     zero = trace(world("fedprox", options={"mu": 0.0}), rounds=2).state
     assert all(torch.allclose(plain[k], zero[k], atol=1e-6) for k in plain)
-    start = world("fedavg").task.starts["mlp"].params
+    start = world("fedavg").server.task.starts["mlp"].params
     held = trace(world("fedprox", options={"mu": 15.0}), rounds=1).state
 
     def moved(state: dict[str, torch.Tensor]) -> float:
@@ -94,7 +93,7 @@ def test_fedlog_sends_the_class_sums_of_its_trained_bodies_and_keeps_the_head_fi
     line, _ = fed.advance()
     assert line["comm/up_bytes"] == line["comm/down_bytes"] == 3 * (5 + 1) * 4 * len(SIZES)
     # the sums of all clients, computed by hand from the bodies that they keep
-    state = fed.engine.state()
+    state = fed.checkpoint().clients
     s = torch.zeros(3, 6, dtype=torch.float64)
     for client in range(len(SIZES)):
         rows = here.population.train[client]

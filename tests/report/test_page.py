@@ -20,6 +20,7 @@ import torch
 from fedgist.federation import runner
 from fedgist.federation.record import PARTITION
 from fedgist.federation.saved_features import FEATURES
+from fedgist.federation.trained_models import simulation
 from fedgist.report import comparison, drawing, page, pictures
 from fedgist.report.drawing import CACHE, embedding
 from fedgist.report.run_files import find
@@ -190,12 +191,12 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
     arrays = safetensors.numpy.load_file(tmp_path / "run" / FEATURES)
     assert set(arrays["client"].tolist()) <= {0, 1, 2, 3}
     assert max(arrays["client"].tolist().count(c) for c in range(4)) == 3
-    world = result.federation.world
+    world = result.world
     client = int(arrays["client"][0])
     row = world.partition.test[client][:1]
     # an oracle: the model that is handed out gives the logits that the head makes of these features
     orders, downs, ctx = result.federation.downloads(1)
-    net = result.federation.engine.client(ctx, orders[client], downs[client]).net
+    net = simulation(result.federation).client(ctx, orders[client], downs[client]).net
     expected = result.model(client)(world.data.x_test[row])
     torch.testing.assert_close(net.logits(torch.from_numpy(arrays["features"][:1])), expected)
     assert arrays["label"][0] == world.data.y_test[row]

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
-from fedgist.federation.world import World
+from fedgist.federation.server_side import ServerSide
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import ACCURACY
 
@@ -20,7 +20,7 @@ from fedgist.report.run_files import ACCURACY
 class Quiet:
     """Prints nothing."""
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Ignore the start."""
 
     def finished_round(self, line: Line) -> None:
@@ -33,7 +33,7 @@ class Quiet:
 class Json:
     """Prints a line of JSON for each round: the line of the record."""
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Ignore the start."""
 
     def finished_round(self, line: Line) -> None:
@@ -52,10 +52,10 @@ class Plain:
     def __init__(self) -> None:
         self.last = 0
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
-        self.last = world.task.training.num_rounds
-        self._say(_title(world, folder) + (f", going on after round {done}" if done else ""))
+        self.last = server.task.training.num_rounds
+        self._say(_title(server, folder) + (f", going on after round {done}" if done else ""))
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
@@ -86,16 +86,16 @@ class Live:
         self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
         self.sent, self.accuracy = 0, "-"
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Start a bar."""
-        self.progress.console.print(Text(_title(world, folder)))
+        self.progress.console.print(Text(_title(server, folder)))
         self.sent, self.accuracy = 0, "-"
         self.progress.reset(
             self.bar,
-            total=world.task.training.num_rounds,
+            total=server.task.training.num_rounds,
             completed=done,
             visible=True,
-            description=world.recipe.method.name,
+            description=server.recipe.method.name,
             accuracy="-",
             sent="0 B",
         )
@@ -143,12 +143,12 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield Live(progress)
 
 
-def _title(world: World, folder: str) -> str:
+def _title(server: ServerSide, folder: str) -> str:
     where = f" -> {folder}" if folder else ""
-    clients = f"{len(world.partition.train)} clients"
-    models = ", ".join(world.task.architectures)
-    method, seed = world.recipe.method.name, world.recipe.seed
-    return f"{method} on {world.data.name}: {clients}, {models}, seed {seed}{where}"
+    clients = f"{server.recipe.clients.num_clients} clients"
+    models = ", ".join(server.task.architectures)
+    method, seed = server.recipe.method.name, server.recipe.seed
+    return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{where}"
 
 
 def _troubles(line: Line) -> list[str]:

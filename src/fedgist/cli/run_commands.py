@@ -210,7 +210,9 @@ def partition(
 
 
 def _partition_table(world: World, counts: list[list[int]], most: int = 40) -> Table:
-    table = Table(title=f"{world.data.name}, {world.recipe.partition.name}", title_justify="left")
+    table = Table(
+        title=f"{world.data.name}, {world.server.recipe.partition.name}", title_justify="left"
+    )
     for name in ("client", "model", "train", "valid", "test"):
         table.add_column(name, justify="left" if name == "model" else "right")
     table.add_column(
@@ -244,10 +246,10 @@ def predict(
     data_root: DataRoot = None,
 ) -> None:
     """Predict labels and probabilities with a client's own final model, as CSV."""
-    federation = runner.load_run(folder, Given(root=data_root))
-    world = federation.world
-    x = read_examples(data, world.data, world.recipe.data.name, world.recipe.data.options)
-    probabilities = client_model(federation, client).probabilities(x)
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    source = world.server.recipe.data
+    x = read_examples(data, world.data, source.name, source.options)
+    probabilities = client_model(federation, world, client).probabilities(x)
     names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
     lines = [["row", "label", *(f"p_{name}" for name in names)]]
     for i, row in enumerate(probabilities.tolist()):
@@ -268,6 +270,6 @@ def export_(
     data_root: DataRoot = None,
 ) -> None:
     """Write a client's own final model to a file that loads without fedgist."""
-    federation = runner.load_run(folder, Given(root=data_root))
-    export_model(client_model(federation, client), out)
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    export_model(client_model(federation, world, client), out)
     Console().print(f"client {client} of {folder} written to {out}")

@@ -1,16 +1,25 @@
-"""Weighted averages of weights, one per architecture: the arithmetic that averaging methods share.
+"""Weighted averages of weights, one per architecture: what averaging methods exchange.
 
 McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
 algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
+
+A method that averages says so in one line, and writes only in what it differs::
+
+    exchange: ClassVar[Exchange] = Averaging("body")
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor
 
 from fedgist.core.message import message
-from fedgist.core.method import Context, Count, Replies
 from fedgist.core.net import Net, Part
+from fedgist.core.replies import Count, Order, Replies
+from fedgist.core.task import Context
 from fedgist.core.tree import tree
 
 
@@ -21,7 +30,7 @@ class Weights:
     arrays: dict[str, Tensor]
 
 
-@message(reduce="sum")
+@message(reduce="sum", over="architecture")
 class Weighted:
     """``n w`` and ``n``: a client's arrays times its rows, and its rows."""
 
@@ -36,25 +45,48 @@ class Averages:
     weights: dict[str, Weights]
 
 
-def start(ctx: Context, part: Part = "all") -> Averages:
-    """Return every architecture's common start."""
-    return Averages({name: Weights(net.state(part)) for name, net in ctx.task.starts.items()})
+@dataclass(frozen=True)
+class Averaging:
+    """The exchange of averaging methods: the server sends a part of the net and averages it."""
 
+    part: Part = "all"
 
-def weighted(net: Net, count: Count, part: Part = "all") -> Weighted:
-    """Return a client's contribution."""
-    return Weighted({k: count.rows * v for k, v in net.state(part).items()}, count.rows)
+    def init_server(self, ctx: Context) -> Averages:
+        """Return every architecture's common start."""
+        starts = ctx.task.starts.items()
+        return Averages({name: Weights(net.state(self.part)) for name, net in starts})
 
+    def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
+        """Return the weights of the client's architecture."""
+        return server.weights[order.architecture]
 
-def average(server: Averages, replies: Replies) -> Averages:
-    """Average within each architecture that answered; the others keep their weights."""
-    new = dict(server.weights)
-    for name in replies.architectures:
-        total = replies.by(name).total()
-        rows = total.rows.clamp(min=1.0)
-        old = server.weights[name].arrays
-        new[name] = Weights({k: _like(v / rows, old[k]) for k, v in total.arrays.items()})
-    return Averages(new)
+    def receive(self, net: Net, own: Any, down: Weights, ctx: Context) -> tuple[Net, Any]:
+        """Start from the global weights."""
+        return net.having(down.arrays), own
+
+    def upload(
+        self, net: Net, own: Any, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted, Any]:
+        """Return n_k w_k and n_k."""
+        arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
+        return Weighted(arrays, sums.rows), own
+
+    def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
+        """Average within each architecture that answered; the others keep their weights."""
+        weights = dict(server.weights)
+        for name in replies.architectures:
+            total = replies.by(name).total()
+            rows = total.rows.clamp(min=1.0)
+            old = server.weights[name].arrays
+            weights[name] = Weights({k: _like(v / rows, old[k]) for k, v in total.arrays.items()})
+        return Averages(weights)
+
+    def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
+        """Return the global model of each architecture, where all of it is averaged."""
+        if self.part != "all":
+            return {}
+        starts = ctx.task.starts
+        return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
 
 
 def _like(mean: Tensor, old: Tensor) -> Tensor:

@@ -10,39 +10,72 @@ its message.
 ...     total: torch.Tensor
 >>> payload_bytes(Sums(torch.zeros(10, 51)))
 2040
+
+What comes from another machine is checked against a :class:`Form` before anybody looks at it: the
+type, the names, the element types and the shapes of a valid message, made beforehand.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar, dataclass_transform
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import safetensors
 import safetensors.torch
 import torch
 
 from fedgist.core.tree import build, leaves, map_leaves, named, tree
+from fedgist.errors import MessageError
 
 T = TypeVar("T")
 Reduce = Literal["sum", "each"]
+Scope = Literal["all", "architecture"]  # over whom a sum runs
+
+_TYPES: dict[str, type] = {}  # every message type declared, by its registered name
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(*, reduce: Reduce) -> Callable[[type[T]], type[T]]:
-    """Declare a message.
+def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[T]]:
+    """Declare a message, and register its type under :func:`type_name`.
 
-    ``reduce="sum"``: the server only ever sees the total over clients. ``reduce="each"``: it sees
-    one per client.
+    ``reduce="sum"``: the server only ever sees the total over clients: over all of them, or one per
+    architecture (``over="architecture"``: weights, whose shapes differ). ``reduce="each"``: it sees
+    one message per client.
     """
 
     def declare(cls: type[T]) -> type[T]:
-        made = tree(cls)
-        made.reduce = reduce  # type: ignore[attr-defined]  # a class constant, not a field
-        return made
+        declared = cast("Any", tree(cls))
+        declared.reduce, declared.over = reduce, over  # constants of the class, not fields
+        _TYPES[type_name(declared)] = declared
+        return cast("type[T]", declared)
 
     return declare
+
+
+def type_name(kind: type) -> str:
+    """Return the name under which a message type is registered: ``module:Class``."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def registered(name: str) -> type:
+    """Return the message type of this name.
+
+    A type is found only if this process has declared it itself: nothing is imported because a peer
+    named it.
+
+    Raises
+    ------
+    MessageError
+        If no such type was declared.
+    """
+    if name not in _TYPES:
+        msg = f"unknown message type {name!r}: import the module that declares it on both sides"
+        raise MessageError(msg)
+    return _TYPES[name]
 
 
 @message(reduce="sum")
@@ -65,6 +98,12 @@ def reduction(kind: type) -> Reduce:
     return how
 
 
+def scope(kind: type) -> Scope:
+    """Return over whom messages of this type are summed."""
+    over: Scope = getattr(kind, "over", "all")
+    return over
+
+
 def payload_bytes(value: object) -> int:
     """Bytes of a message: the sum over its tensors of elements times element size."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))
@@ -74,8 +113,8 @@ def pack(value: object) -> bytes:
     """Serialize a message (or a state) as safetensors bytes: named arrays, never code."""
     # copies: safetensors refuses arrays that share memory, as rows of one tensor do
     arrays = {
-        k: v.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for k, v in named(value).items()
+        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, leaf in named(value).items()
     }
     return safetensors.torch.save(arrays)
 
@@ -85,15 +124,15 @@ def unpack(kind: type[T], blob: bytes) -> T:
 
     Raises
     ------
-    ValueError
+    MessageError
         If ``blob`` is no such message.
     """
     try:
         arrays = safetensors.torch.load(blob)
+        value: T = build(kind, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         msg = f"not a {kind.__name__}: {error}"
-        raise ValueError(msg) from error
-    value: T = build(kind, arrays)
+        raise MessageError(msg) from error
     return value
 
 
@@ -101,30 +140,53 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def shapes(value: object) -> Shapes:
-    """What a valid message looks like: type and shape of every array, by name."""
+    """Type and shape of every array, by name."""
     return {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in named(value).items()}
 
 
-def refuse(value: object, expected: Shapes) -> str | None:
+@dataclass(frozen=True)
+class Form:
+    """What a valid message looks like: its type, and the type and shape of every array by name."""
+
+    kind: type
+    arrays: Shapes
+
+    @staticmethod
+    def of(value: object) -> Form:
+        """Return the form of a valid message."""
+        return Form(type(value), shapes(value))
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of a message of this form."""
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.arrays.values())
+
+
+def refuse(value: object, form: Form) -> str | None:
     """Say why a message is unacceptable, or return None: the one gate that all of them pass.
 
-    Checked: the arrays' names, element types and shapes (and so the size), and that every number is
-    finite.
+    Checked: its type, the arrays' names, element types and shapes (and so the size), and that every
+    number is finite.
     """
-    arrays = named(value)
+    if type(value) is not form.kind:
+        return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
+    arrays, expected = named(value), form.arrays
     if missing := sorted(set(expected) - set(arrays)):
         return f"{missing[0]} is missing"
     if extra := sorted(set(arrays) - set(expected)):
         return f"{extra[0]} was not asked for"
-    for name, array in arrays.items():
-        dtype, shape = expected[name]
-        if array.dtype != dtype:
-            return f"{name} is {_short(array.dtype)}, not {_short(dtype)}"
-        if tuple(array.shape) != shape:
-            return f"{name} has shape {list(array.shape)}, not {list(shape)}"
-        if not bool(torch.isfinite(array).all()):
-            return f"{name} is not finite"
-    return None
+    reasons = (_refuse_array(name, array, *expected[name]) for name, array in arrays.items())
+    return next((reason for reason in reasons if reason), None)
+
+
+def _refuse_array(
+    name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> str | None:
+    if array.dtype != dtype:
+        return f"{name} is {_short(array.dtype)}, not {_short(dtype)}"
+    if tuple(array.shape) != shape:
+        return f"{name} has shape {list(array.shape)}, not {list(shape)}"
+    return None if bool(torch.isfinite(array).all()) else f"{name} is not finite"
 
 
 def _short(dtype: torch.dtype) -> str:

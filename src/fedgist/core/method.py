@@ -2,115 +2,131 @@
 
 A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE
 client; engines stack clients. A round is a sequence of *stages* (one, for most methods). In a stage
-the server selects clients and makes their downloads; each client receives, learns in phases,
-summarizes its rows and uploads; the server takes the replies:
+the server orders clients and makes their downloads; each client receives, learns in phases,
+summarizes its rows and uploads; the server takes the replies.
 
->>> class CountPoints(Method):
-...     def upload(self, net, own, sums, down, ctx):
-...         return sums, own  # the default sums: how many rows there are
-...     def server_update(self, server, replies, ctx):
-...         return replies.total()
+Federated averaging, whole (McMahan et al. 2017, algorithm 1), on five clients and three rounds:
 
-The client's functions (``init_client``, ``receive``, ``loss``, ``summarize``, ``upload``,
-``predict``) run under ``torch.func.vmap``: they may branch on ``ctx.stage``, never on a tensor.
+>>> from dataclasses import dataclass
+>>> from typing import ClassVar
+>>> import fedgist
+>>> from fedgist.core.message import message
+>>> @message(reduce="sum")
+... class Weights:
+...     arrays: dict[str, torch.Tensor]
+...     rows: torch.Tensor
+>>> @dataclass(frozen=True)
+... class Average(fedgist.Method):
+...     keeps: ClassVar = "none"  # the server sends all weights in every round
+...
+...     def init_server(self, ctx):  # w_0
+...         (start,) = ctx.task.starts.values()
+...         return Weights(start.state(), torch.ones(()))
+...
+...     def download(self, server, order, ctx):
+...         return server
+...
+...     def receive(self, net, own, down, ctx):
+...         return net.having(down.arrays), own
+...
+...     def upload(self, net, own, sums, down, ctx):  # n_k w_k and n_k
+...         return Weights({k: sums.rows * v for k, v in net.state().items()}, sums.rows), own
+...
+...     def server_update(self, server, replies, ctx):  # sum_k n_k w_k / n
+...         total = replies.total()
+...         mean = {k: v / total.rows for k, v in total.arrays.items()}
+...         return Weights(mean, torch.ones(()))
+>>> recipe = {"clients": {"num_clients": 5}, "partition": {"name": "iid"}, "seed": 1,
+...           "train": {"num_rounds": 3, "lr": 0.01},
+...           "engine": {"workers": 1, "plans": {"mlp": {"cohort_size": 5}}}}
+>>> result = fedgist.run(recipe, method=Average())
+>>> for line in result.rounds:
+...     print(line["round"], round(line["eval/client/accuracy_mean"], 2), line["comm/up_bytes"])
+1 0.92 96220
+2 0.94 96220
+3 0.95 96220
+
+What a function is given:
+
+``server``
+    The server's state, a tree of tensors: what ``init_server`` or ``server_update`` returned last.
+``net``
+    The client's model as a value (:class:`~fedgist.core.net.Net`): parameters and buffers by name.
+``own``
+    What a client keeps beside its net, a tree: what ``init_client``, ``receive`` or ``upload``
+    returned last. It stays home.
+``down``
+    The message that this client was sent in this stage.
+``sums``
+    The sum over a client's batches of what ``summarize`` returned.
+
+=============  ======  ====  ==========  ==========================  ===============================
+function       where   vmap  net's mode  how often                   shapes, and what it returns
+=============  ======  ====  ==========  ==========================  ===============================
+check          server  no    -           once, before anything       raises if the task does not fit
+stages         both    no    -           once a round                names; ``()`` skips the round
+init_server    server  no    -           once                        the first server state
+select         server  no    -           once a round                orders, of those online
+orders         server  no    -           once a stage                some of them; None: nobody
+download       server  no    -           per order; at evaluation    a message
+server_update  server  no    -           once a stage                the next server state
+models         server  no    -           at evaluation               nets by name
+report         server  no    -           once a round                numbers by name
+init_client    client  no    -           once a client               own
+receive        client  yes   evaluation  once a stage; evaluation    (net, own)
+phases         client  no    -           once a stage                what learns, and how long
+loss           client  yes   training    once a step                 a scalar
+summarize      client  yes   evaluation  per batch of all its rows   sums; x (batch, *input)
+upload         client  yes   evaluation  once a stage                (a message, own)
+before_test    client  no    -           at evaluation               phases on a copy
+predict        client  yes   evaluation  per batch to be predicted   logits (batch, classes)
+=============  ======  ====  ==========  ==========================  ===============================
+
+``ctx.key`` is, at the server, the key of this round and stage; in a client's functions the
+client's own key of it, in ``loss`` another one for each step. Functions under ``torch.func.vmap``
+may branch on ``ctx.stage`` and ``ctx.round``, never on a tensor: they use masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedgist.core import losses, random
-from fedgist.core.message import Nothing, message, total
-from fedgist.core.net import Architecture, Net, Part
+from fedgist.core import random
+from fedgist.core.batch import Batch, RowSet
+from fedgist.core.bounds import check_bounds
+from fedgist.core.message import Nothing, message
+from fedgist.core.net import Net, Part
 from fedgist.core.optim import Optimizer
-from fedgist.core.tree import STATIC, tree
-from fedgist.errors import TooFewRepliesError
+from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
+from fedgist.core.task import Context, Task, Training
+
+__all__ = [
+    "Batch",
+    "ClientInfo",
+    "Context",
+    "Count",
+    "Exchange",
+    "Life",
+    "Method",
+    "Net",
+    "Nothing",
+    "Order",
+    "Part",
+    "Phase",
+    "Replies",
+    "Reply",
+    "RowSet",
+    "Task",
+    "Training",
+    "message",
+]
 
 Life = Literal["epoch", "round", "run"]
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a recipe says about training, for every method alike."""
-
-    num_rounds: int
-    fraction_train: float
-    local_epochs: int
-    batch_size: int
-    optimizer: Optimizer
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What server and clients both know: the classes, the architectures, the plan of training."""
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-    num_clients: int
-    architectures: Mapping[str, Architecture]
-    starts: Mapping[str, Net] = field(repr=False)  # each architecture's common start
-    training: Training
-
-
-@tree
-class Context:
-    """Where and when a function runs. ``key`` is the source of all randomness.
-
-    A client's, in its functions.
-    """
-
-    key: Tensor
-    task: Task = field(metadata=STATIC)
-    round: int = field(metadata=STATIC)
-    stage: str = field(metadata=STATIC)
-
-    def draw(self, *purpose: random.Word) -> Tensor:
-        """Return a key for one purpose, to be used with :mod:`fedgist.core.random`."""
-        return random.fold(self.key, *purpose)
-
-
-@dataclass(frozen=True)
-class ClientInfo:
-    """What the server knows of a client before it hears from it. No counts.
-
-    Those travel in messages.
-    """
-
-    id: int
-    architectures: tuple[str, ...]  # its own first; more than one where it can serve several pools
-
-
-@dataclass(frozen=True)
-class Order:
-    """One client asked to do its part of a stage, with the model of one architecture."""
-
-    client: int
-    architecture: str
-    hears: tuple[int, ...] = ()
-
-
-@tree
-class Batch:
-    """Rows of one client.
-
-    ``x`` (batch, *input), ``y`` (batch,), ``mask`` (batch,) true where a row is present.
-    """
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-
-
-@message(reduce="sum")
-class Count:
-    """How many rows a client holds."""
-
-    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,7 @@ class Phase:
 
     ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``).
     ``epochs`` passes over the client's rows, or ``steps`` batches. ``loss=None`` is the method's;
-    ``optimizer=None`` the recipe's.
+    ``optimizer=None`` the recipe's. ``remembers`` says how long the optimizer's state lives.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -130,63 +146,58 @@ class Phase:
     remembers: Life = "round"
 
 
-@dataclass(frozen=True)
-class Reply:
-    """One client's message and the round it answers."""
+class Exchange(Protocol):
+    """What crosses in a stage, as one value that several methods delegate to.
 
-    order: Order
-    round: int
-    message: Any
-
-
-@dataclass(frozen=True)
-class Replies:
-    """What came back in a stage. Of messages that sum, only totals exist here.
-
-    ``parts`` holds (architecture, total, number of clients); ``each`` the replies one by one,
-    ordered by client.
+    A method's functions of these names, where it does not write its own, are those of its
+    ``exchange``: averaging methods differ in what learns, not in what crosses.
     """
 
-    parts: tuple[tuple[str, Any, int], ...] = ()
-    each: tuple[Reply, ...] = ()
-    min_replies: int = 1
+    def init_server(self, ctx: Context) -> Any:
+        """Return the server's first state."""
 
-    def __len__(self) -> int:
-        return len(self.each) or sum(count for _, _, count in self.parts)
+    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+        """Return the message for one client."""
 
-    def __iter__(self) -> Iterator[Reply]:
-        if self.parts:
-            msg = "these messages are only ever seen as a total: use total()"
-            raise TypeError(msg)
-        return iter(self.each)
+    def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
+        """Install what came."""
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """The architectures heard from, sorted."""
-        return tuple(
-            sorted({a for a, _, _ in self.parts} | {r.order.architecture for r in self.each})
-        )
+    def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
+        """Return the message to the server, and the client's own state."""
 
-    def by(self, architecture: str) -> Replies:
-        """Return the replies of one architecture (one pool)."""
-        return Replies(
-            tuple(p for p in self.parts if p[0] == architecture),
-            tuple(r for r in self.each if r.order.architecture == architecture),
-            self.min_replies,
-        )
+    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+        """Return the server's new state."""
 
-    def total(self) -> Any:
-        """Return the sum over clients.
+    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+        """Return the server's models by name."""
 
-        Raises
-        ------
-        TooFewRepliesError
-            If it would be a sum over fewer than ``min_replies`` clients.
-        """
-        if len(self) < max(self.min_replies, 1):
-            msg = f"a total over {len(self)} replies; privacy.min_replies is {self.min_replies}"
-            raise TooFewRepliesError(msg)
-        return total([value for _, value, _ in self.parts] or [r.message for r in self.each])
+
+class Silence:
+    """Nothing crosses."""
+
+    def init_server(self, ctx: Context) -> Any:
+        """Keep nothing."""
+        return Nothing()
+
+    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+        """Send nothing."""
+        return Nothing()
+
+    def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
+        """Change nothing."""
+        return net, own
+
+    def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
+        """Send nothing."""
+        return Nothing(), own
+
+    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+        """Change nothing."""
+        return server
+
+    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+        """There are none."""
+        return {}
 
 
 class Method:
@@ -194,9 +205,12 @@ class Method:
 
     keeps: ClassVar[Part] = "all"  # the part of the net that stays with the client between rounds
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    accepts_late: ClassVar[bool] = (
-        False  # whether a reply to an earlier round is used (none is late in a simulation)
-    )
+    accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
+    exchange: ClassVar[Exchange] = Silence()
+
+    def __post_init__(self) -> None:
+        """Check the bounds that the types of the hyper-parameters name."""
+        check_bounds(self)
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
@@ -207,59 +221,71 @@ class Method:
 
     def init_server(self, ctx: Context) -> Any:
         """Return the server's state."""
-        return Nothing()
+        return self.exchange.init_server(ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Any:
         """Return what the client keeps beside its net: a tree."""
         return Nothing()
 
     def select(self, server: Any, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return who is asked.
+        """Return who takes part in this round: by default ``fraction_train`` of all clients.
 
-        By default a random ``fraction_train`` of all clients, among those online.
+        Called once a round, with the context of its first stage; ``online`` are those who are
+        there.
         """
         size = max(1, round(ctx.task.training.fraction_train * ctx.task.num_clients))
         chosen = random.choice(ctx.draw("select", ctx.stage), len(online), size)
         return [Order(online[i].id, online[i].architectures[0]) for i in chosen]
 
-    def download(self, server: Any, order: Order, ctx: Context) -> Any:
-        """Return the message for one client.
+    def orders(
+        self, server: Any, selected: Sequence[Order], ctx: Context
+    ) -> Sequence[Order] | None:
+        """Return whom a stage asks: by default all selected clients that failed no earlier stage.
 
-        Messages made of the same tensors are one broadcast.
+        None: nobody is asked, the stage is the server's own work.
         """
-        return Nothing()
+        return selected
+
+    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+        """Return the message for one client; those made of the same tensors are one broadcast."""
+        return self.exchange.download(server, order, ctx)
 
     def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
-        """Install what came."""
-        return net, own
+        """Return the net with what came installed, and the client's own state."""
+        return self.exchange.receive(net, own, down, ctx)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return the local training of a stage."""
         return (Phase(epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Any, down: Any, ctx: Context) -> Tensor:
-        """Return the loss of one batch: a scalar, averaged over the rows present."""
-        return losses.cross_entropy(net(batch.x), batch.y, batch.mask)
+        """Return the loss of one batch, a scalar averaged over the rows present: the task's."""
+        return ctx.task.objective.loss(net(batch.x), batch)
 
     def summarize(self, net: Net, batch: Batch, own: Any, down: Any, ctx: Context) -> Any:
-        """Return sums over one batch, the net in evaluation mode; the engine adds the batches."""
+        """Return sums over one batch, in the order of the rows; the engine adds them up."""
         return Count(batch.mask.sum().to(torch.float32))
 
     def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
         """Return the message to the server, and the client's own state."""
-        return Nothing(), own
+        return self.exchange.upload(net, own, sums, down, ctx)
 
     def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
-        """Return the server's new state.
+        """Return the server's new state; any non-empty subset of those asked may have answered."""
+        return self.exchange.server_update(server, replies, ctx)
 
-        Any non-empty subset of the clients asked may have answered.
-        """
-        return server
+    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+        """Return the server's own models by name: each is scored on the server's test sets."""
+        return self.exchange.models(server, ctx)
+
+    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
+        """Return numbers for the record of this round: ``server/<name>``."""
+        return {}
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
         """Return phases that a copy of the client's model goes through before a second test."""
         return ()
 
     def predict(self, net: Net, own: Any, down: Any, x: Tensor, ctx: Context) -> Tensor:
-        """Return logits (batch, classes)."""
+        """Return logits (batch, classes) of ``x`` (batch, *input)."""
         return net(x)

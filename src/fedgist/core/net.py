@@ -20,6 +20,7 @@ from torch.func import functional_call
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import Pass, current, linear, replace_layers
 from fedgist.core.tree import STATIC, map_leaves, tree
+from fedgist.errors import first_line
 
 Part = Literal["all", "body", "head", "none"]
 
@@ -83,9 +84,7 @@ class Net:
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes)."""
-        return linear(
-            z, self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias")
-        )
+        return linear(z, *self.head)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of ``x``."""
@@ -114,6 +113,11 @@ class Net:
             params={k: arrays.get(k, v) for k, v in self.params.items()},
             buffers={k: arrays.get(k, v) for k, v in self.buffers.items()},
         )
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (classes, m) and bias (classes,) of the head, whatever it is called."""
+        return self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias")
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Net:
         """Return the same body under another head: ``weight`` (classes, m), ``bias`` (classes,)."""
@@ -149,44 +153,15 @@ def split(
         classes.
     """
     input_shape = tuple(input_shape)
-    module = _seeded(build, 0)
-    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if head is None and not linear:
-        msg = f"{name} has no linear layer to be the head"
-        raise ValueError(msg)
-    if head is None:
-        head = linear[-1]
-    if head not in linear:
-        msg = (
-            f"{name} has no linear layer {head!r}; its linear layers: {', '.join(linear) or 'none'}"
-        )
-        raise ValueError(msg)
-    layer = module.get_submodule(head)
-    assert isinstance(layer, nn.Linear)  # for the type checker
-    if layer.out_features != num_classes:
-        msg = (
-            f"the head {head!r} of {name} has {layer.out_features} outputs, the data "
-            f"{num_classes} classes"
-        )
-        raise ValueError(msg)
-
-    def cut(seed: int) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
-        body = _seeded(build, seed)
-        outer, _, leaf = head.rpartition(".")
-        top = body.get_submodule(head)
-        setattr(body.get_submodule(outer), leaf, nn.Identity())
-        replace_layers(body)
-        params = dict(body.named_parameters()) | {
-            f"{head}.{k}": v for k, v in top.named_parameters()
-        }
-        return body, {k: v.detach().clone() for k, v in params.items()}, dict(body.named_buffers())
+    whole = _seeded(build, 0)
+    head, layer = _head_of(whole, num_classes, name, head)
 
     def start(seed: int) -> Net:
-        return Net(*cut(seed)[1:], arch)
+        return Net(*_cut(build, seed, head)[1:], arch)
 
     arch = Architecture(
         name=name,
-        module=cut(0)[0].requires_grad_(requires_grad=False),
+        module=_cut(build, 0, head)[0].requires_grad_(requires_grad=False),
         head=head,
         feature_width=layer.in_features,
         num_classes=num_classes,
@@ -194,8 +169,42 @@ def split(
         input_shape=input_shape,
         start=start,
     )
-    _check(start(0), module)
+    _check(start(0), whole)
     return arch
+
+
+def _head_of(
+    module: nn.Module, num_classes: int, name: str, head: str | None
+) -> tuple[str, nn.Linear]:
+    """Return name and layer of the head: the one asked for, or the last linear layer."""
+    linear = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
+    if not linear and head is None:
+        msg = f"{name} has no linear layer to be the head"
+        raise ValueError(msg)
+    head = list(linear)[-1] if head is None else head
+    if head not in linear:
+        known = ", ".join(linear) or "none"
+        msg = f"{name} has no linear layer {head!r}; its linear layers: {known}"
+        raise ValueError(msg)
+    if linear[head].out_features != num_classes:
+        outputs = linear[head].out_features
+        msg = f"the head {head!r} of {name} has {outputs} outputs, the data {num_classes} classes"
+        raise ValueError(msg)
+    return head, linear[head]
+
+
+def _cut(
+    build: Callable[[], nn.Module], seed: int, head: str
+) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
+    """Build the module, take its head off, and return the body, all parameters, all buffers."""
+    body = _seeded(build, seed)
+    outer, _, leaf = head.rpartition(".")
+    top = body.get_submodule(head)
+    setattr(body.get_submodule(outer), leaf, nn.Identity())
+    replace_layers(body)
+    params = dict(body.named_parameters())
+    params |= {f"{head}.{k}": v for k, v in top.named_parameters()}
+    return body, {k: v.detach().clone() for k, v in params.items()}, dict(body.named_buffers())
 
 
 def _check(net: Net, whole: nn.Module) -> None:
@@ -205,7 +214,7 @@ def _check(net: Net, whole: nn.Module) -> None:
         expected = _attempt(lambda: whole.eval()(x))
         z = _attempt(lambda: net.features(x))
         if isinstance(z, Exception) and isinstance(expected, Exception):
-            why = str(z).splitlines()[0]
+            why = first_line(z)
             msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {why}"
             raise ValueError(msg) from z  # noqa: TRY004  # the caller asks for values that fit
         whole_works = isinstance(expected, Tensor) and expected.shape == (2, arch.num_classes)

@@ -149,6 +149,9 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
         keys = dict.fromkeys(
             k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start)
         )
+        if "" in keys:
+            msg = f"a key below {prefix or 'the tree'!r} is empty"
+            raise ValueError(msg)
         return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)

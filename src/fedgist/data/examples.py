@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,13 @@ class Examples:
     factor: Tensor
     offset: Tensor
     augment: tuple[Augmentation, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def only(self, rows: Tensor) -> Examples:
+        """Return the examples of these row numbers alone, numbered from 0."""
+        return replace(self, x=self.x[rows], y=self.y[rows])
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return a batch for each of several clients, stacked.

@@ -24,7 +24,7 @@ def shared(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
     return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(*shape)
 
 
-class Home:
+class ClientStore:
     """Arrays of the clients of one architecture: each (clients, ...), by name."""
 
     def __init__(self, clients: Sequence[int], like: Mapping[str, Tensor], device: str) -> None:

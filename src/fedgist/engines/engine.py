@@ -1,79 +1,192 @@
-"""What every engine is: one verb between a server and its clients."""
+"""What every engine is: one verb between a server and its clients, and one to score them.
+
+A whole engine, of clients that live in a list and only count their rows:
+
+>>> from fedgist.core.method import Context, Count, Order
+>>> from fedgist.core.replies import Subtotal, gather
+>>> class ToyEngine:
+...     def __init__(self, rows):
+...         self.rows = rows  # how many each client has; None: it is not there
+...
+...     def ask(self, ctx, orders, downs):
+...         there = [o for o in orders if self.rows[o.client] is not None]
+...         absent = tuple((o.client, "not here") for o in orders if o not in there)
+...         uploads = [Count(torch.tensor(float(self.rows[o.client]))) for o in there]
+...         subtotals = tuple(
+...             Subtotal(o.architecture, (o.client,), ctx.round, ctx.stage, upload)
+...             for o, upload in zip(there, uploads)
+...         )
+...         return Answer(subtotals, absent=absent, upload_bytes=4 * len(there))
+...
+...     def score(self, ctx, orders, downs, split):
+...         return Scores({})  # it measures nothing
+...
+...     def close(self):
+...         self.rows = []
+>>> engine = ToyEngine([11, None, 7])
+>>> ctx = Context(torch.tensor(0), task=None, round=1, stage="train")
+>>> answer = engine.ask(ctx, [Order(client, "mlp") for client in range(3)], [Nothing()] * 3)
+>>> answer.absent, answer.upload_bytes
+(((1, 'not here'),), 8)
+>>> gather(answer.subtotals, answer.each).total()
+Count(rows=tensor(18.))
+>>> engine.close()
+
+**Life.** An engine is made with all it needs, asked stage after stage from one thread, and closed
+once, in whatever state it is. It may start processes or connections when it is first asked.
+
+**Deadlines** are the engine's own: ``ask`` and ``score`` return when everybody has answered or the
+time is up. Who did not answer by then is *absent*. What arrives afterwards comes with a later
+answer and names the round it belongs to: the round loop, not the engine, decides whether it is
+*late*.
+
+**Failures** of clients are part of an answer: a client is absent with a reason, or its upload is
+*refused* with a reason; the others are not lost. What concerns all of them (a worker process that
+died, a wire that broke) is an exception, and the run ends with its checkpoint.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from fedgist.core.message import message
-from fedgist.core.method import Context, Order, Replies
+from fedgist.core.message import Nothing, message
+from fedgist.core.method import Context, Order, Reply
+from fedgist.core.replies import Subtotal
+from fedgist.core.tree import STATIC, tree
 
-Split = Literal[
-    "client", "test", "train", "validation"
-]  # a client's own test rows, the whole test set, ...
+__all__ = [
+    "Answer",
+    "Engine",
+    "EngineName",
+    "Nothing",
+    "Score",
+    "ScoreTable",
+    "Scores",
+    "Simulation",
+    "Split",
+    "TrainingLoss",
+    "collect",
+]
+
+EngineName = Literal["local", "loopback"]
+# a client's own test rows, the whole test set, its training rows, those held out from them
+Split = Literal["client", "test", "train", "validation"]
+
+
+@message(reduce="each")
+class TrainingLoss:
+    """A client's mean training loss over a stage: a measurement, which it may keep to itself."""
+
+    loss: Tensor
 
 
 @message(reduce="each")
 class Score:
-    """How models do on rows.
+    """How one client's model does on its rows: a measurement, which it may keep to itself.
 
-    Sums, so that means can be taken over rows or clients; stacked, one line a client.
+    ``values`` holds the metrics that are defined for this client; ``confusion`` (true class,
+    predicted class) counts, where they are asked for.
     """
 
-    correct: Tensor
-    loss: Tensor
     rows: Tensor
+    values: dict[str, Tensor]
+    confusion: Tensor | None = None
+
+
+@tree
+class ScoreTable:
+    """How some clients' models do: one line a client, NaN where a metric is not defined for it.
+
+    ``rows`` (clients,) were predicted, ``values`` (clients,) by metric; ``confusion`` is summed
+    over the clients.
+    """
+
+    clients: tuple[int, ...] = field(metadata=STATIC)
+    rows: Tensor
+    values: dict[str, Tensor]
+    confusion: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of all clients by name of the model (``""``, ``"finetuned"``).
+    """Scores of the clients that answered, by name of the model (``""``, ``"finetuned"``).
 
-    Of the whole test set for one model.
+    ``whole`` holds the metrics of the one model that serves all clients on the whole test set,
+    where there is such a model and the engine has that set.
     """
 
-    models: Mapping[str, Score]
-    whole: Score | None = None
+    models: Mapping[str, ScoreTable]
+    whole: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a stage brought.
 
-    The replies, the uploads refused and why, and each client's mean training loss.
+    ``subtotals`` of messages that sum, ``each`` message of those that do not; clients whose message
+    was ``refused`` and clients that were ``absent``, each with the reason; the mean training
+    ``losses`` of those that told them; the payload of all uploads accepted; and what really went
+    over a wire, up and down, where there is one.
     """
 
-    replies: Replies
+    subtotals: tuple[Subtotal, ...] = ()
+    each: tuple[Reply, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()
+    absent: tuple[tuple[int, str], ...] = ()
     losses: Mapping[int, float] = field(default_factory=dict)
     upload_bytes: int = 0
+    wire_bytes: tuple[int, int] | None = None
 
 
 class Engine(Protocol):
-    """Where clients live. ``ask`` and ``score`` reach them.
-
-    Nothing else separates a simulation from a federation.
-    """
+    """Where clients live; nothing else separates a simulation from a federation."""
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
-        """Send each order with its download; return what came back."""
+        """Send each order with its download; return what came back in time."""
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
     ) -> Scores:
-        """Evaluate what each client would hold after this download."""
+        """Evaluate what each client would hold after this download; some may not answer."""
+
+    def close(self) -> None:
+        """Stop; leave no process and no connection behind."""
+
+
+@runtime_checkable
+class Simulation(Protocol):
+    """What only an engine can do that has all clients in its hands."""
 
     def client(self, ctx: Context, order: Order, down: Any) -> Any:
-        """Return what one client holds after this download (in a simulation)."""
+        """Return what one client holds after this download: something with ``net`` and ``own``."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what clients keep, by name, for a checkpoint."""
+        """Return what all clients keep, by name, for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's state back."""
 
-    def close(self) -> None:
-        """Stop; leave no process behind."""
+
+def collect(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """Join tables of different clients into one, ordered by client."""
+    clients = [client for table in tables for client in table.clients]
+    place = torch.tensor(clients, dtype=torch.int64).argsort()
+    names = dict.fromkeys(name for table in tables for name in table.values)
+
+    def column(name: str) -> Tensor:
+        unknown = torch.tensor(torch.nan, dtype=torch.float64)
+        parts = [t.values.get(name, unknown.expand(len(t.clients))).cpu() for t in tables]
+        return torch.cat(parts)[place]
+
+    counts = [table.confusion for table in tables if table.confusion is not None]
+    return ScoreTable(
+        tuple(sorted(clients)),
+        torch.cat([table.rows.cpu() for table in tables])[place],
+        {name: column(name) for name in names},
+        torch.stack([c.cpu() for c in counts]).sum(0) if counts else None,
+    )

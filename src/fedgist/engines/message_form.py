@@ -1,36 +1,58 @@
-"""The gate: what a valid upload looks like, and which of a cohort's uploads pass."""
+"""What a valid message looks like, worked out beforehand; and which uploads are valid.
+
+A form is made by letting the method make the message once. On fake tensors, which have a type and a
+shape and no numbers, that costs nothing, however large a client's work; a method that looks at
+numbers fails on them, and is run on one row of zeros instead.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # torch exports it nowhere else
 
-from fedgist.core.message import Shapes, reduction, refuse, shapes
-from fedgist.core.method import Batch, Context, Method
+from fedgist.core.batch import Batch
+from fedgist.core.message import Form, reduction, refuse
+from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import leaves, map_leaves, named, take
 
 
-def template(method: Method, ctx: Context, architecture: str, down: Any) -> Shapes:
-    """What a valid upload of this stage looks like.
+def upload_form(method: Method, ctx: Context, architecture: str, down: Any) -> Form:
+    """Return what a valid upload of this stage looks like, after the download ``down``."""
 
-    Found by making one from a start and a row of zeros.
-    """
-    net = ctx.task.starts[architecture]
-    x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
-    batch = Batch(
-        x,
-        torch.zeros(1, dtype=torch.int64, device=x.device),
-        torch.ones(1, dtype=torch.bool, device=x.device),
-    )
-    with torch.no_grad():
+    def upload(ctx: Context, net: Any, down: Any) -> Any:
+        x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
+        y = torch.zeros(1, dtype=torch.int64, device=x.device)
+        batch = Batch(x, y, torch.ones(1, dtype=torch.bool, device=x.device))
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
         sums = method.summarize(net, batch, own, down, ctx)
         message, _ = method.upload(net, own, sums, down, ctx)
-    return shapes(message)
+        return message
+
+    return _form(upload, ctx, ctx.task.starts[architecture], down)
 
 
-def settle(message: Any, expected: Shapes, count: int) -> tuple[Any, dict[int, str]]:
+def download_form(method: Method, ctx: Context, order: Order) -> Form:
+    """Return what a valid download of this stage looks like, from a fresh server."""
+
+    def download(ctx: Context) -> Any:
+        return method.download(method.init_server(ctx), order, ctx)
+
+    return _form(download, ctx)
+
+
+def _form(make: Callable[..., Any], *values: Any) -> Form:
+    with torch.no_grad():
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                return Form.of(make(*(map_leaves(mode.from_tensor, value) for value in values)))
+        except Exception:  # noqa: BLE001  # a method may fail on tensors without numbers in any way
+            return Form.of(make(*values))
+
+
+def settle(message: Any, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
 
     Of messages that sum, the total is made first: if it is finite, so is every term, and nothing
@@ -38,13 +60,11 @@ def settle(message: Any, expected: Shapes, count: int) -> tuple[Any, dict[int, s
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message
-    sound = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()} == dict(
-        expected
-    )
+    stacked = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()}
+    sound = type(message) is form.kind and stacked == dict(form.arrays)
     if sound and all(bool(torch.isfinite(a).all()) for a in leaves(seen)):
         return seen, {}
-    reasons = {k: reason for k in range(count) if (reason := refuse(take(message, k), expected))}
-    accepted = take(
-        message, torch.tensor([k for k in range(count) if k not in reasons], dtype=torch.int64)
-    )
+    reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}
+    passed = torch.tensor([k for k in range(count) if k not in reasons], dtype=torch.int64)
+    accepted = take(message, passed)
     return map_leaves(lambda leaf: leaf.sum(0), accepted) if adds else accepted, reasons

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ import torch
 from fedgist.core.convolution import Conv2d
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
-from fedgist.engines import trainer
-from fedgist.engines.client_work import Population, Settings
+from fedgist.engines import local_training
+from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.process_control import one_thread
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.engines.worker_pool import Crew, default_workers, one_thread
+from fedgist.engines.worker_pool import WorkerPool, default_workers
 
 STEPS = 3  # of the real work, timed for each candidate
 TRIES = 2  # the faster one counts
@@ -29,7 +31,7 @@ def choose_plans(
     method: Method,
     task: Task,
     population: Population,
-    settings: Settings,
+    settings: HostSettings,
     server: Any,
     fixed: Mapping[str, Plan],
     *,
@@ -57,7 +59,7 @@ class _Probe:
         method: Method,
         task: Task,
         population: Population,
-        settings: Settings,
+        settings: HostSettings,
         server: Any,
         memory_limit: int | None,
         say: Callable[[str], None],
@@ -73,46 +75,41 @@ class _Probe:
     def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
         """Return the plan for one architecture."""
         clients = [c for c in self.population.clients if name in c.architectures]
-        training = self.task.training
         if self.stage is None or not clients:
             return Plan(fixed or 1)
-        # of the machine, not of engine.workers: the plan must not depend on how many workers there
-        # are
+        # of the machine, not of engine.workers: the plan must not depend on how many there are
         cores = default_workers(self.settings.device)
-        at_once = math.ceil(training.fraction_train * len(clients))
+        at_once = math.ceil(self.task.training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
         tried = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
             "model": repr(arch.module),
             "input": arch.input_shape,
             "method": repr(self.method),
-            "training": repr(training),
+            "training": repr(self.task.training),
             "sizes": tried,
             "device": self.settings.device,
             "rows": int(self.population.train.counts.max()),
         }
-        has_convolutions = any(isinstance(layer, Conv2d) for layer in arch.module.modules())
+        return remembered(description, lambda: self._measured(name, arch, tried, cores))
 
-        def measured() -> Plan:
-            self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
-            with contextlib.closing(Crew(lambda plan: self._seconds(name, plan), cores)) as crew:
-                return choose(
-                    # all cores at once, as in a run: caches and memory are shared
-                    lambda plan: max(crew.run([plan] * cores)),
-                    tried,
-                    try_out=lambda plan: self._seconds(name, plan),
-                    has_convolutions=has_convolutions,
-                )
+    def _measured(self, name: str, arch: Architecture, tried: Sequence[int], cores: int) -> Plan:
+        self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
+        pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
+        with contextlib.closing(pool):
+            return choose(
+                # all cores at once, as in a run: caches and memory are shared
+                lambda plan: max(pool.run([plan] * cores)),
+                tried,
+                try_out=lambda plan: self._seconds(name, plan),
+                has_convolutions=any(isinstance(m, Conv2d) for m in arch.module.modules()),
+            )
 
-        return remembered(description, measured)
-
-    def _prepare(
-        self, name: str, plan: Plan
-    ) -> tuple[trainer.Cohort, trainer.Clients, tuple[Phase, ...]]:
+    def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients, tuple[Phase, ...]]:
         assert self.stage is not None  # asked for only where something learns
         arch = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
-        ctx = Context(engine.site.key, self.task, 1, self.stage)
+        ctx = Context(engine.host.key, self.task, 1, self.stage)
         clients = [c for c in self.population.clients if name in c.architectures]
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
         downs = [self.method.download(self.server, o, ctx) for o in orders]
@@ -123,11 +120,11 @@ class _Probe:
         """Seconds per client and step."""
         with one_thread():
             cohort, clients, phases = self._prepare(name, plan)
-            trainer.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+            local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
             best = math.inf
             for _ in range(TRIES):
                 start = time.perf_counter()
-                trainer.train(cohort, clients, phases)
+                local_training.train(cohort, clients, phases)
                 best = min(best, time.perf_counter() - start)
         return best / (STEPS * len(cohort.ids))
 
@@ -145,7 +142,7 @@ class _Probe:
 
         with one_thread(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
             cohort, clients, phases = self._prepare(name, Plan(1, stack=False))
-            trainer.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
+            local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
 

@@ -24,6 +24,8 @@ import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
+from fedgist.errors import first_line
+
 Convolutions = Literal["each", "stacked"]
 LIKELY = 16  # sizes near this one are tried first, in case patience ends
 PATIENCE_S = 6.0  # stop trying larger stacks after this long
@@ -69,9 +71,7 @@ def choose(
             try_out(Plan(min(2, max(sizes)), layouts[0]))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
         try_out(Plan(1, stack=False))  # if it fails alone too, this is the error to show
-        return Plan(
-            1, stack=False, note=f"runs client by client: {str(error).splitlines()[0][:200]}"
-        )
+        return Plan(1, stack=False, note=f"runs client by client: {first_line(error)[:200]}")
     best, fastest = Plan(1, layouts[0]), math.inf
     deadline = time.perf_counter() + PATIENCE_S
     by_likelihood = sorted(sizes, key=lambda k: abs(math.log(k / LIKELY)))

@@ -9,7 +9,6 @@ workers.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -28,9 +27,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.tree import map_leaves
+from fedgist.engines.process_control import die_with_parent, keep_memory, one_thread
 from fedgist.errors import WorkerError
-
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt, from malloc.h
 
 Work = Callable[[Any], Any]
 
@@ -42,18 +40,7 @@ def default_workers(device: str) -> int:
     return len(os.sched_getaffinity(0))
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, as workers do: the same bits, and faster for small nets."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class Crew:
+class WorkerPool:
     """Runs tasks by a function: here, if there is one worker, else in forked processes."""
 
     def __init__(self, work: Work, size: int) -> None:
@@ -164,30 +151,6 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
             connection.send_bytes(_dump(answer))
         except OSError:
             os._exit(0)
-
-
-def keep_memory() -> None:
-    """Tell the C library to keep freed memory, which it gives back and faults in at each step.
-
-    Page faults cost more than some layers do. Only workers do this, and only with glibc; elsewhere
-    nothing happens.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        for option, value in (
-            (_TRIM_THRESHOLD, 2**31 - 1),
-            (_TOP_PAD, 64 << 20),
-            (_MMAP_THRESHOLD, 1 << 30),
-        ):
-            libc.mallopt(option, value)
-
-
-def die_with_parent() -> None:
-    """End this process with its parent, even one killed in the middle of a task."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-    os._exit(1)
 
 
 def _dump(value: Any) -> bytes:

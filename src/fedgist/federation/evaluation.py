@@ -1,51 +1,89 @@
-"""Scores into the columns of the record."""
+"""Scores into the columns of the record, and the server's own models into scores.
+
+Columns are named here and nowhere else: ``eval/<split>/<metric>_mean`` and ``_std`` over clients,
+with ``finetuned_`` before the metric for the models that went through the phases before a test;
+``eval/global/<metric>`` for the one model that serves all, on the whole test set;
+``eval/global/<model>/<set>/<metric>`` for each model of the server on each of its test sets.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from fedgist.engines.engine import Score, Scores
+from fedgist.core.batch import Batch, RowSet
+from fedgist.core.method import Context, Net
+from fedgist.core.objective import LOSS
+from fedgist.core.tree import map_leaves, take
+from fedgist.engines.engine import Scores
 from fedgist.federation.record import Line
+
+ALL_ROWS = "all"  # the name of the whole test set among the server's
+ROWS_AT_ONCE = 1024
 
 
 def columns(scores: Scores, split: str) -> Line:
-    """Return mean and spread over clients of accuracy and loss, as ``eval/<split>/...``.
+    """Return mean and spread over clients of each model's metrics, as ``eval/<split>/...``.
 
-    Each client counts alike, whatever its rows; clients without rows to be tested on do not count.
-    The spread is the standard deviation over clients (population).
+    Each client counts alike, whatever its rows; a client does not count where a metric is not
+    defined for it. The spread is the standard deviation over clients (population).
     """
     line: Line = {}
-    for name, score in scores.models.items():
-        prefix = f"eval/{split}/{name}_" if name else f"eval/{split}/"
-        accuracy, loss = _shares(score)
-        if len(accuracy):
-            line[f"{prefix}accuracy_mean"] = float(accuracy.mean())
-            line[f"{prefix}accuracy_std"] = float(accuracy.std(correction=0))
-            line[f"{prefix}loss_mean"] = float(loss.mean())
+    for model, table in scores.models.items():
+        prefix = f"eval/{split}/{model}_" if model else f"eval/{split}/"
+        for metric, values in table.values.items():
+            defined = values[~values.isnan()]
+            if not len(defined):
+                continue
+            line[f"{prefix}{metric}_mean"] = float(defined.mean())
+            if metric != LOSS.name:
+                line[f"{prefix}{metric}_std"] = float(defined.std(correction=0))
+        if table.confusion is not None and int(table.confusion.sum()):
+            line[f"{prefix}confusion"] = table.confusion.tolist()
     if scores.whole is not None:
-        line["eval/global/accuracy"] = float(scores.whole.correct) / float(scores.whole.rows)
+        line |= {f"eval/global/{metric}": value for metric, value in scores.whole.items()}
     return line
 
 
 def per_client(scores: Scores, number: int, split: str) -> list[Line]:
-    """Return one line a client."""
-    lines: list[Line] = [
-        {"round": number, "client": i, "split": split} for i in range(len(scores.models[""].rows))
-    ]
-    for name, score in scores.models.items():
-        suffix = f"{name}_" if name else ""
-        values = zip(score.correct.tolist(), score.loss.tolist(), score.rows.tolist(), strict=True)
-        for line, (correct, loss, rows) in zip(lines, values, strict=True):
+    """Return one line a client that has been scored."""
+    lines: dict[int, Line] = {}
+    for model, table in scores.models.items():
+        prefix = f"{model}_" if model else ""
+        names = list(table.values)
+        numbers = torch.stack([table.values[name] for name in names], 1).tolist() if names else []
+        for client, rows, values in zip(table.clients, table.rows.tolist(), numbers, strict=True):
+            line = lines.setdefault(client, {"round": number, "client": client, "split": split})
             line["rows"] = rows
-            line[f"{suffix}accuracy"] = correct / rows if rows else None
-            line[f"{suffix}loss"] = loss / rows if rows else None
-    return lines
+            for name, value in zip(names, values, strict=True):
+                line[f"{prefix}{name}"] = None if math.isnan(value) else value
+    return [lines[client] for client in sorted(lines)]
 
 
-def _shares(score: Score) -> tuple[Tensor, Tensor]:
-    tested = score.rows > 0
-    rows = score.rows[tested].to(torch.float64)
-    return score.correct[tested].to(torch.float64) / rows, score.loss[tested].to(
-        torch.float64
-    ) / rows
+def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
+    """Score each model of the server on each of its test sets."""
+    line: Line = {}
+    for model, net in models.items():
+        for name, rows in ctx.task.test_sets.items():
+            values = score_net(net, rows, ctx)
+            line |= {f"eval/global/{model}/{name}/{metric}": v for metric, v in values.items()}
+            if len(models) == 1 and name == ALL_ROWS:
+                line |= {f"eval/global/{metric}": v for metric, v in values.items()}
+    return line
+
+
+def score_net(net: Net, rows: RowSet, ctx: Context) -> dict[str, float]:
+    """Return the metrics of one net on a set of rows; NaN where one is not defined."""
+    objective, marks, labels = ctx.task.objective, [], []
+    with torch.no_grad():
+        for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
+            batch: Batch = take(rows.batch(piece.unsqueeze(0)), 0)
+            marks.append(objective.mark(net(batch.x), batch))
+            labels.append(batch.y)
+    whole = map_leaves(lambda *leaf: torch.cat(leaf).unsqueeze(0), *marks)
+    y: Tensor = torch.cat(labels).unsqueeze(0)
+    measured = objective.measure(whole, y, torch.ones_like(y, dtype=torch.bool))
+    return {name: float(value) for name, value in measured.items()}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fedgist.federation import atomic_files as files
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
-PARTITION = "partition.json"
+PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 Line = dict[str, Any]
 
 
@@ -58,6 +58,13 @@ def read_lines(path: Path) -> list[Line]:
             except ValueError:
                 break
     return lines
+
+
+def totals(rounds: Iterable[Line]) -> dict[str, int]:
+    """Add up what was sent: the ledger's last line."""
+    lines = list(rounds)
+    up, down = (sum(line.get(f"comm/{way}_bytes", 0) for line in lines) for way in ("up", "down"))
+    return {"up_bytes": up, "down_bytes": down, "total_bytes": up + down}
 
 
 def to_json(value: Any) -> str:

@@ -1,26 +1,27 @@
 """The round loop: select, ask, aggregate, evaluate, record; checkpoint and go on.
 
-It knows the vocabulary of methods and the verb of engines, and neither any method nor any engine.
+It knows what a server may know: the vocabulary of methods, the verb of engines, and neither any
+method nor any engine. What clients hold it never sees.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedgist.core import random
-from fedgist.core.message import payload_bytes
-from fedgist.core.method import Context, Method, Order, Replies, Task
+from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
+from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import build, named
-from fedgist.engines.engine import Answer, Engine
-from fedgist.engines.worker_pool import one_thread
-from fedgist.errors import TooFewRepliesError
-from fedgist.federation import evaluation as evaluate
+from fedgist.engines.engine import Answer, Engine, Simulation, Split
+from fedgist.engines.process_control import one_thread
+from fedgist.federation import evaluation
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.record import Line
-from fedgist.federation.world import World
+from fedgist.federation.round_record import RoundRecord
+from fedgist.federation.server_side import ServerSide
 
 EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 
@@ -28,7 +29,7 @@ EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 class Observer(Protocol):
     """Who wants to know how a run goes."""
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """The run starts, or goes on after ``done`` rounds."""
 
     def finished_round(self, line: Line) -> None:
@@ -40,9 +41,9 @@ class Observer(Protocol):
 
 @dataclass
 class Federation:
-    """A run's state: the server's, and the engine that reaches the clients."""
+    """A run at its server: what it knows, the engine that reaches the clients, and its state."""
 
-    world: World
+    side: ServerSide
     engine: Engine
     server: Any
     round: int = 0
@@ -50,120 +51,133 @@ class Federation:
     @property
     def method(self) -> Method:
         """The method."""
-        return self.world.method
+        return self.side.method
 
     @property
     def task(self) -> Task:
         """The task."""
-        return self.world.task
+        return self.side.task
 
     def context(self, stage: str, number: int | None = None) -> Context:
-        """Return the server's context."""
-        return context(self.world, self.round if number is None else number, stage)
+        """Return the server's context of a stage of a round: by default of the last one done."""
+        return context(self.side, self.round if number is None else number, stage)
 
     def advance(self) -> tuple[Line, list[Line]]:
         """Do the next round; return its line and the clients' lines of its evaluation."""
         self.round += 1
         return self.do_round(self.round)
 
-    # the server's sums do not depend on the cores, and a waiting thread of torch's takes a worker's
-    # core
+    # the server's sums do not depend on the cores, and a waiting thread of torch's takes a
+    # worker's core
     @one_thread()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round (0: what a method does before training)."""
         begin = time.perf_counter()
-        line: Line = {"round": number}
-        answers, down_bytes, refused = [], 0, []
-        online = self.world.online(number)
-        for stage in self.method.stages(self.context("", number)):
-            ctx = self.context(stage, number)
-            orders = self.method.select(self.server, online, ctx) if online else []
-            downs = [self.method.download(self.server, order, ctx) for order in orders]
-            sizes = {
-                id(down): payload_bytes(down)
-                for down in {id(down): down for down in downs}.values()
-            }
-            down_bytes += sum(sizes[id(down)] for down in downs)
-            answer = self.engine.ask(ctx, orders, downs) if orders else None
-            if answer is not None:
-                answers.append(answer)
-                refused += [
-                    {"client": client, "reason": reason} for client, reason in answer.refused
-                ]
-            self._update(ctx, answer, asked=bool(orders), nobody=not online, line=line)
-        line["clients/asked"] = sum(len(a.replies) + len(a.refused) for a in answers)
-        line["clients/replied"] = sum(len(a.replies) for a in answers)
-        if refused:
-            line["refused"] = refused
-        losses = [loss for a in answers for loss in a.losses.values()]
-        if losses and any(losses):
-            line["train/loss"] = sum(losses) / len(losses)
-        line["comm/up_bytes"] = sum(a.upload_bytes for a in answers)
-        line["comm/down_bytes"] = down_bytes
+        record = RoundRecord(number)
+        stages = self.method.stages(self.context("", number))
+        selected = self._select(number, stages)
+        for stage in stages:
+            self._do_stage(self.context(stage, number), selected, record)
+        line = record.line()
+        numbers = self.method.report(self.server, self.context(EVALUATE, number))
+        line |= {f"server/{name}": float(value) for name, value in numbers.items()}
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluate(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
-    def _update(
-        self, ctx: Context, answer: Answer | None, *, asked: bool, nobody: bool, line: Line
-    ) -> None:
-        """Let the server learn from the replies; no reply changes nothing."""
-        if nobody or (asked and (answer is None or len(answer.replies) == 0)):
+    def _select(self, number: int, stages: Sequence[str]) -> list[Order]:
+        """Draw the clients of a round, once for all of its stages."""
+        online = self.side.online(number)
+        if not (stages and online):
+            return []
+        return self.method.select(self.server, online, self.context(stages[0], number))
+
+    def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
+        able = [order for order in selected if order.client not in record.failed]
+        orders = self.method.orders(self.server, able, ctx)
+        if orders is None:  # the server's own work
+            self.server = self.method.server_update(self.server, Replies(), ctx)
             return
-        replies = answer.replies if answer else Replies()
-        try:
+        if not orders:
+            return
+        downs = [self.method.download(self.server, order, ctx) for order in orders]
+        record.asked(orders, downs)
+        replies = self._replies(self.engine.ask(ctx, orders, downs), ctx, record)
+        if len(replies):  # no reply changes nothing
             self.server = self.method.server_update(self.server, replies, ctx)
-        except TooFewRepliesError as error:
-            line.setdefault("events", []).append(str(error))
+
+    def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
+        """Leave out what came late, unless the method accepts it, and what is too few."""
+
+        def usable(part: Subtotal | Reply) -> bool:
+            in_time = part.round == ctx.round or self.method.accepts_late
+            return in_time and part.stage == ctx.stage
+
+        replies = gather(
+            [part for part in answer.subtotals if usable(part)],
+            [reply for reply in answer.each if usable(reply)],
+            self.side.recipe.privacy.min_replies,
+        )
+        record.answered(answer, replies)
+        late = [(c, p.round) for p in answer.subtotals if not usable(p) for c in p.clients]
+        late += [(r.order.client, r.round) for r in answer.each if not usable(r)]
+        record.too_late(late)
+        return replies
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
-        return number > 0 and (number % self.world.recipe.evaluate.every == 0 or number == last)
+        return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
-        settings = self.world.recipe.evaluate
+        settings = self.side.recipe.evaluate
         orders, downs, ctx = self.downloads(number)
-        scores = self.engine.score(ctx, orders, downs, settings.on)
-        line |= evaluate.columns(scores, "client")
-        details = evaluate.per_client(scores, number, "client")
-        if settings.train:
-            line |= evaluate.columns(self.engine.score(ctx, orders, downs, "train"), "train")
-        if len(self.world.partition.validation.rows):
-            held_out = self.engine.score(ctx, orders, downs, "validation")
-            line |= evaluate.columns(held_out, "validation")
-            details += evaluate.per_client(held_out, number, "validation")
+        if settings.on == "global" or settings.sets:
+            line |= evaluation.server_columns(self.method.models(self.server, ctx), ctx)
+        if settings.on == "global":
+            return []
+        splits: list[tuple[str, Split]] = [("client", settings.on)]
+        splits += [("train", "train")] if settings.train else []
+        splits += [("validation", "validation")] if self.side.holds_out else []
+        details = []
+        for column, split in splits:
+            scores = self.engine.score(ctx, orders, downs, split)
+            line |= evaluation.columns(scores, column)
+            if column != "train":
+                details += evaluation.per_client(scores, number, column)
         return details
 
     def downloads(self, number: int) -> tuple[list[Order], list[Any], Context]:
         """Return what every client would receive now."""
         ctx = self.context(EVALUATE, number)
-        orders = [Order(c.id, c.architectures[0]) for c in self.world.population.clients]
+        orders = [Order(c.id, c.architectures[0]) for c in self.side.clients]
         return orders, [self.method.download(self.server, order, ctx) for order in orders], ctx
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that is needed to go on."""
-        return Checkpoint(self.round, named(self.server), self.engine.state())
+        """Return everything that is needed to go on: of the clients, where all are in our hands."""
+        clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
+        return Checkpoint(self.round, named(self.server), clients)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint."""
         self.server = build(type(self.server), checkpoint.server)
-        self.engine.restore(checkpoint.clients)
+        if isinstance(self.engine, Simulation):
+            self.engine.restore(checkpoint.clients)
         self.round = checkpoint.round
 
 
-def context(world: World, number: int, stage: str) -> Context:
+def context(side: ServerSide, number: int, stage: str) -> Context:
     """Return the server's context of a stage.
 
     Its key depends on the seed, the round and the stage.
     """
-    key = random.key(world.recipe.seed, "server", number, stage)
-    return Context(key.to(world.recipe.engine.device), world.task, number, stage)
+    key = random.key(side.recipe.seed, "server", number, stage)
+    return Context(key.to(side.recipe.engine.device), side.task, number, stage)
 
 
-def start_server(world: World) -> Any:
+def start_server(side: ServerSide) -> Any:
     """Return the server's state before round 1."""
-    return world.method.init_server(context(world, 0, "init"))
+    return side.method.init_server(context(side, 0, "init"))
 
 
 def loop(
@@ -177,26 +191,16 @@ def loop(
     ``keep`` takes each round's lines, ``save`` writes a checkpoint: every so many rounds, when
     stopped, and at the end.
     """
-    recipe = federation.world.recipe
+    recipe = federation.side.recipe
     last = federation.task.training.num_rounds
     if federation.round == 0 and federation.method.stages(federation.context("", 0)):
         keep(*federation.do_round(0))
     while federation.round < last:
         keep(*federation.advance())
         ending = stop() and federation.round < last
-        if (
-            ending
-            or federation.round == last
-            or federation.round % recipe.engine.checkpoint_every == 0
-        ):
+        finished = federation.round == last
+        if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
             save()
         if ending:
             return False
     return True
-
-
-def totals(rounds: Iterable[Line]) -> dict[str, int]:
-    """Add up what was sent: the ledger's last line."""
-    lines = list(rounds)
-    up, down = (sum(line.get(f"comm/{way}_bytes", 0) for line in lines) for way in ("up", "down"))
-    return {"up_bytes": up, "down_bytes": down, "total_bytes": up + down}

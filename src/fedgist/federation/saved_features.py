@@ -13,40 +13,45 @@ import torch
 from fedgist.core.tree import map_leaves
 from fedgist.federation import atomic_files as files
 from fedgist.federation.round_loop import Federation
+from fedgist.federation.trained_models import simulation
+from fedgist.federation.world import World
 
 FEATURES = "features.safetensors"
 
 
-def save(federation: Federation, folder: Path, rows: int) -> None:
-    """Write the features of up to ``rows`` test rows of each client, with client and class.
+def save(federation: Federation, world: World, folder: Path) -> None:
+    """Write the features of some test rows of each client, with client and class.
+
+    ``evaluate.save_features`` says how many rows of each client there are at most.
 
     Arrays: ``features`` (points, widest), zeros where a client's features are narrower; ``client``
     and ``label`` (points,).
     """
-    population, method = federation.world.population, federation.method
+    population, engine = world.population, simulation(federation)
+    most = federation.side.recipe.evaluate.save_features
     orders, downs, ctx = federation.downloads(federation.round)
-    found, owners, labels = [], [], []
+    features, owners, labels = [], [], []
     for client in range(len(population.test)):
-        some = population.test[client][:rows]
-        if not len(some):
+        rows = population.test[client][:most]
+        if not len(rows):
             continue
-        place = 0 if method.merges_clients else client
+        place = 0 if federation.method.merges_clients else client
         net = map_leaves(
-            lambda leaf: leaf.cpu(), federation.engine.client(ctx, orders[place], downs[place])
+            lambda leaf: leaf.cpu(), engine.client(ctx, orders[place], downs[place])
         ).net
         batch = map_leaves(
-            lambda leaf: leaf[0].cpu(), population.test_examples.batch(some.unsqueeze(0))
+            lambda leaf: leaf[0].cpu(), population.test_examples.batch(rows.unsqueeze(0))
         )
         with torch.no_grad():
-            found.append(net.features(batch.x))
-        owners.append(torch.full((len(some),), client))
+            features.append(net.features(batch.x))
+        owners.append(torch.full((len(rows),), client))
         labels.append(batch.y)
-    if not found:
+    if not features:
         return
-    widest = max(z.shape[1] for z in found)
+    widest = max(z.shape[1] for z in features)
     arrays = {
         "features": torch.cat(
-            [torch.nn.functional.pad(z, (0, widest - z.shape[1])) for z in found]
+            [torch.nn.functional.pad(z, (0, widest - z.shape[1])) for z in features]
         ),
         "client": torch.cat(owners),
         "label": torch.cat(labels),

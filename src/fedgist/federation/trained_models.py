@@ -14,9 +14,11 @@ from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
 from fedgist.core.tree import build, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError, one_of
 from fedgist.federation import atomic_files as files
 from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World
 
 
 class ClientModel(nn.Module):
@@ -66,7 +68,7 @@ class ClientModel(nn.Module):
         return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
 
 
-def client_model(federation: Federation, client: int) -> ClientModel:
+def client_model(federation: Federation, world: World, client: int) -> ClientModel:
     """Return what a client holds after the last aggregation and its next download.
 
     Raises
@@ -74,15 +76,30 @@ def client_model(federation: Federation, client: int) -> ClientModel:
     RecipeError
         If there is no such client.
     """
-    world = federation.world
     if not 0 <= client < len(world.partition.test):
         msg = f"no client {client}; this run has clients 0..{len(world.partition.test) - 1}"
         raise RecipeError(msg)
+    method = federation.method
+    engine = simulation(federation)
     orders, downs, ctx = federation.downloads(federation.round)
-    place = 0 if world.method.merges_clients else client
-    clients = federation.engine.client(ctx, orders[place], downs[place])
+    place = 0 if method.merges_clients else client
+    clients = engine.client(ctx, orders[place], downs[place])
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
-    return ClientModel(world.method, cpu.net, cpu.own, downs[place], ctx, world.data)
+    return ClientModel(method, cpu.net, cpu.own, downs[place], ctx, world.data)
+
+
+def simulation(federation: Federation) -> Simulation:
+    """Return the federation's engine, if it has its clients in its hands.
+
+    Raises
+    ------
+    RecipeError
+        If the clients are elsewhere.
+    """
+    if not isinstance(federation.engine, Simulation):
+        msg = "the clients' models are at their sites: only a simulation can look at them"
+        raise RecipeError(msg)
+    return federation.engine
 
 
 def export(model: ClientModel, path: Path) -> None:
@@ -94,19 +111,23 @@ def export(model: ClientModel, path: Path) -> None:
         suffix = one_of(path.suffix, [".pt2", ".safetensors"], "suffix of the file to export to")
     except ValueError as error:
         raise RecipeError(str(error)) from error
-    if suffix == ".pt2":
-        example = torch.zeros(2, *model.data.input_shape)
-        program = torch.export.export(
-            model.eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.stem}.part.pt2")
-        try:
-            torch.export.save(program, part)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        return
+    (_export_program if suffix == ".pt2" else _export_arrays)(model, path)
+
+
+def _export_program(model: ClientModel, path: Path) -> None:
+    example = torch.zeros(2, *model.data.input_shape)
+    batch = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model.eval(), (example,), dynamic_shapes=batch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.stem}.part.pt2")
+    try:
+        torch.export.save(program, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _export_arrays(model: ClientModel, path: Path) -> None:
     description = {
         "architecture": model.arch.name,
         "head": model.arch.head,

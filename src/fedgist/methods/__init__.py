@@ -9,6 +9,8 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedprox import FedProx
 from fedgist.methods.local import Local
 
+DEFAULT_METHOD = "fedlog"  # what a recipe runs that names none
+
 METHODS: MappingProxyType[str, type[Method]] = MappingProxyType(
     {
         "centralized": Centralized,

@@ -10,36 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedgist.core.averaging import Averages, Weighted, Weights, average, start, weighted
-from fedgist.core.message import Nothing
-from fedgist.core.method import Context, Count, Method, Order, Replies
-from fedgist.core.net import Net, Part
+from fedgist.core.averaging import Averaging
+from fedgist.core.method import Exchange, Method, Part
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Federated averaging."""
+    """Federated averaging: w = sum_k n_k w_k / n, the method's only equation, is the exchange's."""
 
     keeps: ClassVar[Part] = "none"
-
-    def init_server(self, ctx: Context) -> Averages:
-        """Every architecture's common start."""
-        return start(ctx)
-
-    def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
-        """The weights of the client's architecture."""
-        return server.weights[order.architecture]
-
-    def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
-        """Start from the global weights."""
-        return net.having(down.arrays), own
-
-    def upload(
-        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Weighted, Nothing]:
-        """n_k w_k and n_k."""
-        return weighted(net, sums), own
-
-    def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
-        """W = sum_k n_k w_k / n."""
-        return average(server, replies)
+    exchange: ClassVar[Exchange] = Averaging()

@@ -25,17 +25,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.bounds import NonNegative, Positive, PositiveInt
+from fedgist.core.linear_head import LinearHead, class_sums, one_feature_width, with_constant
 from fedgist.core.message import Nothing, message
-from fedgist.core.method import Batch, Context, Life, Method, Order, Phase, Replies, Task
-from fedgist.core.net import Net, Part
+from fedgist.core.method import Batch, Context, Life, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.optim import Optimizer, init, step
-
-
-@message(reduce="sum")
-class Head:
-    """eta, (classes, m + 1)."""
-
-    eta: Tensor
 
 
 @message(reduce="sum")
@@ -47,37 +41,23 @@ class Sums:
 
 @dataclass(frozen=True)
 class FedLog(Method):
-    """FedLog with the exact head; the defaults are the paper's."""
+    """FedLog with the exact head; the defaults are the paper's.
 
-    nu: float = 1.0  # the prior's pseudo-count; 0 is a flat prior
-    head_start: Literal["random", "exchange"] = (
-        "random"  # normal numbers, or one exchange with the untrained bodies
-    )
+    ``head_start``: normal numbers, or one exchange with the untrained bodies.
+    """
+
+    nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
+    head_start: Literal["random", "exchange"] = "random"
     optimizer_memory: Life = "round"  # how long a body's optimizer remembers
     solver: Literal["exact", "gradient"] = "exact"
-    head_lr: float = 1e-2  # of the gradient solver: Adam
-    head_steps: int = 1000  # of the gradient solver
+    head_lr: Positive = 1e-2  # of the gradient solver: Adam
+    head_steps: PositiveInt = 1000  # of the gradient solver
 
     keeps: ClassVar[Part] = "body"
 
-    def __post_init__(self) -> None:
-        if self.nu < 0:
-            msg = f"method.nu must be at least 0, not {self.nu}"
-            raise ValueError(msg)
-
     def check(self, task: Task) -> None:
         """One head serves all: bodies of one width, heads with a bias."""
-        widths = {name: a.feature_width for name, a in task.architectures.items()}
-        if len(set(widths.values())) > 1:
-            listed = ", ".join(f"{name} {width}" for name, width in widths.items())
-            msg = (
-                "method fedlog shares one head, so all bodies need one feature width; found "
-                f"{listed}"
-            )
-            raise ValueError(msg)
-        if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
-            msg = f"method fedlog needs a head with a bias; that of {bare[0]} has none"
-            raise ValueError(msg)
+        one_feature_width(task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Round 0 is the exchange, where one is asked for."""
@@ -85,56 +65,50 @@ class FedLog(Method):
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
 
-    def init_server(self, ctx: Context) -> Head:
+    def init_server(self, ctx: Context) -> LinearHead:
         """A random head (Alg. 1)."""
-        width = next(iter(ctx.task.architectures.values())).feature_width
-        return Head(random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1)))
+        width = one_feature_width(ctx.task, "fedlog")
+        return LinearHead(random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1)))
 
-    def download(self, server: Head, order: Order, ctx: Context) -> Head | Nothing:
+    def download(self, server: LinearHead, order: Order, ctx: Context) -> LinearHead | Nothing:
         """The head; before training there is nothing to say."""
         return Nothing() if ctx.stage == "exchange" else server
 
     def receive(
-        self, net: Net, own: Nothing, down: Head | Nothing, ctx: Context
+        self, net: Net, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> tuple[Net, Nothing]:
         """Install the head."""
-        return (
-            net.with_head(down.eta[:, 1:], down.eta[:, 0]) if isinstance(down, Head) else net
-        ), own
+        return (net if isinstance(down, Nothing) else net.with_head(down.weight, down.bias)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Only the body learns (eq. 12)."""
         if ctx.stage == "exchange":
             return ()
-        return (
-            Phase(
-                ("body",), epochs=ctx.task.training.local_epochs, remembers=self.optimizer_memory
-            ),
-        )
+        epochs = ctx.task.training.local_epochs
+        return (Phase(("body",), epochs=epochs, remembers=self.optimizer_memory),)
 
-    def summarize(self, net: Net, batch: Batch, own: Nothing, down: Head, ctx: Context) -> Sums:
+    def summarize(
+        self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
+    ) -> Sums:
         """S over a batch (eq. 2)."""
-        z = net.features(batch.x)
-        phi = torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
-        e = F.one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
-        return Sums(e.to(phi.dtype).T @ phi)
+        phi = with_constant(net.features(batch.x))
+        return Sums(class_sums(phi, batch.y, batch.mask, ctx.task.num_classes))
 
     def upload(
-        self, net: Net, own: Nothing, sums: Sums, down: Head, ctx: Context
+        self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context
     ) -> tuple[Sums, Nothing]:
         """S of all local rows."""
         return sums, own
 
-    def server_update(self, server: Head, replies: Replies, ctx: Context) -> Head:
+    def server_update(self, server: LinearHead, replies: Replies, ctx: Context) -> LinearHead:
         """The MAP head (eq. 14)."""
         s = replies.total().total.to(torch.float64)
         if self.solver == "exact":
             eta = map_head(s, self.nu)
         else:
-            eta = gradient_head(
-                server.eta.to(torch.float64), s, self.nu, self.head_lr, self.head_steps
-            )
-        return Head(eta.to(server.eta.dtype))
+            start = server.eta.to(torch.float64)
+            eta = gradient_head(start, s, self.nu, self.head_lr, self.head_steps)
+        return LinearHead(eta.to(server.eta.dtype))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:

@@ -11,50 +11,22 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgist.core.averaging import Averages, Weighted, Weights, average, start, weighted
-from fedgist.core.losses import cross_entropy, proximal
-from fedgist.core.message import Nothing
-from fedgist.core.method import Batch, Context, Count, Method, Order, Replies
-from fedgist.core.net import Net, Part
+from fedgist.core.averaging import Averaging, Weights
+from fedgist.core.bounds import NonNegative
+from fedgist.core.losses import proximal
+from fedgist.core.method import Batch, Context, Exchange, Method, Net, Nothing, Part
 
 
 @dataclass(frozen=True)
 class FedProx(Method):
     """Federated averaging with a proximal term of weight ``mu``."""
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
 
     keeps: ClassVar[Part] = "none"
-
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            msg = f"method.mu must be at least 0, not {self.mu}"
-            raise ValueError(msg)
-
-    def init_server(self, ctx: Context) -> Averages:
-        """Every architecture's common start."""
-        return start(ctx)
-
-    def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
-        """The weights of the client's architecture."""
-        return server.weights[order.architecture]
-
-    def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
-        """Start from the global weights."""
-        return net.having(down.arrays), own
+    exchange: ClassVar[Exchange] = Averaging()
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """F_k(w) + mu / 2 |w - w^t|^2 (eq. 2)."""
-        return cross_entropy(net(batch.x), batch.y, batch.mask) + self.mu * proximal(
-            net.params, down.arrays
-        )
-
-    def upload(
-        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Weighted, Nothing]:
-        """n_k w_k and n_k."""
-        return weighted(net, sums), own
-
-    def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
-        """W = sum_k n_k w_k / n."""
-        return average(server, replies)
+        task_loss = ctx.task.objective.loss(net(batch.x), batch)
+        return task_loss + self.mu * proximal(net.params, down.arrays)

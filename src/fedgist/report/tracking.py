@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist.errors import ReportError, did_you_mean
+from fedgist.errors import ReportError, did_you_mean, first_line
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import flat
 
@@ -92,7 +92,7 @@ class MLflow:
         try:
             self.client = module.MlflowClient(tracking_uri=where)
         except errors.MlflowException as error:
-            msg = f"MLflow: {str(error).splitlines()[0]}"
+            msg = f"MLflow: {first_line(error)}"
             raise ReportError(msg) from error
         self.ids: dict[Path, str] = {}
         self.sent: dict[Path, int] = {}

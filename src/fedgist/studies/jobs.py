@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import torch
 
-from fedgist.engines.worker_pool import die_with_parent, keep_memory
+from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import RecipeError
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
+from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
-from fedgist.federation.world import World
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,9 @@ class _EventSender:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def began(self, world: World, folder: str, done: int) -> None:
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Send the round after which the run goes on."""
-        del world, folder
+        del server, folder
         self.connection.send(Event("began", line={"round": done}))
 
     def finished_round(self, line: Line) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.sources.labelled_rows import Values
-from fedgist.data.sources.optional_packages import first_line
-from fedgist.errors import DataError
+from fedgist.errors import DataError, first_line
 
 CHANNELS = (1, 3)
 _IMAGES = 4  # dimensions of a stack of images

@@ -16,8 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedgist.data.sources.optional_packages import first_line
-from fedgist.errors import DataError
+from fedgist.errors import DataError, first_line
 
 _BROKEN = (
     pickle.UnpicklingError,

@@ -13,8 +13,8 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features as as_features
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
 from fedgist.data.sources.labelled_rows import LabelledRows, Values, as_texts, dataset, split
-from fedgist.data.sources.optional_packages import first_line, need
-from fedgist.errors import DataError
+from fedgist.data.sources.optional_packages import need
+from fedgist.errors import DataError, first_line
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
 _SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk leaves

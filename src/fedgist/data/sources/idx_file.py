@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.sources.optional_packages import first_line
-from fedgist.errors import DataError
+from fedgist.errors import DataError, first_line
 
 _BYTES = 0x08  # the format's code for unsigned bytes
 _GZIP = b"\x1f\x8b"

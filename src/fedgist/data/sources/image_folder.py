@@ -15,8 +15,8 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources.image_pixels import pixels, size_of, stack
 from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.optional_packages import first_line, need
-from fedgist.errors import DataError
+from fedgist.data.sources.optional_packages import need
+from fedgist.errors import DataError, first_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _BROKEN = (

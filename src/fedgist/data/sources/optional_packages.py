@@ -20,9 +20,3 @@ def need(module: str, msg: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DataError(msg) from error
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of another package's message, or the error's type if it has none."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

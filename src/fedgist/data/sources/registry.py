@@ -48,6 +48,8 @@ class Source:
         return tuple(option.name for option in parameters if option.default is option.empty)
 
 
+DEFAULT_SOURCE = "digits"  # what a recipe runs on that names none
+
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
         "digits": Source(digits, "8x8 handwritten digits, 1,797 of them; come with scikit-learn"),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedgist.data.sources.labelled_rows import Values
-from fedgist.data.sources.optional_packages import first_line, need
-from fedgist.errors import DataError
+from fedgist.data.sources.optional_packages import need
+from fedgist.errors import DataError, first_line
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLES = (*_SEPARATORS, ".parquet")

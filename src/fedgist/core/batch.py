@@ -1,0 +1,32 @@
+"""Rows of examples, as a method sees them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from fedgist.core.tree import tree
+
+
+@tree
+class Batch:
+    """Rows of one client: inputs ``x`` (batch, *input), labels ``y`` (batch,), ``mask`` (batch,).
+
+    ``mask`` is true where a row is present. Where it is false stands something that looks like an
+    example and is none: whatever is computed from it must weigh nothing.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+
+
+class RowSet(Protocol):
+    """Examples that can be asked for by row number: a test set of the server's, for instance."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+
+    def batch(self, rows: Tensor) -> Batch:
+        """Return the batches of clients: ``rows`` (clients, batch), -1 where there is none."""

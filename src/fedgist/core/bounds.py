@@ -1,0 +1,40 @@
+"""Bounds of hyper-parameters, said in their types and checked once, when a method is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Annotated
+
+from fedgist.errors import MethodError
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least a number may be; ``above`` leaves the bound itself out."""
+
+    least: float
+    above: bool = False
+
+
+NonNegative = Annotated[float, Bounds(0)]
+Positive = Annotated[float, Bounds(0, above=True)]
+PositiveInt = Annotated[int, Bounds(1)]
+
+
+def check_bounds(method: object) -> None:
+    """Raise MethodError if a field of a dataclass lies outside the bounds of its type."""
+    if not dataclasses.is_dataclass(method):
+        return
+    hints = typing.get_type_hints(type(method), include_extras=True)
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        for bounds in getattr(hints[field.name], "__metadata__", ()):
+            if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
+                continue
+            fits = value > bounds.least if bounds.above else value >= bounds.least
+            if not fits:  # NaN does not
+                words = "greater than" if bounds.above else "at least"
+                msg = f"method.{field.name} must be {words} {bounds.least}, not {value}"
+                raise MethodError(msg)

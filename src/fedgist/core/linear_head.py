@@ -1,0 +1,67 @@
+"""What methods share that send class statistics of features, or a linear head over them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedgist.core.message import message
+from fedgist.core.task import Task
+from fedgist.errors import MethodError
+
+
+@message(reduce="sum")
+class LinearHead:
+    """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
+
+    It travels without the names that an architecture gives to its last layer, so that one head
+    serves several architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
+    """
+
+    eta: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights, (classes, m)."""
+        return self.eta[:, 1:]
+
+    @property
+    def bias(self) -> Tensor:
+        """The biases, (classes,)."""
+        return self.eta[:, 0]
+
+
+def with_constant(z: Tensor) -> Tensor:
+    """Return features (batch, m) with the constant 1 put first: (batch, m + 1)."""
+    return torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
+
+
+def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
+
+    Absent rows count for nothing. Of features with the constant 1 put first, the first column of
+    the sums is how many rows each class has.
+    """
+    members = F.one_hot(y, num_classes) * mask.unsqueeze(1)
+    return members.to(values.dtype).T @ values
+
+
+def one_feature_width(task: Task, method: str) -> int:
+    """Return the feature width that all architectures share, their heads having a bias.
+
+    Raises
+    ------
+    MethodError
+        If the widths differ, or a head has no bias.
+    """
+    widths = {name: a.feature_width for name, a in task.architectures.items()}
+    if len(set(widths.values())) > 1:
+        listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+        msg = f"method {method} shares one head, so all bodies need one feature width; "
+        msg += f"found {listed}"
+        raise MethodError(msg)
+    if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
+        msg = f"method {method} needs a head with a bias; that of {bare[0]} has none"
+        raise MethodError(msg)
+    return next(iter(widths.values()))

@@ -1,0 +1,204 @@
+"""What a task asks of a model: its loss, and by which metrics it is judged.
+
+An objective belongs to the task, not to the method: FedAvg or FedProx serve classes today, and next
+words or contrastive views once there is an objective for them, without a file of their own.
+
+A metric has a name, a unit and a direction; reports read these, and never guess them from the name
+of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core import losses
+from fedgist.core.batch import Batch
+from fedgist.core.tree import tree
+from fedgist.errors import one_of
+
+Unit = Literal["fraction", "nats"]
+Direction = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which models are judged: what it is called, its unit, and which end is better."""
+
+    name: str
+    title: str
+    unit: Unit
+    better: Direction
+
+
+LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
+
+
+@tree
+class Marks:
+    """What is kept of each row that was predicted, until metrics are made of it.
+
+    ``loss`` (rows,) in nats, ``label`` (rows,) the class predicted, ``scores`` (rows, classes) the
+    probabilities, or (rows, 0) where no metric needs them. Absent rows hold zeros.
+    """
+
+    loss: Tensor
+    label: Tensor
+    scores: Tensor
+
+
+class Objective(Protocol):
+    """A task's loss and metrics."""
+
+    @property
+    def name(self) -> str:
+        """Its name in recipes."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Its metrics: the one that reports show first, then the others; the loss is one more."""
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch over the rows present: a scalar."""
+
+    def mark(self, logits: Tensor, batch: Batch) -> Marks:
+        """Return what is kept of each row of one client (under vmap)."""
+
+    def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Return each client's metrics, loss included, from marks (clients, rows): (clients,) each.
+
+        In double precision; NaN where a metric is not defined for a client.
+        """
+
+    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor:
+        """Return counts (true class, predicted class), summed over clients."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """One class for each example: cross-entropy, and the metrics named (all of them by default)."""
+
+    num_classes: int
+    chosen: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+
+    name = "classes"
+
+    def __post_init__(self) -> None:
+        for name in self.chosen:
+            one_of(name, CLASS_METRICS, "metric")
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics chosen."""
+        return tuple(CLASS_METRICS[name][0] for name in self.chosen)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of ``logits`` (batch, classes)."""
+        return losses.cross_entropy(logits, batch.y, batch.mask)
+
+    def mark(self, logits: Tensor, batch: Batch) -> Marks:
+        """Return the cross-entropy, the likeliest class and the probabilities of each row."""
+        normalizer = torch.logsumexp(logits, -1)
+        loss = normalizer - logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+        kept = logits if "auroc" in self.chosen else logits[..., :0]
+        scores = torch.exp(kept - normalizer.unsqueeze(-1))
+        present = batch.mask
+        return Marks(
+            torch.where(present, loss, 0.0),
+            torch.where(present, logits.argmax(-1), 0),
+            torch.where(present.unsqueeze(-1), scores, 0.0),
+        )
+
+    def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Return the loss and the metrics chosen, (clients,) each."""
+        table = Predictions(marks, y, mask, self.num_classes)
+        values = {name: CLASS_METRICS[name][1](table) for name in self.chosen}
+        losses_seen = torch.where(mask, marks.loss, 0.0).to(torch.float64)
+        return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
+
+    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor:
+        """Return counts (true class, predicted class), summed over clients."""
+        return Predictions(marks, y, mask, self.num_classes).counts().sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The rows of K clients, predicted: marks, labels ``y`` and ``mask``, each (K, rows)."""
+
+    marks: Marks
+    y: Tensor
+    mask: Tensor
+    num_classes: int
+
+    def counts(self) -> Tensor:
+        """Return how often each class was taken for each: (K, true class, predicted class)."""
+        clients, classes = len(self.y), self.num_classes
+        client = torch.arange(clients, device=self.y.device).unsqueeze(1)
+        cell = (client * classes + self.y) * classes + self.marks.label
+        counts = torch.bincount(cell[self.mask], minlength=clients * classes * classes)
+        return counts.view(clients, classes, classes)
+
+
+def accuracy(p: Predictions) -> Tensor:
+    """Return the share of rows whose class is right."""
+    right = (p.marks.label == p.y) & p.mask
+    return right.sum(1).to(torch.float64) / p.mask.sum(1)
+
+
+def balanced_accuracy(p: Predictions) -> Tensor:
+    """Return the mean recall over the classes that a client has."""
+    counts = p.counts().to(torch.float64)
+    of_class = counts.sum(2)
+    return (counts.diagonal(dim1=1, dim2=2) / of_class).nanmean(1)
+
+
+def macro_f1(p: Predictions) -> Tensor:
+    """Return the mean F1 over the classes that a client has or that are predicted there."""
+    counts = p.counts().to(torch.float64)
+    either = counts.sum(1) + counts.sum(2)
+    return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)
+
+
+def auroc(p: Predictions) -> Tensor:
+    """Return the area under the ROC curve of each class against the rest, mean over classes.
+
+    By ranks (Mann and Whitney): the share of pairs of a row of the class and another row in which
+    the former has the higher probability, ties counting half. NaN where a client has one class.
+    """
+    scores = p.marks.scores.movedim(2, 1).to(torch.float64)  # (K, classes, rows)
+    scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
+    ordered = scores.contiguous().sort(2).values
+    below = torch.searchsorted(ordered, scores.contiguous())
+    up_to = torch.searchsorted(ordered, scores.contiguous(), right=True)
+    ranks = (below + up_to + 1).to(torch.float64) / 2
+    classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
+    of_class = (p.y.unsqueeze(1) == classes) & p.mask.unsqueeze(1)
+    positive = of_class.sum(2).to(torch.float64)
+    negative = p.mask.sum(1, keepdim=True) - positive
+    wins = (ranks * of_class).sum(2) - positive * (positive + 1) / 2
+    return (wins / (positive * negative)).nanmean(1)
+
+
+CLASS_METRICS: Mapping[str, tuple[Metric, Callable[[Predictions], Tensor]]] = MappingProxyType(
+    {
+        "accuracy": (Metric("accuracy", "Accuracy", "fraction", "higher"), accuracy),
+        "balanced_accuracy": (
+            Metric("balanced_accuracy", "Balanced accuracy", "fraction", "higher"),
+            balanced_accuracy,
+        ),
+        "macro_f1": (Metric("macro_f1", "Macro F1", "fraction", "higher"), macro_f1),
+        "auroc": (Metric("auroc", "AUROC", "fraction", "higher"), auroc),
+    }
+)
+
+#: Objectives by name: each is made for a number of classes and the metrics chosen.
+OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType({"classes": Classes})
+#: Every metric there is, by name.
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {LOSS.name: LOSS} | {name: metric for name, (metric, _) in CLASS_METRICS.items()}
+)

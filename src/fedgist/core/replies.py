@@ -1,0 +1,156 @@
+"""Who is asked, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core.message import message, scope, total
+from fedgist.errors import TooFewRepliesError
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client before it hears from it. No counts: they are messages."""
+
+    id: int
+    architectures: tuple[str, ...]  # its own first; more than one where it can serve several pools
+
+
+@dataclass(frozen=True)
+class Order:
+    """One client asked to do its part of a stage, with the model of one architecture.
+
+    ``hears`` names the clients whose messages it is to hear (peer to peer).
+    """
+
+    client: int
+    architecture: str
+    hears: tuple[int, ...] = ()
+
+
+@message(reduce="sum")
+class Count:
+    """How many rows a client holds."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's message, and the round and the stage that it answers."""
+
+    order: Order
+    round: int
+    stage: str
+    message: Any
+
+
+@dataclass(frozen=True)
+class Subtotal:
+    """The sum of some clients' messages, all of one architecture and answering one stage."""
+
+    architecture: str
+    clients: tuple[int, ...]
+    round: int
+    stage: str
+    message: Any
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back in a stage, made by :func:`gather`: of messages that sum, only totals.
+
+    ``totals`` holds one over all clients, or one per architecture, as the message declares;
+    ``each`` the replies one by one, ordered by client. Groups of fewer than ``min_replies`` clients
+    are ``withheld``: of them there is only a name (an architecture, or ``"all"``) and a size.
+    """
+
+    totals: tuple[Subtotal, ...] = ()
+    each: tuple[Reply, ...] = ()
+    withheld: tuple[tuple[str, int], ...] = ()
+    min_replies: int = 1
+
+    def __len__(self) -> int:
+        return len(self.each) or sum(len(group.clients) for group in self.totals)
+
+    def __iter__(self) -> Iterator[Reply]:
+        if self.totals:
+            msg = "these messages are only ever seen as a total: use total()"
+            raise TypeError(msg)
+        return iter(self.each)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The architectures of which there is something to be had, sorted."""
+        return tuple(
+            sorted(
+                {t.architecture for t in self.totals} | {r.order.architecture for r in self.each}
+            )
+        )
+
+    def by(self, architecture: str) -> Replies:
+        """Return the replies of one architecture (one pool).
+
+        Raises
+        ------
+        TypeError
+            If the messages are summed over all architectures.
+        """
+        if any(scope(type(t.message)) == "all" for t in self.totals):
+            msg = "these messages are summed over all clients: use total(), or declare them with "
+            msg += "over='architecture'"
+            raise TypeError(msg)
+        return Replies(
+            tuple(t for t in self.totals if t.architecture == architecture),
+            tuple(r for r in self.each if r.order.architecture == architecture),
+            tuple(pair for pair in self.withheld if pair[0] == architecture),
+            self.min_replies,
+        )
+
+    def total(self) -> Any:
+        """Return the sum over clients.
+
+        Raises
+        ------
+        TooFewRepliesError
+            If it would be a sum over fewer than ``min_replies`` clients.
+        TypeError
+            If the messages are summed per architecture, and there is more than one.
+        """
+        if len(self) < max(self.min_replies, 1):
+            count = len(self) or sum(size for _, size in self.withheld)
+            msg = f"a total over {count} replies; privacy.min_replies is {self.min_replies}"
+            raise TooFewRepliesError(msg)
+        if len(self.totals) > 1:
+            msg = "these messages are summed per architecture: use by(architecture).total()"
+            raise TypeError(msg)
+        return self.totals[0].message if self.totals else total([r.message for r in self.each])
+
+
+def gather(subtotals: Iterable[Subtotal], each: Sequence[Reply], min_replies: int = 1) -> Replies:
+    """Add up what came back, in the order given, and withhold what comes from too few clients.
+
+    Messages that are not summed are withheld as well if there are fewer than ``min_replies``.
+    """
+    groups: dict[str, list[Subtotal]] = {}
+    for part in subtotals:
+        name = "all" if scope(type(part.message)) == "all" else part.architecture
+        groups.setdefault(name, []).append(part)
+    totals, withheld = [], []
+    for name, parts in groups.items():
+        clients = tuple(client for part in parts for client in part.clients)
+        if len(clients) < min_replies:
+            withheld.append((name, len(clients)))
+        else:
+            newest = max(parts, key=lambda part: part.round)
+            message = total([part.message for part in parts])
+            totals.append(Subtotal(name, clients, newest.round, newest.stage, message))
+    if 0 < len(each) < min_replies:
+        withheld.append(("all", len(each)))
+        each = ()
+    ordered = sorted(each, key=lambda r: (r.order.client, r.order.architecture, r.round))
+    return Replies(tuple(totals), tuple(ordered), tuple(withheld), min_replies)

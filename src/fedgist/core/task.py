@@ -1,0 +1,64 @@
+"""What server and clients both know, and where and when a function of a method runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.batch import RowSet
+from fedgist.core.net import Architecture, Net
+from fedgist.core.objective import Objective
+from fedgist.core.optim import Optimizer
+from fedgist.core.tree import STATIC, tree
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a recipe says about training, for every method alike."""
+
+    num_rounds: int
+    fraction_train: float
+    local_epochs: int
+    batch_size: int
+    optimizer: Optimizer
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What server and clients both know: the classes, the architectures, the plan of training.
+
+    ``starts`` holds each architecture's common start. ``test_sets`` are rows of the server's own,
+    by name, on which its models are scored; a site has none of them.
+    """
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    num_clients: int
+    architectures: Mapping[str, Architecture]
+    starts: Mapping[str, Net] = field(repr=False)
+    training: Training
+    objective: Objective
+    test_sets: Mapping[str, RowSet] = field(default_factory=dict, repr=False)
+
+
+@tree
+class Context:
+    """Where and when a function runs.
+
+    ``key`` is the source of all randomness. In a client's functions it is the client's own, another
+    one for every round and stage; at the server it is the stage's. ``round`` is 0 before training.
+    ``stage`` is one of the method's stages, or ``"init"`` where a state is made, or ``"evaluate"``
+    where a model is downloaded to be tested, predicted with or exported.
+    """
+
+    key: Tensor
+    task: Task = field(metadata=STATIC)
+    round: int = field(metadata=STATIC)
+    stage: str = field(metadata=STATIC)
+
+    def draw(self, *purpose: random.Word) -> Tensor:
+        """Return a key for one purpose, to be used with :mod:`fedgist.core.random`."""
+        return random.fold(self.key, *purpose)

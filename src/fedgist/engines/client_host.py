@@ -1,0 +1,222 @@
+"""The clients of one machine: their rows, their models, what they keep; and what they are asked.
+
+A :class:`ClientHost` answers three requests about a cohort: to train and upload, to score its
+clients' models on their own rows, or to mark rows by one model that all of them share. It is the
+clients' side of the local engine, in each of its processes, and of a real site, where it hosts one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.method import Context, Method, Net, Nothing, Task
+from fedgist.core.net import Architecture, stacked
+from fedgist.core.objective import Marks
+from fedgist.core.optim import OptimizerState
+from fedgist.core.tree import build, map_leaves, named, take
+from fedgist.engines import cohort as cohorts
+from fedgist.engines import inference, local_training
+from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
+from fedgist.engines.client_store import ClientStore
+from fedgist.engines.cohort import Clients, Cohort
+from fedgist.engines.engine import ScoreTable, Split
+from fedgist.engines.message_form import settle, upload_form
+from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.stacking_plan import Plan
+
+
+class ClientHost:
+    """The clients of this machine."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: HostSettings,
+        plans: Mapping[str, Plan],
+    ) -> None:
+        """``plans`` says for each architecture how its clients are stacked."""
+        self.method, self.task, self.population = method, task, population
+        self.settings, self.plans = settings, dict(plans)
+        self.key = random.key(settings.seed).to(settings.device)
+        self.forms: dict[tuple[bool, str, str], Any] = {}
+        self.laid_out = {n: lay_out(arch, self.plans[n]) for n, arch in task.architectures.items()}
+        self.own_type, self.stores = self._stores()
+
+    def answer(self, request: TrainRequest | ScoreRequest | MarkRequest) -> Any:
+        """Do what is asked."""
+        if isinstance(request, TrainRequest):
+            return self.train(request.sent)
+        if isinstance(request, ScoreRequest):
+            return self.score(request.sent, request.split)
+        return self.mark(request.sent, request.split, request.rows)
+
+    def train(self, sent: Sent) -> Trained:
+        """Receive, train, upload, and keep what stays home."""
+        cohort = self.cohort(sent)
+        clients = cohorts.receive(cohort, self.clients(sent))
+        phases = self.method.phases(cohort.ctx)
+        clients, losses = local_training.train(cohort, clients, phases)
+        message, clients = inference.upload(cohort, clients)
+        store = self.stores[sent.architecture]
+        if store.arrays:
+            store.put(sent.ids, self._kept(clients))
+        message, refused = settle(message, self._form(cohort.ctx, sent), len(sent.ids))
+        accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
+        return Trained(accepted, refused, message, losses)
+
+    def score(self, sent: Sent, split: Split) -> dict[str, ScoreTable]:
+        """Score each client's model, and the one it becomes by the phases before a test."""
+        cohort = self.cohort(sent)
+        clients = cohorts.receive(cohort, self.clients(sent))
+        models = {"": clients}
+        if phases := self.method.before_test(cohort.ctx):
+            models["finetuned"] = local_training.train(cohort, clients, phases)[0]
+        examples = self.population.examples_of(split)
+        table = self.population.table(split, sent.ids).to(self.settings.device)
+        return {
+            name: score_table(
+                cohort.ctx,
+                sent.ids,
+                inference.predict(cohort, model, table, examples),
+                table,
+                examples.y,
+            )
+            for name, model in models.items()
+        }
+
+    def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
+        """Mark rows by the shared model: what is kept of each, (rows, ...)."""
+        cohort = self.cohort(sent)
+        clients = cohorts.receive(cohort, self.clients(sent))
+        table = rows.unsqueeze(0).to(self.settings.device)
+        examples = self.population.examples_of(split)
+        return take(inference.predict(cohort, clients, table, examples), 0)
+
+    def cohort(self, sent: Sent) -> Cohort:
+        """The clients asked, for the trainer."""
+        device = self.settings.device
+        ctx = Context(self.key, self.task, sent.round, sent.stage)
+        down = map_leaves(lambda leaf: leaf.to(device), sent.down)
+        stack_them = self.plans[sent.architecture].stack
+        if not stack_them and sent.broadcast:
+            down = map_leaves(lambda leaf: leaf.unsqueeze(0), down)
+        return Cohort(
+            self.method,
+            ctx,
+            torch.tensor(sent.ids, device=device),
+            down,
+            sent.broadcast and stack_them,
+            self.population.examples,
+            self.population.table("train", sent.ids).to(device),
+            stack_them,
+        )
+
+    def clients(self, sent: Sent) -> Clients:
+        """The clients as they are at home, or at their start; the rest is the common start."""
+        store, arch = self.stores[sent.architecture], self.laid_out[sent.architecture]
+        for client in store.absent(sent.ids):
+            first = self._kept(self._newcomer(client, sent.architecture))
+            store.put([client], {name: array.unsqueeze(0) for name, array in first.items()})
+        net = stacked(self._start_net(arch), len(sent.ids))
+        if not store.arrays:
+            return Clients(net, build(self.own_type, {}), {})
+        arrays = store.get(sent.ids)
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+        own = build(self.own_type, under("own/"))
+        memory = build(dict[str, OptimizerState], under("memory/"))
+        return Clients(net.having(under("net/")), own, memory)
+
+    def state(self) -> dict[str, Tensor]:
+        """What clients keep, by architecture and name."""
+        return {
+            f"{architecture}/{name}": array
+            for architecture, store in self.stores.items()
+            for name, array in store.state().items()
+        }
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's state back."""
+        for architecture, store in self.stores.items():
+            start = f"{architecture}/"
+            mine = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
+            store.restore(mine)
+
+    def _form(self, ctx: Context, sent: Sent) -> Any:
+        key = (ctx.round == 0, sent.stage, sent.architecture)
+        if key not in self.forms:
+            down = sent.down if sent.broadcast else take(sent.down, 0)
+            self.forms[key] = upload_form(self.method, ctx, sent.architecture, down)
+        return self.forms[key]
+
+    def _stores(self) -> tuple[type, dict[str, ClientStore]]:
+        stores, own_type = {}, Nothing
+        ctx = Context(self.key, self.task, 0, "init")
+        for name, arch in self.laid_out.items():
+            own = self.method.init_client(self._start_net(arch), ctx)
+            own_type = type(own)
+            members = [c.id for c in self.population.clients if name in c.architectures]
+            first = self._kept(self._client(name, own))
+            stores[name] = ClientStore(members, first, self.settings.device)
+        return own_type, stores
+
+    def _client(self, architecture: str, own: Any) -> Clients:
+        """One client at its start, with the optimizer memory that it will keep."""
+        clients = cohorts.begin(self._start_net(self.laid_out[architecture]), own, 1)
+        memory: dict[str, OptimizerState] = {}
+        for stage in self.method.stages(Context(self.key, self.task, 1, "")):
+            ctx = Context(self.key, self.task, 1, stage)
+            memory |= local_training.memory_of(self.method, ctx, clients)
+        return take(replace(clients, memory=memory), 0)
+
+    def _start_net(self, arch: Architecture) -> Net:
+        return replace(self.task.starts[arch.name], arch=arch)
+
+    def _kept(self, clients: Clients) -> dict[str, Tensor]:
+        """The arrays that stay home, by name; ``clients`` may be one client or a stack."""
+        return {
+            **{f"net/{n}": a for n, a in clients.net.state(self.method.keeps).items()},
+            **{f"own/{n}": a for n, a in named(clients.own).items()},
+            **{f"memory/{n}": a for n, a in named(clients.memory).items()},
+        }
+
+    def _newcomer(self, client: int, architecture: str) -> Clients:
+        arch = self.laid_out[architecture]
+        net = self._start_net(arch)
+        if self.settings.own_start:
+            seed = int(random.key(self.settings.seed, "start", architecture, client))
+            fresh = replace(arch.start(seed), arch=arch)
+            net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)
+        key = random.fold(self.key, "client", client, "init")
+        own = self.method.init_client(net, Context(key, self.task, 0, "init"))
+        return replace(self._client(architecture, own), net=net)
+
+
+def score_table(
+    ctx: Context, ids: Sequence[int], marks: Marks, table: Tensor, y: Tensor
+) -> ScoreTable:
+    """Measure marks (K, rows) of the rows in a table; in the last round with a confusion matrix."""
+    objective, mask = ctx.task.objective, table >= 0
+    labels = torch.where(mask, y[table.clamp(min=0)], 0)
+    last = ctx.round == ctx.task.training.num_rounds
+    return ScoreTable(
+        tuple(ids),
+        mask.sum(1),
+        objective.measure(marks, labels, mask),
+        objective.confusion(marks, labels, mask) if last else None,
+    )
+
+
+def lay_out(arch: Architecture, plan: Plan) -> Architecture:
+    """Return the architecture with its convolutions as the plan says."""
+    return arch.laid_out(each=plan.stack and plan.convolutions == "each")

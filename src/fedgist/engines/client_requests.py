@@ -1,0 +1,57 @@
+"""What a host of clients is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core.tree import STATIC, tree
+from fedgist.engines.engine import Split
+
+
+@tree
+class Sent:
+    """A cohort and what it was sent: plain numbers and messages, so that it can cross processes."""
+
+    round: int = field(metadata=STATIC)
+    stage: str = field(metadata=STATIC)
+    ids: tuple[int, ...] = field(metadata=STATIC)
+    architecture: str = field(metadata=STATIC)
+    broadcast: bool = field(metadata=STATIC)  # one download for all; else stacked
+    down: Any
+
+
+@tree
+class TrainRequest:
+    """Train and upload; answered by :class:`Trained`."""
+
+    sent: Sent
+
+
+@tree
+class ScoreRequest:
+    """Score each client's model on its rows of a split; answered by a table for each model."""
+
+    sent: Sent
+    split: Split = field(metadata=STATIC)
+
+
+@tree
+class MarkRequest:
+    """Mark rows by the model that all clients share; answered by :class:`Marks`."""
+
+    sent: Sent
+    split: Split = field(metadata=STATIC)
+    rows: Tensor
+
+
+@tree
+class Trained:
+    """The accepted uploads (their sum, if they sum), who was refused and why, mean losses."""
+
+    accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
+    refused: dict[int, str] = field(metadata=STATIC)
+    message: Any
+    losses: Tensor

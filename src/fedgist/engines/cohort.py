@@ -1,0 +1,102 @@
+"""K clients of one architecture, stacked: who they are, what they hold, and what they were sent.
+
+Every tensor of the clients has a first dimension K. A method's functions, written for one client,
+run under ``torch.func.vmap``. K = 1 without stacking is the same code, for models that cannot be
+stacked and for a real site.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.method import Context, Method, Net
+from fedgist.core.net import stacked
+from fedgist.core.optim import OptimizerState
+from fedgist.core.tree import map_leaves, take, tree
+from fedgist.data.examples import Examples
+
+
+@tree
+class Clients:
+    """What K clients hold, stacked.
+
+    Nets, own states, and optimizer states that live for the whole run (by phase).
+    """
+
+    net: Net
+    own: Any
+    memory: dict[str, OptimizerState]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """K clients of one architecture at one stage.
+
+    Who they are, what they were sent, which rows they hold.
+    """
+
+    method: Method
+    ctx: Context  # its key is the run's, without client
+    ids: Tensor  # (K,)
+    down: Any  # one message for all (broadcast), or stacked
+    broadcast: bool
+    examples: Examples
+    table: Tensor  # (K, rows), -1 where there is none
+    stack: bool = True  # False: K = 1, without vmap
+
+    @functools.cached_property
+    def keys(self) -> Tensor:
+        """Each client's key of this round and stage, (K,)."""
+        return random.fold(self.ctx.key, "client", self.ids, self.ctx.round, self.ctx.stage)
+
+    def lift(
+        self, function: Callable[..., Any], dims: tuple[int | None, ...]
+    ) -> Callable[..., Any]:
+        """Turn a function of one client into one of all.
+
+        ``None`` in ``dims`` marks what they share.
+        """
+        if self.stack:
+            return torch.func.vmap(function, in_dims=dims)
+
+        def alone(*args: Any) -> Any:
+            one = [take(a, 0) if d == 0 else a for a, d in zip(args, dims, strict=True)]
+            return map_leaves(lambda leaf: leaf.unsqueeze(0), function(*one))
+
+        return alone
+
+    @property
+    def down_dim(self) -> int | None:
+        """Where the clients stand in the download."""
+        return None if self.broadcast else 0
+
+    def at(self, key: Tensor) -> Context:
+        """Return the context of one client."""
+        return replace(self.ctx, key=key)
+
+
+def receive(cohort: Cohort, clients: Clients) -> Clients:
+    """Install the downloads."""
+
+    def one(net: Net, own: Any, down: Any, key: Tensor) -> tuple[Net, Any]:
+        return cohort.method.receive(net, own, down, cohort.at(key))
+
+    with torch.no_grad():
+        net, own = cohort.lift(one, (0, 0, cohort.down_dim, 0))(
+            clients.net, clients.own, cohort.down, cohort.keys
+        )
+    return replace(clients, net=net, own=own)
+
+
+def begin(net: Net, own: Any, count: int) -> Clients:
+    """Return K clients at one start."""
+    return Clients(
+        stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {}
+    )

@@ -1,0 +1,132 @@
+"""Late replies, simulated: some uploads reach the server a round after they were asked for.
+
+It stands around another engine. Who is late is drawn by key, so that a run can be repeated; what is
+under way belongs to a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.message import payload_bytes, reduction
+from fedgist.core.method import Context, Order, Reply
+from fedgist.core.replies import Subtotal
+from fedgist.engines.engine import Answer, Engine, Scores, Simulation, Split
+from fedgist.engines.envelope import Header, seal, unseal
+
+UNDER_WAY = "delayed"
+LATE = "delayed: its reply comes a round late"
+
+
+@dataclass
+class DelayedEngine:
+    """An engine some of whose clients are late: ``is_late`` says who, of those ordered."""
+
+    engine: Engine
+    is_late: Callable[[Context, Sequence[Order]], Sequence[bool]]
+    under_way: list[Subtotal | Reply] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the engine's workers, if it has any."""
+        if callable(start := getattr(self.engine, "start", None)):
+            start()
+
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+        """Return the replies in time, and those of earlier rounds that arrive now."""
+        late = self.is_late(ctx, orders)
+        arriving = [p for p in self.under_way if p.stage == ctx.stage and p.round < ctx.round]
+        taken = {id(part) for part in arriving}
+        self.under_way = [part for part in self.under_way if id(part) not in taken]
+        prompt = [i for i in range(len(orders)) if not late[i]]
+        answer = Answer()
+        if prompt:
+            answer = self.engine.ask(ctx, [orders[i] for i in prompt], [downs[i] for i in prompt])
+        for i in range(len(orders)):
+            if late[i]:  # one at a time: a sum holds those in time or one that is late
+                alone = self.engine.ask(ctx, [orders[i]], [downs[i]])
+                self.under_way += [*alone.subtotals, *alone.each]
+                answer = replace(
+                    answer,
+                    refused=tuple(sorted((*answer.refused, *alone.refused))),
+                    absent=tuple(sorted((*answer.absent, *alone.absent, (orders[i].client, LATE)))),
+                )
+        return replace(
+            answer,
+            subtotals=(*answer.subtotals, *(p for p in arriving if isinstance(p, Subtotal))),
+            each=(*answer.each, *(p for p in arriving if isinstance(p, Reply))),
+            upload_bytes=answer.upload_bytes + sum(payload_bytes(p.message) for p in arriving),
+        )
+
+    def score(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+    ) -> Scores:
+        """Score as the engine does: evaluation waits for everybody."""
+        return self.engine.score(ctx, orders, downs, split)
+
+    def client(self, ctx: Context, order: Order, down: Any) -> Any:
+        """Return what one client holds after this download."""
+        return self._simulation().client(ctx, order, down)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what clients keep, and what is under way."""
+        sealed = {f"{UNDER_WAY}/{i}": _sealed(part) for i, part in enumerate(self.under_way)}
+        return self._simulation().state() | sealed
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's state back."""
+        start = f"{UNDER_WAY}/"
+        places = sorted(int(n.removeprefix(start)) for n in arrays if n.startswith(start))
+        self.under_way = [_unsealed(arrays[f"{start}{place}"]) for place in places]
+        kept = {name: array for name, array in arrays.items() if not name.startswith(start)}
+        self._simulation().restore(kept)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _simulation(self) -> Simulation:
+        assert isinstance(self.engine, Simulation)  # delays are simulated
+        return self.engine
+
+
+def by_chance(seed: int, chance: float) -> Callable[[Context, Sequence[Order]], Sequence[bool]]:
+    """Return who is late by chance: another draw for every client, round and stage."""
+
+    def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
+        key = random.key(seed, "delay", ctx.round, ctx.stage)
+        clients = torch.tensor([order.client for order in orders], dtype=torch.int64)
+        draws = random.uniform(random.fold(key, clients).unsqueeze(1), (1,))
+        return [draw < chance for draw in draws[:, 0].tolist()]
+
+    return is_late
+
+
+def _sealed(part: Subtotal | Reply) -> Tensor:
+    """Return a reply under way as bytes, for a checkpoint."""
+    order = part.order if isinstance(part, Reply) else Order(part.clients[0], part.architecture)
+    header = Header(
+        purpose="reply",
+        run=UNDER_WAY,
+        round=part.round,
+        stage=part.stage,
+        client=order.client,
+        architecture=order.architecture,
+        hears=order.hears,
+    )
+    return torch.frombuffer(bytearray(seal(header, {"upload": part.message})), dtype=torch.uint8)
+
+
+def _unsealed(blob: Tensor) -> Subtotal | Reply:
+    header, messages = unseal(blob.numpy().tobytes(), len(blob))
+    upload = messages["upload"]
+    if reduction(type(upload)) == "sum":
+        clients = (header.client,)
+        return Subtotal(header.architecture, clients, header.round, header.stage, upload)
+    order = Order(header.client, header.architecture, header.hears)
+    return Reply(order, header.round, header.stage, upload)

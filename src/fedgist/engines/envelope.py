@@ -1,0 +1,123 @@
+"""What crosses a wire: typed messages in an envelope that says what they are about.
+
+An envelope is a magic word, the length of a header, the header (JSON, checked by its schema), and
+the messages as safetensors, one after the other. The header carries the run, the round, the stage
+and, for each message, its registered type, its size and its digest. Nothing is parsed before the
+size has been compared with a limit, and no message before its digest has been.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedgist.core.message import pack, registered, type_name, unpack
+from fedgist.engines.engine import Split
+from fedgist.errors import MessageError
+
+MAGIC = b"fedgist1"
+LONGEST_HEADER = 1 << 16  # bytes
+Number = Annotated[int, Field(ge=0, lt=1 << 53)]
+Text = Annotated[str, Field(max_length=500)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Enclosed(_Strict):
+    """A message in an envelope: its registered type, its size in bytes, its SHA-256."""
+
+    type: Text
+    size: Number
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Header(_Strict):
+    """What an envelope is about.
+
+    ``purpose``: a server asks a client to ``train`` or to ``score``; a client's ``reply`` holds its
+    messages, a ``refusal`` the reason why there are none.
+    """
+
+    purpose: Literal["train", "score", "reply", "refusal"]
+    run: Text
+    round: Number
+    stage: Text
+    client: Number
+    architecture: Text
+    hears: tuple[Number, ...] = ()
+    split: Split | None = None
+    reason: Text = ""
+    messages: dict[Text, Enclosed] = {}
+
+
+def seal(header: Header, messages: Mapping[str, Any]) -> bytes:
+    """Return an envelope that holds these messages, by name."""
+    return seal_packed(header, {name: (type(m), pack(m)) for name, m in messages.items()})
+
+
+def seal_packed(header: Header, packed: Mapping[str, tuple[type, bytes]]) -> bytes:
+    """Return an envelope that holds messages packed before: a broadcast is packed once."""
+    enclosed = {
+        name: Enclosed(type=type_name(kind), size=len(blob), digest=digest(blob))
+        for name, (kind, blob) in packed.items()
+    }
+    head = header.model_copy(update={"messages": enclosed}).model_dump_json().encode()
+    return b"".join(
+        [MAGIC, len(head).to_bytes(4, "big"), head, *(blob for _, blob in packed.values())]
+    )
+
+
+def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
+    """Return the header and the messages of an envelope.
+
+    Raises
+    ------
+    MessageError
+        If it is larger than ``limit`` bytes, or not whole, or holds what nobody declared.
+    """
+    if len(envelope) > limit:
+        msg = f"an envelope of {len(envelope)} bytes; at most {limit} are accepted"
+        raise MessageError(msg)
+    header, rest = _header(envelope)
+    messages: dict[str, Any] = {}
+    for name, enclosed in header.messages.items():
+        blob, rest = rest[: enclosed.size], rest[enclosed.size :]
+        if len(blob) != enclosed.size or digest(blob) != enclosed.digest:
+            msg = f"the message {name!r} is not what its digest says: it was cut or changed"
+            raise MessageError(msg)
+        messages[name] = unpack(registered(enclosed.type), bytes(blob))
+    if rest:
+        msg = f"{len(rest)} bytes after the last message"
+        raise MessageError(msg)
+    return header, messages
+
+
+def digest(blob: bytes | memoryview) -> str:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _header(envelope: bytes) -> tuple[Header, memoryview]:
+    view = memoryview(envelope)
+    start = len(MAGIC) + 4
+    if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < start:
+        msg = "no envelope of this version of fedgist"
+        raise MessageError(msg)
+    length = int.from_bytes(view[len(MAGIC) : start], "big")
+    if length > LONGEST_HEADER or start + length > len(view):
+        msg = f"a header of {length} bytes"
+        raise MessageError(msg)
+    try:
+        # strict JSON: no number for a text, no further key
+        header = Header.model_validate_json(bytes(view[start : start + length]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        msg = f"the header cannot be read: {where}: {first['msg']}"
+        raise MessageError(msg) from error
+    return header, view[start + length :]

@@ -1,0 +1,121 @@
+"""What a cohort makes of its rows without learning: summaries, uploads, and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.method import Batch, Count, Method, Net
+from fedgist.core.objective import Marks
+from fedgist.core.tree import map_leaves, take
+from fedgist.data.examples import Examples
+from fedgist.engines.cohort import Clients, Cohort
+
+ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory
+
+
+def upload(cohort: Cohort, clients: Clients) -> tuple[Any, Clients]:
+    """Summarize all rows of each client, batch by batch, and make the uploads, (K, ...)."""
+    method = cohort.method
+
+    def one_client(net: Net, own: Any, sums: Any, down: Any, key: Tensor) -> tuple[Any, Any]:
+        return method.upload(net, own, sums, down, cohort.at(key))
+
+    with torch.no_grad():
+        sums = _summaries(cohort, clients)
+        dims = (0, 0, 0, cohort.down_dim, 0)
+        message, own = cohort.lift(one_client, dims)(
+            clients.net, clients.own, sums, cohort.down, cohort.keys
+        )
+    return message, replace(clients, own=own)
+
+
+def _summaries(cohort: Cohort, clients: Clients) -> Any:
+    method = cohort.method
+    if type(method).summarize is Method.summarize:  # counting needs no examples
+        return Count((cohort.table >= 0).sum(1).to(torch.float32))
+
+    def one_client(net: Net, batch: Batch, own: Any, down: Any, key: Tensor) -> Any:
+        return method.summarize(net, batch, own, down, cohort.at(key))
+
+    summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
+    sums: Any = None
+    for count, rows in _pieces(cohort.table):
+        first, down = _first(cohort, clients, count)
+        part = summarize(
+            first.net, cohort.examples.batch(rows), first.own, down, cohort.keys[:count]
+        )
+        sums = part if sums is None else map_leaves(_add_first, sums, part)
+    return sums
+
+
+def _add_first(total: Tensor, part: Tensor) -> Tensor:
+    return torch.cat([total[: len(part)] + part, total[len(part) :]])
+
+
+def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Any]:
+    if count == len(cohort.ids):
+        return clients, cohort.down
+    return take(clients, slice(0, count)), cohort.down if cohort.broadcast else take(
+        cohort.down, slice(0, count)
+    )
+
+
+def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Cut a table of rows into pieces of bounded size.
+
+    Each names how many clients, from the first, it has rows for.
+    """
+    width = max(1, ROWS_AT_ONCE // max(1, len(table)))
+    pieces = (
+        torch.split(table, width, dim=1)
+        if table.shape[1]
+        else [table.new_full((len(table), 1), -1)]
+    )
+    for index, rows in enumerate(pieces):
+        somebody = (rows >= 0).any(1).nonzero()
+        count = len(table) if index == 0 or not len(somebody) else int(somebody[-1]) + 1
+        yield count, rows[:count]
+
+
+def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Marks:
+    """Predict the rows of a table (K, rows): what is kept of each, 0 where there is none."""
+    objective = cohort.ctx.task.objective
+
+    def one_client(net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> Marks:
+        logits = cohort.method.predict(net, own, down, batch.x, cohort.at(key))
+        return objective.mark(logits, batch)
+
+    lifted = cohort.lift(one_client, (0, 0, cohort.down_dim, 0, 0))
+    if not table.shape[1]:
+        return _no_marks(cohort)
+    pieces = []
+    with torch.no_grad():
+        for count, rows in _pieces(table):
+            first, down = _first(cohort, clients, count)
+            batch = examples.batch(rows)
+            piece = lifted(first.net, first.own, down, batch, cohort.keys[:count])
+            pieces.append(map_leaves(lambda leaf: _filled(leaf, len(table)), piece))
+    whole: Marks = map_leaves(lambda *leaf: torch.cat(leaf, 1), *pieces)
+    marks: Marks = map_leaves(lambda leaf: leaf[:, : table.shape[1]], whole)
+    return marks
+
+
+def _no_marks(cohort: Cohort) -> Marks:
+    """Return the marks of no rows, in the shapes that the objective gives them."""
+    task, device = cohort.ctx.task, cohort.table.device
+    nothing = torch.zeros(1, dtype=torch.int64, device=device)
+    absent = Batch(nothing, nothing, nothing.bool())
+    marks = task.objective.mark(torch.zeros(1, task.num_classes, device=device), absent)
+    clients = len(cohort.ids)
+    return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), marks)
+
+
+def _filled(leaf: Tensor, clients: int) -> Tensor:
+    """Add lines of zeros for the clients that have no rows in a piece."""
+    absent = leaf.new_zeros(clients - len(leaf), *leaf.shape[1:])
+    return torch.cat([leaf, absent]) if len(absent) else leaf

@@ -1,0 +1,187 @@
+"""Local training: a cohort goes through the phases of a stage, every client by its own gradient.
+
+One backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
+optimizer step moves all. Clients are sorted by their number of steps, so those that still have rows
+are always the first k: the others are simply left out of the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import optim, random
+from fedgist.core.layers import Pass
+from fedgist.core.method import Batch, Context, Method, Net, Phase
+from fedgist.core.optim import Optimizer, OptimizerState
+from fedgist.core.tree import SEPARATOR, build, leaves, map_leaves, named, take
+from fedgist.data.client_rows import schedule
+from fedgist.engines.cohort import Clients, Cohort
+
+OWN = "own."  # how a phase names tensors of the client's own state
+
+
+def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, OptimizerState]:
+    """Return fresh states of the optimizers that live for the whole run, by phase."""
+    return {
+        f"{ctx.stage}-{index}": optim.init(phase.optimizer or ctx.task.training.optimizer, tensors)
+        for index, phase in enumerate(method.phases(ctx))
+        if phase.remembers == "run" and (tensors := _learned(phase, clients))
+    }
+
+
+def train(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> tuple[Clients, Tensor]:
+    """Go through the phases.
+
+    Return the clients and each one's mean loss over the rows it saw, (K,).
+    """
+    seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
+    for index, phase in enumerate(phases):
+        clients, sums = _phase(cohort, clients, phase, f"{cohort.ctx.stage}-{index}")
+        seen = seen + sums
+    return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0)
+
+
+def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
+    parts = {"all", "body", "head", "none"}
+    arch = clients.net.arch
+    own = {_own_name(path): value for path, value in named(clients.own).items()}
+    wanted = [p for p in phase.learns if p not in parts]
+    if unknown := [p for p in wanted if p not in own]:
+        msg = f"a phase learns {unknown[0]!r}; known: {', '.join([*sorted(parts), *own])}"
+        raise ValueError(msg)
+    net = {
+        name: value
+        for name, value in clients.net.params.items()
+        if any(part in parts and arch.holds(part, name) for part in phase.learns)  # type: ignore[arg-type]
+    }
+    return net | {name: own[name] for name in wanted}
+
+
+def _install(net: Net, own: Any, values: Mapping[str, Tensor]) -> tuple[Net, Any]:
+    net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
+    mine = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
+    return net, build(type(own), mine)
+
+
+def _own_name(path: str) -> str:
+    return OWN + path.replace(SEPARATOR, ".")
+
+
+def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[Clients, Tensor]:
+    """Go through a phase; return the clients and (K, 2): sums of losses, and of rows seen."""
+    seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
+    learned = map_leaves(_contiguous, _learned(phase, clients))
+    if not learned:  # a body without parameters
+        return clients, seen
+    training = cohort.ctx.task.training
+    keys = random.fold(cohort.keys, "phase", name)
+    batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
+    steps = torch.arange(batches.shape[1], device=keys.device)
+    step_keys = random.fold(keys.unsqueeze(1), "step", steps)
+    present = (batches >= 0).sum(2)  # (K, steps)
+    per_epoch = -(-(cohort.table >= 0).sum(1) // training.batch_size)
+    buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
+    clients = replace(clients, net=replace(clients.net, buffers=buffers))
+    optimizer = phase.optimizer or training.optimizer
+    memory = _memory(clients.memory.get(name), optimizer, learned)
+    step = _Step(cohort, phase, optimizer, clients, learned, memory)
+    # clients are sorted by steps, so those that are active in a step are the first
+    for s, count in enumerate((present > 0).sum(0).tolist()):
+        if phase.remembers == "epoch":
+            step.forget(per_epoch[:count], s)
+        losses = step(count, batches[:count, s], step_keys[:count, s])
+        seen[:count, 0] += losses * present[:count, s]
+        seen[:count, 1] += present[:count, s]
+    net, own = _install(clients.net, clients.own, learned)
+    kept = clients.memory | ({name: memory} if phase.remembers == "run" else {})
+    return Clients(net, own, kept), seen
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _memory(
+    kept: OptimizerState | None, optimizer: Optimizer, learned: Mapping[str, Tensor]
+) -> OptimizerState:
+    return optim.init(optimizer, learned) if kept is None else map_leaves(torch.clone, kept)
+
+
+class _Step:
+    """One stacked step: loss, gradient, update, in place on the first ``count`` clients."""
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        phase: Phase,
+        optimizer: Optimizer,
+        clients: Clients,
+        learned: dict[str, Tensor],
+        memory: OptimizerState,
+    ) -> None:
+        self.cohort, self.optimizer = cohort, optimizer
+        self.clients, self.learned, self.memory = clients, learned, memory
+        loss = phase.loss or cohort.method.loss
+
+        def one(
+            values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor
+        ) -> Any:
+            run = Pass(batch.mask, key)
+            net, own = _install(net, own, values)
+            value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
+            return value, run.updates
+
+        self.loss = cohort.lift(one, (0, 0, 0, cohort.down_dim, 0, 0))
+        self.count = -1
+
+    def _slice(self, count: int) -> None:
+        """Prepare views of the first ``count`` clients, once for all steps that have so many."""
+        self.count = count
+        cut = slice(0, count)
+        self.params = take(self.learned, cut)
+        self.net, self.own = take(self.clients.net, cut), take(self.clients.own, cut)
+        self.down = self.cohort.down if self.cohort.broadcast else take(self.cohort.down, cut)
+        self.rows = take(self.memory, cut)
+
+    def __call__(self, count: int, rows: Tensor, keys: Tensor) -> Tensor:
+        if count != self.count:
+            self._slice(count)
+        batch = self.cohort.examples.batch(rows, keys)
+        values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        with torch.enable_grad(), _torch_draws(self.cohort, keys):
+            losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
+            grads = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+        with torch.no_grad():
+            optim.step(
+                self.optimizer, self.params, dict(zip(self.params, grads, strict=True)), self.rows
+            )
+            for name, new in updates.items():
+                self.clients.net.buffers[name][:count] = new
+        mine: Tensor = losses.detach()
+        return mine
+
+    def forget(self, per_epoch: Tensor, step: int) -> None:
+        """Reset the optimizer of the clients that begin an epoch at this step."""
+        begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
+        for leaf in leaves(self.memory):
+            leaf[begin] = 0
+
+
+@contextlib.contextmanager
+def _torch_draws(cohort: Cohort, keys: Tensor) -> Iterator[None]:
+    """Seed torch's generator for one step of a model that draws from it.
+
+    Such a model runs alone, never stacked.
+    """
+    if cohort.stack:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keys[0]))
+        yield

@@ -1,0 +1,114 @@
+"""The loop-back: sites in one process, cut out of one data set, each with only its own rows.
+
+Every message crosses as bytes, through the same gate as over a network; nothing but the wire is
+different. It is a simulation as well: it can look into its sites and save what they keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core.method import Context, Method, Order, Task
+from fedgist.core.outline import Outline
+from fedgist.core.tree import take
+from fedgist.engines import cohort as cohorts
+from fedgist.engines.client_requests import Sent
+from fedgist.engines.cohort import Clients
+from fedgist.engines.engine import Answer, Scores, Split
+from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.process_control import one_thread
+from fedgist.engines.remote_engine import RemoteEngine
+from fedgist.engines.site import Site, population_of_one
+from fedgist.engines.wire import LoopbackWire, Wire
+
+RUN = "loopback"
+
+
+class LoopbackEngine:
+    """A remote engine whose sites are here."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: HostSettings,
+        rounds_kept: int = 2,
+        wire: Wire | None = None,
+    ) -> None:
+        """Another ``wire`` may stand in, if it reaches ``sites`` by their ``handle``."""
+        self.sites = {
+            client.id: Site(
+                method,
+                task_of_site(task, client.architectures),
+                population_of_one(population, place),
+                settings,
+                run=RUN,
+                rounds_kept=rounds_kept,
+            )
+            for place, client in enumerate(population.clients)
+        }
+        handlers = {client: site.handle for client, site in self.sites.items()}
+        self.remote = RemoteEngine(method, wire or LoopbackWire(handlers), run=RUN)
+
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+        """Send each order with its download; return what came back."""
+        with one_thread():
+            return self.remote.ask(ctx, orders, downs)
+
+    def score(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+    ) -> Scores:
+        """Let each site score what it would hold."""
+        with one_thread():
+            return self.remote.score(ctx, orders, downs, split)
+
+    def client(self, ctx: Context, order: Order, down: Any) -> Clients:
+        """Return what one client holds after this download."""
+        host = self.sites[order.client].host
+        ids = (order.client,)
+        sent = Sent(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
+        return take(cohorts.receive(host.cohort(sent), host.clients(sent)), 0)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what all sites keep, by client and name."""
+        return {
+            f"{client}/{name}": array
+            for client, site in self.sites.items()
+            for name, array in site.host.state().items()
+        }
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's state back into every site."""
+        for client, site in self.sites.items():
+            start = f"{client}/"
+            own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
+            site.restore(own)
+
+    def close(self) -> None:
+        """Close the wire."""
+        self.remote.close()
+
+
+def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
+    """Return what a site needs of a task: its own architectures, and no rows of the server's."""
+    return replace(
+        task,
+        architectures={name: task.architectures[name] for name in architectures},
+        starts={name: task.starts[name] for name in architectures},
+        test_sets={},
+    )
+
+
+def outlined(task: Task) -> Task:
+    """Return a task as a server may know it whose clients' bodies stay at home: outlines only."""
+    outlines = {
+        name: replace(Outline.of(arch), name=name).architecture()
+        for name, arch in task.architectures.items()
+    }
+    starts = {name: arch.start(0) for name, arch in outlines.items()}
+    return replace(task, architectures=outlines, starts=starts)

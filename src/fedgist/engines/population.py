@@ -1,0 +1,60 @@
+"""The clients that a machine hosts, and their rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgist.core.method import ClientInfo
+from fedgist.data.client_rows import Rows
+from fedgist.data.examples import Examples
+from fedgist.engines.engine import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Clients and their rows: line i of ``train``, ``validation`` and ``test`` is ``clients[i]``'s.
+
+    A method that merges clients has one client, but every client's test rows.
+    """
+
+    clients: tuple[ClientInfo, ...]
+    examples: Examples
+    test_examples: Examples
+    train: Rows
+    validation: Rows
+    test: Rows
+
+    @functools.cached_property
+    def place(self) -> Mapping[int, int]:
+        """Where each client stands."""
+        return {client.id: i for i, client in enumerate(self.clients)}
+
+    def rows(self, split: Split) -> Rows:
+        """Each client's rows of a split."""
+        return {"client": self.test, "train": self.train, "validation": self.validation}[split]
+
+    def examples_of(self, split: Split) -> Examples:
+        """The examples that a split's rows are of."""
+        return self.test_examples if split in {"client", "test"} else self.examples
+
+    def table(self, split: Split, ids: Sequence[int]) -> Tensor:
+        """Return some clients' rows of a split: (clients, rows), -1 where there is none."""
+        if split == "test":
+            return torch.arange(len(self.test_examples.y)).expand(len(ids), -1)
+        return self.rows(split).table([self.place[client] for client in ids])
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """How clients are hosted: no setting but the seed and ``own_start`` moves results."""
+
+    seed: int
+    own_start: bool = False
+    workers: int | None = None
+    device: str = "cpu"
+    share_measurements: bool = True  # losses and scores leave the clients

@@ -1,0 +1,87 @@
+"""Scoring a model that several clients share: each row is predicted once, whoever it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedgist.core.method import Context
+from fedgist.core.objective import Marks
+from fedgist.core.tree import map_leaves
+from fedgist.engines.client_host import ClientHost, score_table
+from fedgist.engines.client_requests import MarkRequest, Sent
+from fedgist.engines.engine import ScoreTable, Split, collect
+from fedgist.engines.worker_pool import WorkerPool
+
+ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
+NUMBERS_AT_ONCE = 1 << 22  # of scores that are measured together: bounds memory
+
+
+def score_shared(
+    host: ClientHost, pool: WorkerPool, sent: Sent, split: Split, *, alone: bool
+) -> tuple[ScoreTable, Mapping[str, float] | None]:
+    """Score one model on its clients' rows, and on the whole test set if it is the only one.
+
+    The rows are predicted by the workers of ``pool``. ``alone`` says that no other model is in use.
+    """
+    population = host.population
+    examples = population.examples_of(split)
+    lines = population.test if split == "test" else population.rows(split)
+    merged = host.method.merges_clients  # one model, but every client's rows
+    ids = tuple(range(len(lines))) if merged else sent.ids
+    places = ids if merged else [population.place[client] for client in ids]
+    rows_of = None if split == "test" else [lines[place] for place in places]
+    everything = torch.arange(len(examples.y))
+    on_all = alone and split in {"client", "test"}
+    to_mark = everything if on_all or rows_of is None else torch.unique(torch.cat(rows_of))
+    one_client = replace(sent, ids=sent.ids[:1])
+    parts = pool.run(
+        [MarkRequest(one_client, split, piece) for piece in torch.split(to_mark, ROWS_PER_REQUEST)]
+    )
+    marks: Marks = map_leaves(lambda *leaf: torch.cat([a.cpu() for a in leaf]), *parts)
+    ctx = Context(host.key, host.task, sent.round, sent.stage)
+    y = examples.y.cpu()
+    whole = None
+    if on_all:
+        line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+        values = score_table(ctx, (0,), line, everything.unsqueeze(0), y).values
+        whole = {name: float(value) for name, value in values.items()}
+    if rows_of is None:  # every client is tested on the whole set, by the same model
+        line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+        return _repeated(score_table(ctx, (0,), line, everything.unsqueeze(0), y), ids), whole
+    return _measured(ctx, ids, rows_of, to_mark, marks, y), whole
+
+
+def _repeated(table: ScoreTable, ids: Sequence[int]) -> ScoreTable:
+    count = len(ids)
+    return ScoreTable(
+        tuple(ids),
+        table.rows.expand(count),
+        {name: value.expand(count) for name, value in table.values.items()},
+        None if table.confusion is None else table.confusion * count,
+    )
+
+
+def _measured(
+    ctx: Context,
+    ids: Sequence[int],
+    rows_of: Sequence[Tensor],
+    marked: Tensor,
+    marks: Marks,
+    y: Tensor,
+) -> ScoreTable:
+    """Measure each client's own rows of those marked, a bounded number of clients at a time."""
+    place = torch.zeros(len(y), dtype=torch.int64)
+    place[marked] = torch.arange(len(marked))
+    longest = max(len(rows) for rows in rows_of)
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, longest * ctx.task.num_classes))
+    tables = []
+    for start in range(0, len(ids), at_once):
+        chunk = rows_of[start : start + at_once]
+        table = torch.nn.utils.rnn.pad_sequence(list(chunk), batch_first=True, padding_value=-1)
+        lines = map_leaves(lambda leaf, t=table: leaf[place[t.clamp(min=0)]], marks)
+        tables.append(score_table(ctx, ids[start : start + at_once], lines, table, y))
+    return collect(tables)

@@ -1,0 +1,213 @@
+"""A site: one real client, with its own rows and its own model, that answers envelopes.
+
+What it keeps is its own. It remembers its state before each stage of the last rounds together with
+the reply it gave, because a server may ask again: for a stage whose reply it never saw, or after it
+went back to a checkpoint. Asked for the same stage with the same download, the site sends the same
+reply and does nothing; with another download it goes back to its state before that stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.message import Form, reduction, refuse
+from fedgist.core.method import ClientInfo, Context, Method, Order, Task
+from fedgist.core.tree import take
+from fedgist.engines.client_host import ClientHost
+from fedgist.engines.client_requests import Sent
+from fedgist.engines.engine import Score, ScoreTable, TrainingLoss
+from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.message_form import download_form
+from fedgist.engines.population import HostSettings, Population
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import MessageError
+
+StageKey = tuple[int, int, str]  # round, place of the stage in it, architecture
+SLACK = 1 << 20  # bytes of an envelope beside the payload that is expected
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A stage that was answered: with what it was asked, the state before it, and the reply."""
+
+    digest: str
+    before: Mapping[str, Tensor]
+    reply: bytes
+
+
+class Site:
+    """One client: it hosts itself, unstacked."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        settings: HostSettings,
+        *,
+        run: str,
+        rounds_kept: int = 2,
+    ) -> None:
+        """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again."""
+        (self.client,) = population.clients
+        alone = dict.fromkeys(task.architectures, Plan(1, stack=False))
+        self.host = ClientHost(method, task, population, settings, alone)
+        self.method, self.task, self.settings = method, task, settings
+        self.run, self.rounds_kept = run, rounds_kept
+        self.done: dict[StageKey, _Done] = {}
+        self.forgotten: StageKey = (-1, 0, "")  # the last stage that is no longer remembered
+        self.forms: dict[tuple[bool, str, str], Form] = {}
+
+    def handle(self, envelope: bytes) -> bytes:
+        """Answer an envelope with another one: a reply, or a refusal with its reason."""
+        header = Header(
+            purpose="refusal",
+            run=self.run,
+            round=0,
+            stage="",
+            client=self.client.id,
+            architecture="",
+        )
+        try:
+            asked, messages = unseal(envelope, self._limit())
+            header = asked.model_copy(update={"purpose": "refusal", "messages": {}})
+            down = self._download(asked, messages)
+            if asked.purpose == "score":
+                return self._score(asked, down)
+            return self._train(asked, down)
+        except MessageError as error:
+            refusal = header.model_copy(update={"purpose": "refusal", "reason": str(error)[:500]})
+            return seal(refusal, {})
+
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's state back; of stages done before it nothing is remembered."""
+        self.host.restore(arrays)
+        self.done, self.forgotten = {}, (-1, 0, "")
+
+    def _limit(self) -> int:
+        """Return the bytes that the largest download expected may take."""
+        known = [form.payload_bytes for form in self.forms.values()]
+        starts = self.task.starts.values()
+        model = sum(a.numel() * a.element_size() for net in starts for a in net.state().values())
+        return 4 * max([model, *known]) + SLACK
+
+    def _download(self, asked: Header, messages: Mapping[str, Any]) -> Any:
+        """Return the download that an envelope holds, if it is in order.
+
+        Raises
+        ------
+        MessageError
+            If it is not: one line that says why.
+        """
+        problems = [
+            (asked.run != self.run, f"run {asked.run!r}; this site is in run {self.run!r}"),
+            (asked.client != self.client.id, f"client {asked.client} is not here"),
+            (asked.purpose not in {"train", "score"}, f"a {asked.purpose} cannot be answered"),
+            (asked.architecture not in self.client.architectures, f"no {asked.architecture} here"),
+            (set(messages) != {"download"}, f"messages {sorted(messages)}; expected a download"),
+            (asked.purpose == "score" and asked.split in {None, "test"}, f"no rows: {asked.split}"),
+        ]
+        if problem := next((text for wrong, text in problems if wrong), None):
+            raise MessageError(problem)
+        ctx = self._context(asked)
+        if asked.purpose == "train" and asked.stage not in self.method.stages(ctx):
+            msg = f"no stage {asked.stage!r} in round {asked.round}"
+            raise MessageError(msg)
+        key = (asked.round == 0, asked.stage, asked.architecture)
+        if key not in self.forms:
+            order = Order(self.client.id, asked.architecture, asked.hears)
+            self.forms[key] = download_form(self.method, ctx, order)
+        if reason := refuse(messages["download"], self.forms[key]):
+            msg = f"the download is not valid: {reason}"
+            raise MessageError(msg)
+        return messages["download"]
+
+    def _train(self, asked: Header, down: Any) -> bytes:
+        stages = self.method.stages(self._context(asked))
+        key = (asked.round, stages.index(asked.stage), asked.architecture)
+        digest = asked.messages["download"].digest
+        if (answered := self.done.get(key)) is not None and answered.digest == digest:
+            return answered.reply
+        self._go_back(key)
+        before = {name: array.clone() for name, array in self.host.state().items()}
+        reply = self._do(asked, down)
+        self.done[key] = _Done(digest, before, reply)
+        self._forget(asked.round - self.rounds_kept)
+        return reply
+
+    def _go_back(self, key: StageKey) -> None:
+        """Return to the state before a stage, if it or what comes after it was done already.
+
+        Raises
+        ------
+        MessageError
+            If that was so long ago that it is no longer remembered.
+        """
+        if key <= self.forgotten:
+            msg = f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
+            raise MessageError(msg)
+        undone = sorted(k for k in self.done if k >= key)
+        if undone:
+            self.host.restore(self.done[undone[0]].before)
+        for later in undone:
+            del self.done[later]
+
+    def _forget(self, last_round: int) -> None:
+        """Forget the stages up to a round."""
+        old = [key for key in self.done if key[0] <= last_round]
+        self.forgotten = max([self.forgotten, *old])
+        for key in old:
+            del self.done[key]
+
+    def _do(self, asked: Header, down: Any) -> bytes:
+        """Train, and return the reply."""
+        trained = self.host.train(self._sent(asked, down))
+        if trained.refused:  # the same gate as the server's: what would be refused is not sent
+            reason = f"the upload is not valid: {trained.refused[0]}"
+            return seal(asked.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+        summed = reduction(type(trained.message)) == "sum"
+        messages = {"upload": trained.message if summed else take(trained.message, 0)}
+        if self.settings.share_measurements:
+            messages["loss"] = TrainingLoss(trained.losses[0].clone())
+        return seal(asked.model_copy(update={"purpose": "reply"}), messages)
+
+    def _score(self, asked: Header, down: Any) -> bytes:
+        if not self.settings.share_measurements:
+            msg = "this site keeps its scores to itself"
+            raise MessageError(msg)
+        assert asked.split is not None  # checked with the download
+        tables = self.host.score(self._sent(asked, down), asked.split)
+        messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
+        return seal(asked.model_copy(update={"purpose": "reply"}), messages)
+
+    def _sent(self, asked: Header, down: Any) -> Sent:
+        ids = (self.client.id,)
+        return Sent(asked.round, asked.stage, ids, asked.architecture, True, down)
+
+    def _context(self, asked: Header) -> Context:
+        return Context(self.host.key, self.task, asked.round, asked.stage)
+
+
+def score_of(table: ScoreTable) -> Score:
+    """Return the one line of a table as a message: the metrics that are defined."""
+    values = {name: v[0].cpu() for name, v in table.values.items() if not bool(v[0].isnan())}
+    confusion = None if table.confusion is None else table.confusion.cpu()
+    return Score(table.rows[0].cpu(), values, confusion)
+
+
+def population_of_one(population: Population, place: int) -> Population:
+    """Return the population of one client: its own rows and nobody else's, numbered from 0."""
+    client: ClientInfo = population.clients[place]
+    train, validation = population.train[place], population.validation[place]
+    kept = torch.cat([train, validation])
+    on_train = population.examples.only(kept)
+    on_test = population.test_examples.only(population.test[place])
+    sizes = len(train), len(validation), len(population.test[place])
+    rows = (torch.arange(sizes[0]), sizes[0] + torch.arange(sizes[1]), torch.arange(sizes[2]))
+    lines = [type(population.train).of([row]) for row in rows]
+    return Population((client,), on_train, on_test, *lines)

@@ -1,0 +1,49 @@
+"""Who is online in which round."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.method import ClientInfo
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import Recipe
+
+
+def availability(
+    recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor
+) -> Callable[[int], list[ClientInfo]]:
+    """Return who is online in a round: by chance, or as a file of "round,client" lines says."""
+    chance = recipe.clients.availability
+    if isinstance(chance, str):
+        trace = _trace(Path(chance).expanduser(), len(clients))
+        return lambda number: [c for c in clients if c.id in trace.get(number, ())]
+
+    def online(number: int) -> list[ClientInfo]:
+        draws = random.uniform(random.fold(key, number), (len(clients),)).tolist()
+        return [c for c, draw in zip(clients, draws, strict=True) if draw < chance]
+
+    return online
+
+
+def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
+    """Read who is online when: lines "round,client" under that header."""
+    out: dict[int, set[int]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            pairs = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        msg = f"clients.availability: {path} is no file of 'round,client' lines ({error})"
+        raise RecipeError(msg) from error
+    for number, client in pairs:
+        if not 0 <= client < num_clients:
+            msg = (
+                f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
+            )
+            raise RecipeError(msg)
+        out.setdefault(number, set()).add(client)
+    return out

@@ -1,0 +1,105 @@
+"""From a world to the engine that its recipe names, with the plans by which clients are stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedgist.engines.delayed_engine import DelayedEngine, by_chance
+from fedgist.engines.engine import Engine
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.loopback_engine import LoopbackEngine
+from fedgist.engines.plan_timing import choose_plans
+from fedgist.engines.population import HostSettings
+from fedgist.errors import RecipeError, first_line
+from fedgist.federation.recipe import Recipe
+from fedgist.federation.round_loop import start_server
+from fedgist.federation.world import Given, World, make_world
+
+
+def open_world(
+    recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
+) -> tuple[World, Any]:
+    """Return the world of a recipe, its plans chosen, and the server's first state."""
+    how = host_settings(recipe)  # an impossible device is found before any work
+    world = make_world(recipe, given)
+    server = start_server(world.server)
+    if recipe.engine.name == "loopback":  # every site runs its one client, unstacked
+        return world, server
+    engine = recipe.engine
+    plans = choose_plans(
+        world.server.method,
+        world.server.task,
+        world.population,
+        how,
+        server,
+        engine.plans,
+        cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
+        memory_limit=engine.memory_limit,
+        say=say,
+    )
+    section = world.server.recipe.engine.model_copy(update={"plans": plans})
+    planned = world.server.recipe.model_copy(update={"engine": section})
+    return replace(world, server=replace(world.server, recipe=planned)), server
+
+
+def make_engine(world: World, workers: int | None = None) -> Engine:
+    """Return the engine of a world; ``workers`` stands in for the recipe's.
+
+    Raises
+    ------
+    RecipeError
+        If the engine cannot do what the recipe asks for.
+    """
+    recipe, side = world.server.recipe, world.server
+    settings = host_settings(recipe)
+    if workers is not None:
+        settings = replace(settings, workers=workers)
+    engine: Engine
+    if recipe.engine.name == "loopback":
+        _check_loopback(world)
+        keep = recipe.engine.checkpoint_every + 1  # rounds that a resumed server may ask for again
+        engine = LoopbackEngine(side.method, side.task, world.population, settings, keep)
+    else:
+        engine = LocalEngine(
+            side.method, side.task, world.population, settings, recipe.engine.plans
+        )
+    if recipe.clients.delay:
+        return DelayedEngine(engine, by_chance(recipe.seed, recipe.clients.delay))
+    return engine
+
+
+def _check_loopback(world: World) -> None:
+    recipe, method = world.server.recipe, world.server.method
+    if method.merges_clients:
+        msg = f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows"
+        raise RecipeError(msg)
+    if recipe.evaluate.on == "test":
+        msg = (
+            "evaluate.on = 'test' needs the whole test set at every site, and engine.name = "
+            "'loopback' gives each site only its own rows; use 'client' or 'global'"
+        )
+        raise RecipeError(msg)
+
+
+def host_settings(recipe: Recipe) -> HostSettings:
+    """Return what an engine of this machine needs to know."""
+    return HostSettings(
+        seed=recipe.seed,
+        own_start=recipe.clients.init == "own",
+        device=_device(recipe.engine.device),
+        workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
+        share_measurements=recipe.privacy.share_measurements,
+    )
+
+
+def _device(name: str) -> str:
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        msg = f"engine.device = {name!r} cannot be used: {first_line(error)}"
+        raise RecipeError(msg) from error
+    return name

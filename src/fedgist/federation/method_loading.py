@@ -1,0 +1,142 @@
+"""Methods by name, the user's own among them: made from a recipe, and told for the record.
+
+A method of one's own is named ``package.module:Class``, as a model is; its fields are its keys. One
+passed as an object is recorded by the same name and its fields, so that its runs are told apart,
+resumed, compared and searched like any others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedgist.core.method import Method
+from fedgist.errors import MethodError, RecipeError, did_you_mean, first_line, nearest, one_of
+from fedgist.methods import METHODS
+
+# what a method's author may define besides the vocabulary's functions is free, but a name that is
+# nearly one of them is taken for a slip
+VOCABULARY = tuple(
+    name for name, _ in inspect.getmembers(Method, inspect.isfunction) if not name.startswith("_")
+)
+SLIP = 0.75  # how alike two names are to be taken for one (difflib's ratio)
+
+
+def method_class(name: str) -> type[Method]:
+    """Return the class of a registered method, or of one named ``package.module:Class``.
+
+    Raises
+    ------
+    RecipeError
+        If there is none of this name.
+    MethodError
+        If it is no method.
+    """
+    if ":" not in name:
+        try:
+            return METHODS[one_of(name, METHODS, "method")]
+        except ValueError as error:
+            msg = f"method.name: {error} (or your own: 'package.module:Class')"
+            raise RecipeError(msg) from error
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        msg = f"method.name = {name!r}: {first_line(error)}"
+        raise RecipeError(msg) from error
+    return checked_class(found, name)
+
+
+def checked_class(cls: Any, name: str) -> type[Method]:
+    """Return a class if it is one of a method and says nothing that nobody reads.
+
+    Raises
+    ------
+    MethodError
+        If it is not derived from Method, is no dataclass, or has a misspelt function.
+    """
+    if isinstance(cls, Method):
+        msg = f"method {name} is an object; name its class, and give its fields as keys"
+        raise MethodError(msg)
+    if not (inspect.isclass(cls) and issubclass(cls, Method)):
+        msg = f"method {name} is no method: derive it from fedgist.Method"
+        raise MethodError(msg)
+    for attribute, value in vars(cls).items():
+        if attribute in VOCABULARY or attribute.startswith("_") or not callable(value):
+            continue
+        if meant := misspelt(attribute):
+            msg = (
+                f"method {name} defines {attribute!r}, which nobody calls; did you mean {meant!r}?"
+            )
+            raise MethodError(msg)
+    if dataclasses.is_dataclass(cls) or not inspect.get_annotations(cls):
+        return cls
+    msg = f"method {name} has fields but is no dataclass: put @dataclass(frozen=True) above it"
+    raise MethodError(msg)
+
+
+def misspelt(name: str) -> str | None:
+    """Return the function of the vocabulary that a name is nearly, if any."""
+    return None if name in VOCABULARY else nearest(name, VOCABULARY, SLIP)
+
+
+def build_method(name: str, options: Mapping[str, Any], table: str = "method") -> Method:
+    """Return the method with its hyper-parameters checked.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such method or hyper-parameter, or a value does not fit.
+    """
+    cls = method_class(name)
+    known = field_names(cls)
+    for key in options:
+        if key not in known:
+            msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
+            raise RecipeError(msg)
+    if not known:
+        return cls()
+    try:
+        return TypeAdapter(cls).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([table, *(str(part) for part in first["loc"])])
+        text = first["msg"].removeprefix("Value error, ")
+        if text.startswith("method."):
+            raise RecipeError(text) from error
+        msg = f"{where} = {first['input']!r}: {text}"
+        raise RecipeError(msg) from error
+
+
+def identity(method: Method) -> tuple[str, dict[str, Any]]:
+    """Return how a method object is recorded: its name, and its fields as a recipe writes them."""
+    cls = type(method)
+    registered = {registered: name for name, registered in METHODS.items()}
+    name = registered.get(cls) or f"{cls.__module__}:{cls.__qualname__}"
+    values = {field: getattr(method, field) for field in field_names(cls)}
+    return name, {field: _plain(value) for field, value in values.items()}
+
+
+def field_names(cls: type[Method]) -> list[str]:
+    """Return the hyper-parameters of a method."""
+    return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a recipe can hold it; what it cannot hold is told by its repr."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return repr(value)

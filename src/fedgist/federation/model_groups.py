@@ -1,0 +1,149 @@
+"""Which clients have which model: from a recipe's names or a user's modules to architectures."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedgist.core import random
+from fedgist.core.net import Architecture, Net, split
+from fedgist.core.tree import map_leaves
+from fedgist.data.dataset import Dataset
+from fedgist.errors import RecipeError, first_line, one_of
+from fedgist.federation.recipe import ModelSection, Recipe
+from fedgist.models import MODELS
+
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of one architecture.
+
+    How the model is built, and which clients (or which share of them).
+    """
+
+    build: Build
+    share: float = 1.0
+    clients: tuple[int, ...] | None = None
+    head: str | None = None
+
+
+def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
+    """Return the groups of clients by architecture that a recipe describes."""
+    if not recipe.clients.architectures:
+        return {
+            recipe.model.name.rpartition(":")[2]: Group(
+                _builder(recipe.model, data), head=recipe.model.head
+            )
+        }
+    groups = {}
+    for name, value in recipe.clients.architectures.items():
+        table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"share": value}
+        share = table.pop("share", None)
+        if not isinstance(share, int | float) or share <= 0:
+            msg = (
+                f"clients.architectures.{name}: share must be a number greater than 0, not "
+                f"{share!r}"
+            )
+            raise RecipeError(msg)
+        section = ModelSection.model_validate({"name": table.pop("model", name), **table})
+        groups[name] = Group(_builder(section, data), float(share), head=section.head)
+    return groups
+
+
+def _builder(section: ModelSection, data: Dataset) -> Build:
+    if ":" in section.name:
+        module, _, attribute = section.name.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            msg = f"model.name = {section.name!r}: {first_line(error)}"
+            raise RecipeError(msg) from error
+    else:
+        try:
+            factory = MODELS[one_of(section.name, MODELS, "model")]
+        except ValueError as error:
+            msg = f"model.name: {error} (or your own: 'package.module:factory')"
+            raise RecipeError(msg) from error
+    accepted = list(inspect.signature(factory).parameters)
+    open_ended = any(
+        p.kind is p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values()
+    )
+    for key in section.options:
+        if key not in accepted and not open_ended:
+            msg = (
+                f"model.{key}: unknown key of {section.name}; known: "
+                f"{', '.join(accepted[2:]) or 'none'}"
+            )
+            raise RecipeError(msg)
+    return lambda: factory(data.input_shape, data.num_classes, **section.options)
+
+
+def module_group(
+    module: nn.Module | Build, *, own_start: bool, clients: Sequence[int] | None = None
+) -> Group:
+    """Return the group of a user's module (its numbers are the start) or factory."""
+    members = None if clients is None else tuple(clients)
+    if not isinstance(module, nn.Module):
+        return Group(module, clients=members)
+
+    def build() -> nn.Module:
+        fresh = copy.deepcopy(module)
+        for layer in fresh.modules() if own_start else ():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        return fresh
+
+    return Group(build, clients=members)
+
+
+def architectures_of(
+    recipe: Recipe, data: Dataset, groups: Mapping[str, Group], device: str
+) -> tuple[dict[str, Architecture], dict[str, Net]]:
+    """Return each group's architecture and its common start, on a device."""
+    architectures, starts = {}, {}
+    for name, group in groups.items():
+        try:
+            arch = split(
+                group.build, data.input_shape, data.num_classes, name=name, head=group.head
+            )
+        except (ValueError, TypeError, RuntimeError) as error:
+            msg = f"model {name}: {first_line(error)}"
+            raise RecipeError(msg) from error
+        start = arch.start(int(random.key(recipe.seed, "start", name)))
+        architectures[name] = arch
+        starts[name] = map_leaves(lambda leaf: leaf.to(device), start)
+    return architectures, starts
+
+
+def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
+    """Return each client's architecture.
+
+    The given clients, or shares of a random order (largest remainders).
+    """
+    if all(g.clients is not None for g in groups.values()):
+        by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
+        if sorted(by_client) != list(range(num_clients)):
+            missing = sorted(set(range(num_clients)) ^ set(by_client))
+            msg = f"every client needs exactly one model; look at client {missing[0]}"
+            raise RecipeError(msg)
+        return [by_client[i] for i in range(num_clients)]
+    total = sum(g.share for g in groups.values())
+    exact = {name: g.share / total * num_clients for name, g in groups.items()}
+    counts = {name: int(value) for name, value in exact.items()}
+    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[
+        : num_clients - sum(counts.values())
+    ]:
+        counts[name] += 1
+    names = [name for name, count in counts.items() for _ in range(count)]
+    out = [""] * num_clients
+    for place, name in zip(random.permutation(key, num_clients).tolist(), names, strict=True):
+        out[place] = name
+    return out

@@ -1,0 +1,86 @@
+"""What a notebook gives in place of a recipe's names: arrays, modules, rows of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.method import Method
+from fedgist.data.dataset import Dataset
+from fedgist.errors import MethodError, RecipeError
+from fedgist.federation.method_loading import checked_class, identity
+from fedgist.federation.model_groups import module_group
+from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_sections import MethodSection
+
+
+def rows_of_clients(clients: Sequence[Any] | None) -> list[Tensor] | None:
+    """Return each client's row numbers as tensors."""
+    if clients is None:
+        return None
+    return [torch.as_tensor(np.asarray(rows), dtype=torch.int64) for rows in clients]
+
+
+def with_method(recipe: Recipe, method: Method) -> Recipe:
+    """Write a method object into the recipe: its name and its fields.
+
+    Raises
+    ------
+    MethodError
+        If it is no method object.
+    RecipeError
+        If the recipe gives hyper-parameters beside it.
+    """
+    if isinstance(method, type):
+        msg = f"method is the class {method.__name__}: give an object, {method.__name__}()"
+        raise MethodError(msg)
+    checked_class(type(method), type(method).__name__)
+    if recipe.method.options:
+        key = next(iter(recipe.method.options))
+        msg = (
+            f"method.{key} is given in the recipe, and a method object beside it: give one of them"
+        )
+        raise RecipeError(msg)
+    name, options = identity(method)
+    return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
+
+
+def dataset_of(data: Any) -> Dataset | None:
+    """Return arrays, a torch data set or a Dataset as a Dataset."""
+    if data is None or isinstance(data, Dataset):
+        return data
+    if isinstance(data, torch.utils.data.Dataset):
+        pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]  # map-style data sets have a length
+        data = (
+            torch.stack([torch.as_tensor(x) for x, _ in pairs]),
+            torch.tensor([int(y) for _, y in pairs]),
+        )
+    if not isinstance(data, tuple) or len(data) not in {2, 4}:
+        msg = "data must be (x, y), (x, y, x_test, y_test), a torch data set or a fedgist Dataset"
+        raise RecipeError(msg)
+    arrays = [_array(a) for a in data]
+    x, y = arrays[0], arrays[1].to(torch.int64)
+    x_test, y_test = (arrays[2], arrays[3].to(torch.int64)) if len(arrays) == 4 else (x[:0], y[:0])  # noqa: PLR2004
+    labels = torch.cat([y, y_test])
+    return Dataset("your data", x, y, x_test, y_test, int(labels.max()) + 1 if len(labels) else 0)
+
+
+def _array(value: Any) -> Tensor:
+    array = torch.as_tensor(np.asarray(value))
+    return array.to(torch.float32) if array.dtype == torch.float64 else array
+
+
+def groups_of(model: Any, *, own_start: bool) -> dict[str, Any] | None:
+    """Return the groups of clients that a module, a factory or a mapping of them says."""
+    if model is None:
+        return None
+    if isinstance(model, Mapping):
+        return {
+            name: module_group(m, own_start=own_start, clients=members)
+            for name, (m, members) in model.items()
+        }
+    return {"model": module_group(model, own_start=own_start)}

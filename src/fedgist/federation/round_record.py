@@ -1,0 +1,83 @@
+"""What is written down of a round: who was asked, who answered, and what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.core.message import payload_bytes
+from fedgist.core.method import Order, Replies
+from fedgist.engines.engine import Answer
+from fedgist.federation.record import Line
+
+
+@dataclass
+class RoundRecord:
+    """The line of one round, filled stage by stage.
+
+    A client that was asked is *absent* (no answer in time), *refused* (its message, or what it was
+    sent, was not valid), or has replied; a reply of an earlier round that arrives now is *late*.
+    """
+
+    number: int
+    num_asked: int = 0
+    num_replied: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    wire_bytes: tuple[int, int] | None = None
+    losses: list[float] = field(default_factory=list)
+    refused: list[Line] = field(default_factory=list)
+    absent: list[Line] = field(default_factory=list)
+    late: list[Line] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> set[int]:
+        """The clients that did not come through an earlier stage of this round."""
+        return {line["client"] for line in (*self.refused, *self.absent)}
+
+    def asked(self, orders: Sequence[Order], downs: Sequence[Any]) -> None:
+        """Count a stage's orders and what is sent with them."""
+        self.num_asked += len(orders)
+        sizes = {id(down): payload_bytes(down) for down in {id(d): d for d in downs}.values()}
+        self.down_bytes += sum(sizes[id(down)] for down in downs)
+
+    def answered(self, answer: Answer, replies: Replies) -> None:
+        """Count what came back, and say what the server was not shown."""
+        self.refused += [{"client": client, "reason": reason} for client, reason in answer.refused]
+        self.absent += [{"client": client, "reason": reason} for client, reason in answer.absent]
+        self.num_replied += len(replies) + sum(count for _, count in replies.withheld)
+        self.losses += answer.losses.values()
+        self.up_bytes += answer.upload_bytes
+        if answer.wire_bytes is not None:
+            up, down = self.wire_bytes or (0, 0)
+            self.wire_bytes = up + answer.wire_bytes[0], down + answer.wire_bytes[1]
+        for name, count in replies.withheld:
+            clients = "all clients" if name == "all" else name
+            self.events.append(
+                f"a total over {count} replies of {clients} was withheld; "
+                f"privacy.min_replies is {replies.min_replies}"
+            )
+
+    def too_late(self, replies: Iterable[tuple[int, int]]) -> None:
+        """Note clients whose reply to an earlier round arrived now and is not used."""
+        self.late += [{"client": client, "answers": number} for client, number in replies]
+
+    def line(self) -> Line:
+        """Return the round's line."""
+        line: Line = {
+            "round": self.number,
+            "clients/asked": self.num_asked,
+            "clients/replied": self.num_replied,
+        }
+        for name in ("refused", "absent", "late", "events"):
+            if entries := getattr(self, name):
+                line[name] = entries
+        if any(self.losses):
+            line["train/loss"] = sum(self.losses) / len(self.losses)
+        line["comm/up_bytes"] = self.up_bytes
+        line["comm/down_bytes"] = self.down_bytes
+        if self.wire_bytes is not None:
+            line["comm/wire_up_bytes"], line["comm/wire_down_bytes"] = self.wire_bytes
+        return line

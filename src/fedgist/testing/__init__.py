@@ -1,0 +1,11 @@
+"""The laws that every method obeys, for methods of one's own as well: one line in a test.
+
+>>> from fedgist.methods import METHODS
+>>> from fedgist.testing import check_laws
+>>> check_laws(METHODS["local"](), only=("8",))
+['8 inputs are not mutated']
+"""
+
+from fedgist.testing.laws import LAWS, Law, LawError, check_laws
+
+__all__ = ["LAWS", "Law", "LawError", "check_laws"]

@@ -1,0 +1,245 @@
+"""Small methods of every kind of round that the vocabulary can say: the laws' own worlds.
+
+They are no methods anybody would publish. Each uses what the registered ones leave unused, so that
+no part of the vocabulary is there without being tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.averaging import Averaging
+from fedgist.core.linear_head import class_sums
+from fedgist.core.message import Nothing, message
+from fedgist.core.method import Batch, Context, Exchange, Method, Net, Order, Part, Phase, Replies
+from fedgist.core.tree import tree
+
+
+@message(reduce="sum")
+class ClassMeans:
+    """Class sums of something (classes, width), and how many rows of each class, (classes,)."""
+
+    total: Tensor
+    rows: Tensor
+
+
+@message(reduce="sum")
+class Scales:
+    """The largest feature of each client, summed, and how many clients."""
+
+    largest: Tensor
+    clients: Tensor
+
+
+@tree
+class ScaledMeans:
+    """Server state: the mean largest feature, and class means in units of it."""
+
+    scale: Tensor
+    means: ClassMeans
+
+
+@dataclass(frozen=True)
+class TwoStages(Method):
+    """First the clients agree on a scale, then they send class means in its unit.
+
+    Stage ``"scale"`` sends one message, ``"means"`` another, to clients of one draw; only one in
+    two of those selected is asked for the second. Round 2 ends with work of the server's own.
+    """
+
+    keeps: ClassVar[Part] = "all"
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Two stages, and every other round a third one in which nobody is asked."""
+        if ctx.round == 0:
+            return ()
+        return ("scale", "means", "rest") if ctx.round % 2 == 0 else ("scale", "means")
+
+    def init_server(self, ctx: Context) -> ScaledMeans:
+        """A scale of 1 and no means."""
+        width = next(iter(ctx.task.architectures.values())).feature_width
+        classes = ctx.task.num_classes
+        means = ClassMeans(torch.zeros(classes, width), torch.zeros(classes))
+        return ScaledMeans(torch.ones(()), means)
+
+    def orders(
+        self, server: ScaledMeans, selected: Sequence[Order], ctx: Context
+    ) -> Sequence[Order] | None:
+        """All for the scale, every other one for the means, nobody for the rest."""
+        if ctx.stage == "rest":
+            return None
+        return selected[::2] if ctx.stage == "means" else selected
+
+    def download(self, server: ScaledMeans, order: Order, ctx: Context) -> ClassMeans | Nothing:
+        """The means, in the unit of the scale; nothing before it is agreed."""
+        if ctx.stage == "scale":
+            return Nothing()
+        return ClassMeans(server.means.total / server.scale, server.means.rows)
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Learn only in the second stage: the head, then the body."""
+        if ctx.stage == "scale":
+            return ()
+        epochs = ctx.task.training.local_epochs
+        return (Phase(("head",), steps=2, remembers="epoch"), Phase(("body",), epochs=epochs))
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context
+    ) -> ClassMeans:
+        """Class sums of features."""
+        ones = torch.ones(len(batch.y), 1)
+        z, classes = net.features(batch.x), ctx.task.num_classes
+        rows = class_sums(ones, batch.y, batch.mask, classes)[:, 0]
+        return ClassMeans(class_sums(z, batch.y, batch.mask, classes), rows)
+
+    def upload(
+        self, net: Net, own: Nothing, sums: ClassMeans, down: object, ctx: Context
+    ) -> tuple[Scales | ClassMeans, Nothing]:
+        """The largest mean in the first stage, the sums in the second."""
+        if ctx.stage == "scale":
+            means = sums.total / sums.rows.clamp(min=1.0).unsqueeze(1)
+            return Scales(means.abs().max(), torch.ones(())), own
+        return sums, own
+
+    def server_update(self, server: ScaledMeans, replies: Replies, ctx: Context) -> ScaledMeans:
+        """The mean scale, or the means; in its own stage the server halves what it knows."""
+        if ctx.stage == "rest":
+            old = server.means
+            return ScaledMeans(server.scale, ClassMeans(old.total / 2, old.rows / 2))
+        total = replies.total()
+        if isinstance(total, Scales):
+            return ScaledMeans(total.largest / total.clients + 1e-3, server.means)
+        return ScaledMeans(server.scale, total)
+
+    def report(self, server: ScaledMeans, ctx: Context) -> Mapping[str, float]:
+        """The scale."""
+        return {"scale": float(server.scale)}
+
+
+@message(reduce="each")
+class Sketch:
+    """One client's class means under noise, and which classes it has."""
+
+    means: Tensor
+    present: Tensor
+
+
+@tree
+class Board:
+    """Server state: the newest sketch of each client, zeros before there is one."""
+
+    means: Tensor  # (clients, classes, width)
+    present: Tensor  # (clients, classes)
+
+
+@tree
+class Bias:
+    """A client's own trainable bias of its logits, (classes,)."""
+
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class Relay(Method):
+    """A relay: it shows each client the mean of the others' newest sketches, late ones included.
+
+    A round 0 brings the first sketches. Each client learns a bias of its own beside its net, by an
+    optimizer that remembers for the whole run, and is tested once more after fine-tuning.
+    """
+
+    pull: float = 0.1
+
+    keeps: ClassVar[Part] = "all"
+    accepts_late: ClassVar[bool] = True
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """An exchange before training."""
+        return ("exchange",) if ctx.round == 0 else ("train",)
+
+    def init_server(self, ctx: Context) -> Board:
+        """An empty board."""
+        width = next(iter(ctx.task.architectures.values())).feature_width
+        shape = (ctx.task.num_clients, ctx.task.num_classes)
+        return Board(torch.zeros(*shape, width), torch.zeros(shape))
+
+    def init_client(self, net: Net, ctx: Context) -> Bias:
+        """No bias yet."""
+        return Bias(torch.zeros(ctx.task.num_classes))
+
+    def download(self, server: Board, order: Order, ctx: Context) -> Sketch:
+        """The mean of the others' sketches, class by class."""
+        others = server.present.clone()
+        others[order.client] = 0
+        count = others.sum(0)
+        total = (server.means * others.unsqueeze(2)).sum(0)
+        return Sketch(total / count.clamp(min=1.0).unsqueeze(1), (count > 0).to(torch.float32))
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """The net and the bias learn together."""
+        if ctx.stage == "exchange":
+            return ()
+        learned = ("all", "own.bias")
+        return (Phase(learned, epochs=ctx.task.training.local_epochs, remembers="run"),)
+
+    def loss(self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context) -> Tensor:
+        """The task's loss, and a pull to the others' means where they have some."""
+        z = net.features(batch.x)
+        far = (z - down.means[batch.y]).square().sum(1) * down.present[batch.y]
+        pull = torch.where(batch.mask, far, 0.0).sum() / batch.mask.sum().clamp(min=1)
+        return ctx.task.objective.loss(net.logits(z) + own.bias, batch) + self.pull * pull
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context
+    ) -> ClassMeans:
+        """Class sums of features."""
+        z, classes = net.features(batch.x), ctx.task.num_classes
+        rows = class_sums(torch.ones_like(z[:, :1]), batch.y, batch.mask, classes)[:, 0]
+        return ClassMeans(class_sums(z, batch.y, batch.mask, classes), rows)
+
+    def upload(
+        self, net: Net, own: Bias, sums: ClassMeans, down: Sketch, ctx: Context
+    ) -> tuple[Sketch, Bias]:
+        """The means under a little noise, drawn by the client's key."""
+        means = sums.total / sums.rows.clamp(min=1.0).unsqueeze(1)
+        noise = 0.01 * random.normal(ctx.draw("noise"), tuple(means.shape))
+        present = (sums.rows > 0).to(torch.float32)
+        return Sketch((means + noise) * present.unsqueeze(1), present), own
+
+    def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
+        """Keep each client's newest sketch."""
+        means, present = server.means.clone(), server.present.clone()
+        for reply in replies:
+            means[reply.order.client] = reply.message.means
+            present[reply.order.client] = reply.message.present
+        return Board(means, present)
+
+    def before_test(self, ctx: Context) -> tuple[Phase, ...]:
+        """One more step of the head, in the last round."""
+        last = ctx.round == ctx.task.training.num_rounds
+        return (Phase(("head",), steps=1),) if last else ()
+
+    def predict(self, net: Net, own: Bias, down: Sketch, x: Tensor, ctx: Context) -> Tensor:
+        """Logits with the client's bias."""
+        return net(x) + own.bias
+
+
+@dataclass(frozen=True)
+class SharedBodies(Method):
+    """Averages bodies within each architecture and accepts late sums; the heads stay home."""
+
+    keeps: ClassVar[Part] = "head"
+    accepts_late: ClassVar[bool] = True
+    exchange: ClassVar[Exchange] = Averaging("body")
+
+
+EXAMPLES: Mapping[str, Method] = {
+    "two_stages": TwoStages(),
+    "relay": Relay(),
+    "shared_bodies": SharedBodies(),
+}

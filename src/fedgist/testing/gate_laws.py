@@ -1,0 +1,90 @@
+"""Laws 10 and 11: what must not leave a client, and what must not reach the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.message import refuse
+from fedgist.core.method import Method
+from fedgist.core.tree import map_leaves, named
+from fedgist.data.dataset import Dataset
+from fedgist.testing.small_worlds import FEATURES, blobs, federation, law_world
+from fedgist.testing.stages import stages
+
+BROKEN = (12, 19)  # rows of client 2
+
+
+def canaries() -> Dataset:
+    """Return examples of which each has a number that only it has."""
+    data = blobs()
+    x = data.x.clone()
+    x[:, 0] = 1e4 + torch.arange(len(x)) * 7.25
+    return replace(data, x=x, mean=(0.0,) * FEATURES, std=(1.0,) * FEATURES)
+
+
+def no_example_leaves(method: Method) -> None:
+    """Look for raw numbers of examples in every upload."""
+    data = canaries()
+    for stage in stages(federation(law_world(method, given={"data": data}))):
+        for order, message in stage.uploads():
+            for name, array in named(message).items():
+                found = torch.isin(data.x[:, 0], array.flatten().to(data.x.dtype)).any()
+                assert not found, f"{name} of client {order.client} holds an example's number"
+
+
+def spoiled(message: Any, how: str) -> Any:
+    """Return a message with all its arrays spoiled in one way."""
+
+    def change(leaf: Tensor) -> Tensor:
+        if how == "wrong shape":
+            return leaf.unsqueeze(0)
+        if how == "oversized":
+            return torch.cat([leaf.flatten()] * 1000)
+        if how == "wrong type":
+            return leaf.to(torch.float64)
+        return torch.full_like(leaf, float(how)) if leaf.is_floating_point() else leaf
+
+    return map_leaves(change, message)
+
+
+def bad_uploads_are_refused(method: Method) -> None:
+    """Pass spoiled uploads of every stage through the gate."""
+    for stage in stages(federation(law_world(method))):
+        (_, message), form = stage.uploads()[0], stage.form(0)
+        assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
+        arrays = named(message)
+        numbers = any(a.is_floating_point() for a in arrays.values())
+        for how in ("nan", "inf", "-inf", "wrong shape", "oversized", "wrong type"):
+            if not arrays or (how in {"nan", "inf", "-inf"} and not numbers):
+                continue
+            reason = refuse(spoiled(message, how), form)
+            named_there = reason is not None and any(name in reason for name in arrays)
+            assert named_there, f"an upload with {how} was answered: {reason}"
+
+
+def broken_data_stop_nobody(method: Method) -> None:
+    """Give one client rows that are not finite."""
+    healthy = law_world(method)
+    x = healthy.population.examples.x.clone()
+    x[slice(*BROKEN)] = float("nan")
+    examples = replace(healthy.population.examples, x=x)
+    sick = replace(healthy, population=replace(healthy.population, examples=examples))
+    fed = federation(sick)
+    for number in range(3):
+        line, _ = fed.do_round(number)
+        refused = {entry["client"] for entry in line.get("refused", ())}
+        assert refused <= {2}, f"clients {sorted(refused - {2})} were refused, too"
+    finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(fed.server).values())
+    assert finite or method.merges_clients, "the server's state is not finite any more"
+
+
+GATE_LAWS: Mapping[str, Callable[[Method], None]] = {
+    "10 no raw example appears in a message": no_example_leaves,
+    "11 bad uploads are refused by name": bad_uploads_are_refused,
+    "11b broken data of one client stop nobody": broken_data_stop_nobody,
+}

@@ -1,0 +1,248 @@
+"""The laws: what holds for every method, whatever it computes.
+
+Each is tried in a tiny world of five uneven clients with two architectures, over every kind of
+round and every stage. :func:`check_laws` tries them all on a method object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.message import pack, payload_bytes, reduction, shapes, unpack
+from fedgist.core.method import Context, Method, Order
+from fedgist.core.replies import gather
+from fedgist.core.tree import build, named
+from fedgist.data.client_rows import Rows
+from fedgist.engines.engine import Answer, Engine
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import FedgistError, TooFewRepliesError
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World
+from fedgist.testing.gate_laws import GATE_LAWS
+from fedgist.testing.small_worlds import (
+    ALONE,
+    federation,
+    law_world,
+    local_engine,
+    state_of,
+    trace,
+    without_times,
+)
+from fedgist.testing.stages import stages
+from fedgist.testing.wire_laws import WIRE_LAWS
+
+Arrays = Mapping[str, Tensor]
+CLOSE = 1e-5  # how far results may lie apart that differ in the order of additions alone
+
+
+class LawError(FedgistError, AssertionError):
+    """A method breaks a law."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """A law: its number and what it says, and what tries it on a method."""
+
+    name: str
+    try_on: Callable[[Method], None]
+
+
+def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
+    """Try the laws on a method; return the names of those that were tried.
+
+    Parameters
+    ----------
+    method
+        A method object, with the hyper-parameters to be tried.
+    only
+        Numbers of laws (``"1"``, ``"12"``): by default all.
+
+    Raises
+    ------
+    LawError
+        If one is broken: which, and how.
+    """
+    chosen = [law for law in LAWS if not only or law.name.split()[0] in only]
+    for law in chosen:
+        try:
+            law.try_on(method)
+        except AssertionError as error:
+            msg = f"{type(method).__name__} breaks law {law.name}: {error}"
+            raise LawError(msg) from error
+    return [law.name for law in chosen]
+
+
+def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
+    """Whether two states are the same up to rounding."""
+    return a.keys() == b.keys() and all(
+        torch.allclose(a[k].double(), b[k].double(), rtol=0, atol=tolerance) for k in a
+    )
+
+
+def equal(a: Arrays, b: Arrays) -> bool:
+    """Whether two states are the same, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def stacking_changes_nothing(method: Method) -> None:
+    """Compare clients one by one with clients in stacks."""
+    alone = trace(law_world(method), ALONE)
+    column = "eval/client/accuracy_mean"
+    for size in (2, 5):
+        together = trace(law_world(method), Plan(size))
+        assert close(alone.state, together.state), f"another state with stacks of {size}"
+        expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
+        assert expected == seen, f"another accuracy with stacks of {size}: {seen}, not {expected}"
+
+
+class _Reversed:
+    """A local engine whose orders arrive in another order."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+        self.score, self.close = engine.score, engine.close
+        self.client, self.state, self.restore = engine.client, engine.state, engine.restore
+
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+        """Ask the other way round."""
+        return self.engine.ask(ctx, list(orders)[::-1], list(downs)[::-1])
+
+
+def reversed_engine(here: World, plan: Plan) -> Engine:
+    """Return a local engine that is asked the other way round."""
+    return _Reversed(local_engine(here, plan))
+
+
+def order_does_not_matter(method: Method) -> None:
+    """Ask the clients in another order."""
+    straight = trace(law_world(method), rounds=2)
+    other = trace(law_world(method), rounds=2, make_engine=reversed_engine)
+    assert straight.rounds == other.rounds, "other lines in the record"
+    assert straight.clients == other.clients, "other scores of clients"
+    assert equal(straight.state, other.state), "another state"
+
+
+class _Padded(Rows):
+    """Rows whose tables are wider than they need be."""
+
+    def table(self, clients: Sequence[int]) -> Tensor:
+        tight = super().table(clients)
+        return torch.cat([tight, tight.new_full((len(tight), 9), -1)], dim=1)
+
+
+def padding_changes_nothing(method: Method) -> None:
+    """Add absent rows to every table."""
+    tight = law_world(method)
+    rows = tight.population.train
+    wider = replace(tight.population, train=_Padded(rows.rows, rows.offsets))
+    padded = replace(tight, population=wider)
+    assert close(trace(tight).state, trace(padded).state, 1e-6), "absent rows weigh something"
+
+
+def any_subset_may_answer(method: Method) -> None:
+    """Let some of the clients answer, in every stage."""
+    for stage in stages(federation(law_world(method))):
+        for kept in ([0], [1, 3], list(range(len(stage.orders)))):
+            places = [i for i in kept if i < len(stage.orders)] or [0]
+            server = stage.update(stage.ask(places))
+            finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(server).values())
+            assert finite, f"{places} of the clients answer: the server's state is not finite"
+            assert shapes(server) == shapes(stage.fed.server), "the server's state changes shape"
+
+
+def messages_cost_their_fields(method: Method) -> None:
+    """Pack and unpack every message, and count its bytes."""
+    for stage in stages(federation(law_world(method))):
+        sent = [message for _, message in stage.uploads()]
+        booked, expected = stage.ask().upload_bytes, sum(payload_bytes(m) for m in sent)
+        assert booked == expected, f"{booked} bytes are booked, {expected} are sent"
+        for message in [*stage.downs, *sent]:
+            back = unpack(type(message), pack(message))
+            assert equal(named(back), named(message)), f"{type(message).__name__} does not survive"
+            arrays = named(message).values()
+            fields = sum(a.numel() * a.element_size() for a in arrays)
+            assert payload_bytes(message) == fields, "its fields cost something else"
+
+
+def sums_are_totals(method: Method) -> None:
+    """Try to look at single messages, and at a total over too few."""
+    for stage in stages(federation(law_world(method))):
+        answer = stage.ask()
+        replies = gather(answer.subtotals, answer.each)
+        few = gather(answer.subtotals, answer.each, min_replies=len(replies) + 1)
+        assert not len(few), "fewer replies than privacy.min_replies are shown"
+        try:
+            few.total()
+        except TooFewRepliesError:
+            pass
+        else:
+            msg = "a total over too few replies was given"
+            raise AssertionError(msg)
+        if reduction(type(stage.uploads()[0][1])) != "sum":
+            continue
+        try:
+            iter(replies)
+        except TypeError:
+            continue
+        msg = "messages that sum can be looked at one by one"
+        raise AssertionError(msg)
+
+
+def seeds_decide(method: Method) -> None:
+    """Run twice with one seed, and once with another."""
+    first, again, other = (trace(law_world(method, seed=seed)) for seed in (3, 3, 4))
+    assert equal(first.state, again.state), "the same seed gives another state"
+    assert first.rounds == again.rounds, "the same seed gives another record"
+    assert not close(first.state, other.state), "another seed gives the same state"
+
+
+def inputs_stay(method: Method) -> None:
+    """Look whether a stage changes what it was given."""
+    for stage in stages(federation(law_world(method))):
+
+        def given(downs: Any = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
+            nets = [net.state() for net in fed.task.starts.values()]
+            return [*(named(down) for down in downs), named(fed.server), *nets]
+
+        before = [{name: array.clone() for name, array in value.items()} for value in given()]
+        stage.update(stage.ask())
+        after = given()
+        assert all(equal(a, b) for a, b in zip(before, after, strict=True)), "an input was changed"
+
+
+def resumed_equals_uninterrupted(method: Method) -> None:
+    """Go on from a checkpoint."""
+    whole = trace(law_world(method), rounds=4)
+    first = federation(law_world(method))
+    if method.stages(first.context("", 0)):
+        first.do_round(0)
+    for _ in range(2):
+        first.advance()
+    saved = first.checkpoint()
+    second = federation(law_world(method))
+    second.restore(replace(saved, clients={k: v.clone() for k, v in saved.clients.items()}))
+    lines = [without_times(second.advance()[0]) for _ in range(2)]
+    assert lines == whole.rounds[-2:], "the resumed run writes other lines"
+    assert equal(whole.state, state_of(second)), "the resumed run ends in another state"
+    server = second.server
+    assert equal(named(build(type(server), named(server))), named(server)), "it cannot be read back"
+
+
+LAWS = (
+    Law("1 stacked and one by one agree", stacking_changes_nothing),
+    Law("2 the order of clients does not matter", order_does_not_matter),
+    Law("3 padding changes nothing", padding_changes_nothing),
+    Law("4 any non-empty subset of replies is accepted", any_subset_may_answer),
+    Law("5 messages survive the wire and cost their fields", messages_cost_their_fields),
+    Law("6 sums are only ever seen as totals", sums_are_totals),
+    Law("7 the seed decides, and nothing else", seeds_decide),
+    Law("8 inputs are not mutated", inputs_stay),
+    Law("9 resumed equals uninterrupted", resumed_equals_uninterrupted),
+    *(Law(name, try_on) for name, try_on in {**GATE_LAWS, **WIRE_LAWS}.items()),
+)

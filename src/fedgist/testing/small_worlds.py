@@ -1,0 +1,161 @@
+"""Tiny worlds to try methods and engines in: blobs, uneven clients, two architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.method import Method
+from fedgist.data.dataset import Dataset
+from fedgist.engines.engine import Engine, Simulation
+from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.stacking_plan import Plan
+from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.recipe import make
+from fedgist.federation.record import Line
+from fedgist.federation.round_loop import Federation, start_server
+from fedgist.federation.world import Given, World, make_world
+
+CLASSES = 3
+FEATURES = 6
+#: Rows of each client: uneven, one with a single row, and no client has every class.
+SIZES = (11, 1, 7, 4, 9)
+TEST_ROWS = 30
+ALONE = Plan(1, stack=False)
+PAIRS = Plan(2)
+
+
+def blobs(seed: int = 0, features: int = FEATURES, classes: int = CLASSES) -> Dataset:
+    """Return noisy class centres; the training rows are sorted by class."""
+    key = random.key(seed, "blobs")
+    centers = 2 * random.normal(random.fold(key, 0), (classes, features))
+    y = torch.arange(sum(SIZES)) * classes // sum(SIZES)
+    y_test = torch.arange(TEST_ROWS) % classes
+    x = centers[y] + random.normal(random.fold(key, 1), (len(y), features))
+    x_test = centers[y_test] + random.normal(random.fold(key, 2), (TEST_ROWS, features))
+    mean, std = (0.5,) * features, (2.0,) * features
+    return Dataset("blobs", x, y, x_test, y_test, classes, mean=mean, std=std)
+
+
+def rows() -> list[Tensor]:
+    """Return contiguous rows of each client."""
+    return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
+
+
+def world(
+    method: str | Method = "fedavg", *, given: Mapping[str, Any] | None = None, **sections: Any
+) -> World:
+    """Return a world of five uneven clients; ``sections`` change the recipe.
+
+    ``method`` is a name, with ``options`` among the sections, or an object.
+    """
+    options = sections.pop("options", {})
+    raw: dict[str, Any] = {
+        "clients": {
+            "num_clients": len(SIZES),
+            "architectures": sections.pop("architectures", {}),
+        },
+        "model": {"name": "mlp", "hidden": [5]},
+        "train": {
+            "num_rounds": 3,
+            "local_epochs": 2,
+            "batch_size": 4,
+            "lr": 0.05,
+            "optimizer": "sgd",
+        },
+        "engine": {"workers": 1, "checkpoint_every": 1},
+    }
+    objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
+    objects["clients_test"] = list(torch.split(torch.arange(TEST_ROWS), TEST_ROWS // len(SIZES)))
+    if isinstance(method, str):
+        raw["method"] = {"name": method, **options}
+    else:
+        objects["method"] = method
+    for section, values in sections.items():
+        raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
+    return make_world(make(raw), Given(**(objects | dict(given or {}))))
+
+
+def two_architectures(method: Method) -> dict[str, Any]:
+    """Return two models that end in features of one width, where a method can have them."""
+    if method.merges_clients:
+        return {}
+    return {
+        "wide": {"model": "mlp", "hidden": [7, 5], "share": 0.4},
+        "flat": {"model": "mlp", "hidden": [5], "share": 0.6},
+    }
+
+
+def law_world(method: Method, **sections: Any) -> World:
+    """Return the world in which laws are tried."""
+    return world(method, architectures=two_architectures(method), **sections)
+
+
+def local_engine(here: World, plan: Plan = PAIRS) -> LocalEngine:
+    """Return a local engine whose every architecture has one plan."""
+    side = here.server
+    plans = dict.fromkeys(side.task.architectures, plan)
+    settings = host_settings(side.recipe)
+    return LocalEngine(side.method, side.task, here.population, settings, plans)
+
+
+def federation(
+    here: World,
+    plan: Plan = PAIRS,
+    make_engine: Callable[[World, Plan], Engine] = local_engine,
+) -> Federation:
+    """Return a federation at its start."""
+    return Federation(here.server, make_engine(here, plan), start_server(here.server))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a short run leaves behind: its lines without times, and its last state."""
+
+    rounds: list[Line]
+    clients: list[Line]
+    state: dict[str, Tensor]
+
+
+def without_times(line: Line) -> Line:
+    """Return a line without what differs from run to run."""
+    return {k: v for k, v in line.items() if not k.startswith(("time/", "comm/wire"))}
+
+
+def trace(
+    here: World,
+    plan: Plan = PAIRS,
+    rounds: int = 3,
+    make_engine: Callable[[World, Plan], Engine] = local_engine,
+) -> Trace:
+    """Run some rounds, round 0 included where the method has one."""
+    fed = federation(here, plan, make_engine)
+    lines, details = [], []
+    try:
+        if fed.method.stages(fed.context("", 0)):
+            lines.append(without_times(fed.do_round(0)[0]))
+        for _ in range(rounds):
+            line, of_clients = fed.advance()
+            lines.append(without_times(line))
+            details += of_clients
+        return Trace(lines, details, state_of(fed))
+    finally:
+        fed.engine.close()
+
+
+def state_of(fed: Federation) -> dict[str, Tensor]:
+    """Return a copy of all that a checkpoint holds, by name."""
+    assert isinstance(fed.engine, Simulation)  # for the type checker
+    saved = fed.checkpoint()
+    state = {f"server/{name}": array.clone() for name, array in saved.server.items()}
+    return state | {f"clients/{name}": array.clone() for name, array in saved.clients.items()}
+
+
+def with_method(here: World, method: Method) -> World:
+    """Return the same world under another method object."""
+    return replace(here, server=replace(here.server, method=method))

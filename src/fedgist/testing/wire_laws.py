@@ -1,0 +1,244 @@
+"""Law 12: over a wire, every site with only its own rows, the result is the local engine's.
+
+So it is with clients that are absent, late or asked again: a reply counts at most once, a late one
+only where the method accepts it, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.method import Context, Method, Order
+from fedgist.core.tree import map_leaves, named
+from fedgist.engines.delayed_engine import DelayedEngine
+from fedgist.engines.engine import Answer, Engine
+from fedgist.engines.envelope import unseal
+from fedgist.engines.loopback_engine import LoopbackEngine, outlined
+from fedgist.engines.stacking_plan import Plan
+from fedgist.engines.wire import LoopbackWire, Wire
+from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.record import Line
+from fedgist.federation.world import World
+from fedgist.testing.small_worlds import (
+    ALONE,
+    Trace,
+    federation,
+    law_world,
+    local_engine,
+    state_of,
+    trace,
+    without_times,
+)
+from fedgist.testing.stages import stages
+
+TOLERANCE = 1e-5
+ANY_SIZE = 1 << 40
+# who is not reached, and whose reply comes late, by round; client 0 is asked twice all the time
+ABSENT = {1: {1}, 2: {4}}
+LATE = {1: {2}, 2: {3}}
+TWICE = 0
+
+
+def loopback(here: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
+    """Return the loop-back engine of a world, whose sites run alone whatever the plan says."""
+    del plan
+    side = here.server
+    settings = host_settings(side.recipe)
+    return LoopbackEngine(side.method, side.task, here.population, settings, 4, wire)
+
+
+class UnreliableWire:
+    """A wire that loses, delays and repeats what the tables above say."""
+
+    def __init__(self) -> None:
+        self.inner = LoopbackWire({})
+        self.held: list[tuple[int, tuple[int, bytes]]] = []  # by the round they answer
+
+    def present(self) -> frozenset[int]:
+        """Return all clients."""
+        return self.inner.present()
+
+    def exchange(
+        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+    ) -> list[tuple[int, bytes]]:
+        """Exchange, with faults: evaluation has none."""
+        header, _ = unseal(next(iter(envelopes.values())), ANY_SIZE)
+        if header.purpose == "score":
+            return self.inner.exchange(envelopes, deadline_s)
+        reached = {c: e for c, e in envelopes.items() if c not in ABSENT.get(header.round, ())}
+        arrivals = self.inner.exchange(reached, deadline_s)
+        again = {c: e for c, e in reached.items() if c == TWICE}
+        arrivals += self.inner.exchange(again, deadline_s)
+        delivered = [pair for number, pair in self.held if number < header.round]
+        self.held = [(number, pair) for number, pair in self.held if number >= header.round]
+        late = LATE.get(header.round, ())
+        self.held += [(header.round, pair) for pair in arrivals if pair[0] in late]
+        return delivered + [pair for pair in arrivals if pair[0] not in late]
+
+    def close(self) -> None:
+        """Close the wire."""
+        self.inner.close()
+
+
+def unreliable_loopback(here: World, plan: Plan) -> Engine:
+    """Return a loop-back engine over an unreliable wire."""
+    wire = UnreliableWire()
+    engine = loopback(here, plan, wire)
+    wire.inner = LoopbackWire({client: site.handle for client, site in engine.sites.items()})
+    return engine
+
+
+class _Absent:
+    """A local engine with the same clients absent as over the unreliable wire."""
+
+    def __init__(self, here: World, plan: Plan) -> None:
+        engine = local_engine(here, plan)
+        self.engine = engine
+        self.score, self.close = engine.score, engine.close
+        self.client, self.state, self.restore = engine.client, engine.state, engine.restore
+
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+        """Ask those who are there."""
+        gone = ABSENT.get(ctx.round, set())
+        there = [i for i, order in enumerate(orders) if order.client not in gone]
+        absent = tuple((o.client, "") for o in orders if o.client in gone)
+        if not there:
+            return Answer(absent=absent)
+        answer = self.engine.ask(ctx, [orders[i] for i in there], [downs[i] for i in there])
+        return Answer(**{**vars(answer), "absent": absent})
+
+
+def unreliable_local(here: World, plan: Plan) -> Engine:
+    """Return a local engine whose clients are absent and late as over the unreliable wire."""
+
+    def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
+        return [order.client in LATE.get(ctx.round, ()) for order in orders]
+
+    return DelayedEngine(_Absent(here, plan), is_late)
+
+
+def clients_apart(here: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a local engine's state as the loop-back names it: by client."""
+    apart = {name: array for name, array in state.items() if name.startswith("server/")}
+    for architecture in here.server.task.architectures:
+        members = [c.id for c in here.population.clients if architecture in c.architectures]
+        start = f"clients/{architecture}/"
+        for name, array in state.items():
+            if name.startswith(start):
+                rest = f"{architecture}/{name.removeprefix(start)}"
+                lines = zip(members, array, strict=True)
+                apart |= {f"clients/{c}/{rest}": line.unsqueeze(0) for c, line in lines}
+    return apart
+
+
+def compare(here: World, local: Trace, remote: Trace) -> None:
+    """Compare what two engines leave behind."""
+    expected, seen = clients_apart(here, local.state), remote.state
+    assert expected.keys() == {k for k in seen if not k.startswith("clients/delayed")}, (
+        "other names"
+    )
+    for name, array in expected.items():
+        far = float((array.double() - seen[name].double()).abs().max()) if array.numel() else 0.0
+        assert far <= TOLERANCE, f"{name} differs by {far:.2g}"
+    for ours, theirs in zip(local.rounds, remote.rounds, strict=True):
+        a, b = _lines(ours), _lines(theirs)
+        differ = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+        assert not differ, f"round {ours['round']}: {differ[0]} differs"
+
+
+def _lines(line: Line) -> dict[str, Any]:
+    """Return what must be equal of a round's line: who answered, bytes, accuracy."""
+    kept = {k: v for k, v in line.items() if k.startswith(("clients/", "comm/")) or "accuracy" in k}
+    kept |= {name: [e["client"] for e in line.get(name, ())] for name in ("absent", "late")}
+    return {k: round(v, 9) if isinstance(v, float) else v for k, v in kept.items()}
+
+
+def over_a_wire(method: Method) -> None:
+    """Compare the loop-back with the local engine; then with outlines alone at the server."""
+    if method.merges_clients:
+        return
+    local = trace(law_world(method), ALONE)
+    compare(law_world(method), local, trace(law_world(method), ALONE, make_engine=loopback))
+    if method.keeps in {"all", "body"}:  # bodies stay at home: the server need not know them
+        known = law_world(method)
+        less = replace(known, server=replace(known.server, task=outlined(known.server.task)))
+        compare(known, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(known, plan)))
+
+
+def with_faults(method: Method) -> None:
+    """Compare them with clients that are absent, late and asked twice."""
+    if method.merges_clients:
+        return
+    local = trace(law_world(method), ALONE, make_engine=unreliable_local)
+    compare(
+        law_world(method), local, trace(law_world(method), ALONE, make_engine=unreliable_loopback)
+    )
+
+
+def asked_again(method: Method) -> None:
+    """Ask every stage again: with the same download, and with another."""
+    if method.merges_clients:
+        return
+    fresh = law_world(method)
+    for stage in stages(federation(fresh, ALONE, loopback), rounds=(0, 1)):
+        engine = stage.fed.engine
+        assert isinstance(engine, LoopbackEngine)  # for the type checker
+        before = {k: v.clone() for k, v in engine.state().items()}
+        first = stage.ask()
+        after = {k: v.clone() for k, v in engine.state().items()}
+        again = stage.ask()
+        assert _same(first, again), "asked again with the same download, a site answers otherwise"
+        assert _equal(after, engine.state()), "asked again, a site trains again"
+        changed = [map_leaves(lambda leaf: leaf * 1.5, down) for down in stage.downs]
+        engine.ask(stage.ctx, stage.orders, changed)
+        other = {k: v.clone() for k, v in engine.state().items()}
+        untouched = loopback(fresh)
+        untouched.restore(before)
+        untouched.ask(stage.ctx, stage.orders, changed)
+        assert _equal(other, untouched.state()), (
+            "another download does not start where the first did"
+        )
+        stage.ask()
+
+
+def _same(first: Answer, again: Answer) -> bool:
+    def arrays(answer: Answer) -> list[Mapping[str, Tensor]]:
+        messages = [p.message for p in answer.subtotals] + [r.message for r in answer.each]
+        return [named(message) for message in messages]
+
+    pairs = zip(arrays(first), arrays(again), strict=True)
+    return all(_equal(a, b) for a, b in pairs)
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def resumes(method: Method) -> None:
+    """Go on from a checkpoint over the loop-back, bit for bit."""
+    if method.merges_clients:
+        return
+    whole = trace(law_world(method), ALONE, rounds=3, make_engine=loopback)
+    first = federation(law_world(method), ALONE, loopback)
+    if method.stages(first.context("", 0)):
+        first.do_round(0)
+    first.advance()
+    saved = first.checkpoint()
+    second = federation(law_world(method), ALONE, loopback)
+    second.restore(saved)
+    lines = [without_times(second.advance()[0]) for _ in range(2)]
+    assert lines == whole.rounds[-2:], "the resumed run writes other lines"
+    assert _equal(whole.state, state_of(second)), "the resumed run ends in another state"
+
+
+WIRE_LAWS: Mapping[str, Callable[[Method], None]] = {
+    "12 over a wire the result is the local engine's": over_a_wire,
+    "12b absent, late and repeated: nothing counts twice, nothing is lost": with_faults,
+    "12c asked again, a site gives the same reply or goes back": asked_again,
+    "12d the loop-back resumes bit for bit": resumes,
+}
