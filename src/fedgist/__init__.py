@@ -25,7 +25,8 @@ from fedgist.errors import (
     WorkerError,
 )
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.runner import Result, Stopped, run
+from fedgist.federation.runner import Result, run
+from fedgist.federation.server_run import Stopped
 
 __version__ = version("fedgist")
 __all__ = [

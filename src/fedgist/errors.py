@@ -29,7 +29,10 @@ class FedgistError(Exception):
 
 
 class InputError(FedgistError, ValueError):
-    """An argument, a recipe or a file cannot be used."""
+    """An argument, a recipe or a file cannot be used: one line, whatever the input holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 class RecipeError(InputError):

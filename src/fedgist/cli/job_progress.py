@@ -21,8 +21,8 @@ from rich.text import Text
 
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import JobsError
+from fedgist.federation.columns import ACCURACY
 from fedgist.report.formatting import duration, percent
-from fedgist.report.run_files import ACCURACY
 from fedgist.studies.jobs import Event, Interrupted, Job, Listener, is_done, run_jobs
 
 ENDS = {"done", "stopped", "failed"}

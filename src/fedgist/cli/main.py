@@ -17,7 +17,7 @@ from fedgist.cli.shared_options import LOOK, app
 from fedgist.data import SOURCES
 from fedgist.data.partition import PARTITIONS
 from fedgist.errors import JobsError, WorkerError, one_of
-from fedgist.federation import runner
+from fedgist.federation.server_run import Stopped
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.studies.jobs import Interrupted
@@ -30,7 +30,7 @@ def main() -> None:
     """Run the command line: bad input is one line and exit code 2, Ctrl-C is exit code 130."""
     try:
         app()
-    except (runner.Stopped, Interrupted) as stopped:
+    except (Stopped, Interrupted) as stopped:
         _fail(str(stopped), 130)
     except KeyboardInterrupt:
         _fail("stopped at once; the run can be resumed from its last checkpoint", 130)

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fedgist.federation.columns import ACCURACY
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
 from fedgist.report.formatting import duration, percent, size
-from fedgist.report.run_files import ACCURACY
 
 
 class Quiet:

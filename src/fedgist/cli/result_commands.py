@@ -18,6 +18,7 @@ from rich.text import Text
 from fedgist.cli.shared_options import LOOK, Folders, app
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
+from fedgist.federation.columns import ACCURACY
 from fedgist.report import (
     comparison,
     drawing,
@@ -80,7 +81,7 @@ def compare(
     folders: Folders,
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = run_files.ACCURACY,
+    metric: Metric = ACCURACY,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
@@ -130,7 +131,7 @@ def report(
     ),
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = run_files.ACCURACY,
+    metric: Metric = ACCURACY,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,

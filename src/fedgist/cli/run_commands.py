@@ -23,6 +23,7 @@ from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
+from fedgist.federation.server_run import Stopped
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.trained_models import export as export_model
 from fedgist.federation.world import Given, World, class_counts, make_world
@@ -141,8 +142,8 @@ def _seeds(
                 data_root=data_root,
                 observer=observer,
             )
-        except runner.Stopped as stopped:
-            raise runner.Stopped(out, f" --seeds {count}") from stopped
+        except Stopped as stopped:
+            raise Stopped(out, f" --seeds {count}") from stopped
 
 
 def _resume(

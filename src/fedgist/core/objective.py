@@ -22,7 +22,7 @@ from fedgist.core.batch import Batch
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
 
-Unit = Literal["fraction", "nats"]
+Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
 
 

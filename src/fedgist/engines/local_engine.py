@@ -57,8 +57,9 @@ class LocalEngine:
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
             refused += [(sent.ids[k], reason) for k, reason in sorted(trained.refused.items())]
-            means = trained.losses.tolist()
-            losses.update({sent.ids[k]: means[k] for k in trained.accepted})
+            if self.settings.share_measurements:
+                means = trained.losses.tolist()
+                losses.update({sent.ids[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
             clients = tuple(sent.ids[k] for k in trained.accepted)
@@ -86,6 +87,8 @@ class LocalEngine:
 
         A model that several clients share is evaluated once.
         """
+        if not self.settings.share_measurements:
+            return Scores({})
         tables: dict[str, list[ScoreTable]] = {}
         apart, whole = [], None
         names = sorted({o.architecture for o in orders})

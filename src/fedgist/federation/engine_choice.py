@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from fedgist.core import random
 from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import LoopbackEngine
+from fedgist.engines.method_check import check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.errors import RecipeError, first_line
@@ -27,6 +29,9 @@ def open_world(
     how = host_settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world.server)
+    side, key = world.server, random.key(recipe.seed).to(recipe.engine.device)
+    for note in check_method(side.method, side.task, server, key):
+        say(note)
     if recipe.engine.name == "loopback":  # every site runs its one client, unstacked
         return world, server
     engine = recipe.engine
@@ -41,6 +46,11 @@ def open_world(
         memory_limit=engine.memory_limit,
         say=say,
     )
+    for name, plan in plans.items():
+        if not plan.stack:
+            reason = why_unstackable(side.method, side.task, server, key, name)
+            note = f"runs client by client: {reason}" if reason else plan.note
+            plans[name] = replace(plan, note=note)
     section = world.server.recipe.engine.model_copy(update={"plans": plans})
     planned = world.server.recipe.model_copy(update={"engine": section})
     return replace(world, server=replace(world.server, recipe=planned)), server

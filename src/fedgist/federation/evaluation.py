@@ -1,10 +1,4 @@
-"""Scores into the columns of the record, and the server's own models into scores.
-
-Columns are named here and nowhere else: ``eval/<split>/<metric>_mean`` and ``_std`` over clients,
-with ``finetuned_`` before the metric for the models that went through the phases before a test;
-``eval/global/<metric>`` for the one model that serves all, on the whole test set;
-``eval/global/<model>/<set>/<metric>`` for each model of the server on each of its test sets.
-"""
+"""Scores into the columns of the record, and the server's own models into scores."""
 
 from __future__ import annotations
 
@@ -19,6 +13,7 @@ from fedgist.core.method import Context, Net
 from fedgist.core.objective import LOSS
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
+from fedgist.federation.columns import STD, of_all, of_server, over_clients
 from fedgist.federation.record import Line
 
 ALL_ROWS = "all"  # the name of the whole test set among the server's
@@ -33,18 +28,18 @@ def columns(scores: Scores, split: str) -> Line:
     """
     line: Line = {}
     for model, table in scores.models.items():
-        prefix = f"eval/{split}/{model}_" if model else f"eval/{split}/"
         for metric, values in table.values.items():
             defined = values[~values.isnan()]
             if not len(defined):
                 continue
-            line[f"{prefix}{metric}_mean"] = float(defined.mean())
+            line[over_clients(split, metric, model)] = float(defined.mean())
             if metric != LOSS.name:
-                line[f"{prefix}{metric}_std"] = float(defined.std(correction=0))
+                spread = float(defined.std(correction=0))
+                line[over_clients(split, metric, model, STD)] = spread
         if table.confusion is not None and int(table.confusion.sum()):
-            line[f"{prefix}confusion"] = table.confusion.tolist()
+            line[over_clients(split, "confusion", model, "")] = table.confusion.tolist()
     if scores.whole is not None:
-        line |= {f"eval/global/{metric}": value for metric, value in scores.whole.items()}
+        line |= {of_all(metric): value for metric, value in scores.whole.items()}
     return line
 
 
@@ -69,9 +64,9 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
     for model, net in models.items():
         for name, rows in ctx.task.test_sets.items():
             values = score_net(net, rows, ctx)
-            line |= {f"eval/global/{model}/{name}/{metric}": v for metric, v in values.items()}
+            line |= {of_server(model, name, metric): v for metric, v in values.items()}
             if len(models) == 1 and name == ALL_ROWS:
-                line |= {f"eval/global/{metric}": v for metric, v in values.items()}
+                line |= {of_all(metric): v for metric, v in values.items()}
     return line
 
 

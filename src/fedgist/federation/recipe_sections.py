@@ -206,6 +206,11 @@ class Recipe(_Section):
     engine: Annotated[EngineSection, _role("work")] = EngineSection()
     paper: Annotated[PaperSection, _role("printed")] = PaperSection()
 
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides a run's record: not how the work is done, nor a paper's print."""
+        aside = {name for name in type(self).model_fields if role_of(name) in {"work", "printed"}}
+        return self.model_dump(mode="json", exclude=aside)
+
     def to_toml(self) -> str:
         """Write the recipe, every value given."""
         return tomli_w.dumps(_plain(self.model_dump()))

@@ -16,6 +16,7 @@ from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import build, named
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
+from fedgist.engines.method_check import told
 from fedgist.engines.process_control import one_thread
 from fedgist.federation import evaluation
 from fedgist.federation.checkpoint import Checkpoint
@@ -97,7 +98,7 @@ class Federation:
         able = [order for order in selected if order.client not in record.failed]
         orders = self.method.orders(self.server, able, ctx)
         if orders is None:  # the server's own work
-            self.server = self.method.server_update(self.server, Replies(), ctx)
+            self._update(Replies(), ctx)
             return
         if not orders:
             return
@@ -105,7 +106,11 @@ class Federation:
         record.asked(orders, downs)
         replies = self._replies(self.engine.ask(ctx, orders, downs), ctx, record)
         if len(replies):  # no reply changes nothing
-            self.server = self.method.server_update(self.server, replies, ctx)
+            self._update(replies, ctx)
+
+    def _update(self, replies: Replies, ctx: Context) -> None:
+        server = self.method.server_update(self.server, replies, ctx)
+        self.server = told(server, self.method, "server_update")
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Leave out what came late, unless the method accepts it, and what is too few."""
@@ -177,7 +182,7 @@ def context(side: ServerSide, number: int, stage: str) -> Context:
 
 def start_server(side: ServerSide) -> Any:
     """Return the server's state before round 1."""
-    return side.method.init_server(context(side, 0, "init"))
+    return told(side.method.init_server(context(side, 0, "init")), side.method, "init_server")
 
 
 def loop(

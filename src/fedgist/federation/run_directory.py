@@ -10,7 +10,15 @@ from filelock import FileLock, Timeout
 
 from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
-from fedgist.federation.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, read_lines
+from fedgist.federation.record import (
+    CLIENTS,
+    METRICS_FILE,
+    PARTITION,
+    RECIPE,
+    RESULT,
+    ROUNDS,
+    read_lines,
+)
 from fedgist.federation.saved_features import FEATURES
 
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they have noticed
@@ -70,6 +78,15 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             "or anew: --overwrite"
         )
         raise RecipeError(msg)
-    for name in (str(checkpoints.FILE), ROUNDS, CLIENTS, RESULT, RECIPE, PARTITION, FEATURES):
+    for name in (
+        str(checkpoints.FILE),
+        ROUNDS,
+        CLIENTS,
+        RESULT,
+        RECIPE,
+        PARTITION,
+        METRICS_FILE,
+        FEATURES,
+    ):
         (folder / name).unlink(missing_ok=True)
     return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,26 +25,13 @@ from fedgist.federation.python_arguments import (
     with_method,
 )
 from fedgist.federation.recipe import Recipe, make, read, read_recorded
-from fedgist.federation.record import RECIPE, RESULT, Line, Record, to_json
-from fedgist.federation.round_loop import Federation, Observer, loop
+from fedgist.federation.record import PARTITION, RECIPE, Line, to_json
+from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
-from fedgist.federation.run_summary import end_of, open_record, plan_notes
+from fedgist.federation.server_run import Place, plan_notes, run_server
 from fedgist.federation.server_side import ServerSide
-from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.trained_models import ClientModel, client_model
-from fedgist.federation.world import Given, World
-
-
-class Stopped(Exception):  # noqa: N818  # no error: somebody asked
-    """A run stopped early, its checkpoint written.
-
-    ``folder`` is what resumes it; None if the run was kept in memory only.
-    """
-
-    def __init__(self, folder: Path | None, options: str = "") -> None:
-        how = f"; resume with: fedgist run --resume {folder}{options}" if folder else ""
-        super().__init__(f"stopped{how}")
-        self.folder = folder
+from fedgist.federation.world import Given, World, class_counts
 
 
 @dataclass(frozen=True)
@@ -202,46 +187,23 @@ def _run(
     saved: Checkpoint | None,
     observer: Observer | None,
 ) -> Result:
-    began = time.perf_counter()
     watching = observer or _Silent()
-    world, server = open_world(recipe, given, watching.note)
-    record = open_record(world, folder, saved)
-    engine = make_engine(world)
-    try:
-        federation = Federation(world.server, engine, server)
-        if saved:
-            federation.restore(saved)
-        if callable(start := getattr(engine, "start", None)):
-            start()  # workers are forked before anything else starts a thread
-        watching.began(world.server, str(folder or ""), federation.round)
-        notes = plan_notes(world)
-        for note in notes:
-            watching.note(note)
-            if observer is None:
-                warnings.warn(note, stacklevel=3)
-        _go(federation, record, folder, watching)
-        end = end_of(federation, record, notes) | {"time/total_s": time.perf_counter() - began}
+    world, state = open_world(recipe, given, watching.note)
+    if observer is None:
+        for note in plan_notes(world.server):
+            warnings.warn(note, stacklevel=3)
+    files = {PARTITION: to_json(class_counts(world)) + "\n"}
+
+    def save_features(federation: Federation) -> None:
         if folder and world.server.recipe.evaluate.save_features:
             saved_features.save(federation, world, folder)
-        record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
-    finally:
-        engine.close()
+
+    federation, record, end = run_server(
+        world.server,
+        make_engine(world),
+        Place(folder, saved, files),
+        watching,
+        state=state,
+        at_end=save_features,
+    )
     return Result(record.rounds, record.clients, end, folder, federation, world)
-
-
-def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
-    """Do the rounds; raise Stopped if somebody asked."""
-
-    def keep(line: Line, details: Sequence[Line]) -> None:
-        record.add(line, details)
-        observer.finished_round(line)
-
-    def save() -> None:
-        if folder:
-            checkpoints.save(folder, federation.checkpoint())
-
-    hint = "stopping: this round is finished and saved first; once more to stop at once"
-    with stoppable(lambda: observer.note(hint)) as stop:
-        whole = loop(federation, keep, save, stop)
-    if not whole:
-        raise Stopped(folder)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedgist.errors import ReportError, did_you_mean
+from fedgist.federation.columns import ACCURACY, measured
 from fedgist.federation.record import summary
-from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Group, group
 from fedgist.report.stats import Better, Estimate, compare, estimate
 from fedgist.report.study_notes import notes_on
@@ -34,7 +35,7 @@ def study(
     reference
         Label or method of the row that the others are compared with.
     metric
-        Column of ``rounds.jsonl``; one whose name contains "loss" is better when lower.
+        Column of ``rounds.jsonl``; which end of it is better, the run's objective says.
     target_accuracy
         A fraction; if not given, the paper's, where all recipes name one.
 
@@ -43,17 +44,18 @@ def study(
     ReportError
         If no run has the metric, or there is no such reference.
     """
-    better: Better = "lower" if "loss" in metric else "higher"
-    if target_accuracy is not None and "accuracy" not in metric:
-        msg = f"a target accuracy cannot be used with the metric {metric!r}, which is no accuracy"
-        raise ReportError(msg)
     problems = [problem for run in runs for problem in run.problems]
     runs = [run for run in runs if run.recipe]
     if not runs:
         raise ReportError(problems[0] if problems else "there is no run to compare")
+    measure = measured(metric, runs[0].metrics)
+    better: Better = measure.better
+    if target_accuracy is not None and measure.unit != "fraction":
+        msg = f"a target accuracy cannot be used with the metric {metric!r}, which is no share"
+        raise ReportError(msg)
     groups, repeats = group(runs)
     _check_metric(runs, metric)
-    if target_accuracy is None and "accuracy" in metric:
+    if target_accuracy is None and measure.name == "accuracy":
         target_accuracy = _target_of_paper(runs)
     chosen = None if reference is None else _reference(reference, groups)
     reference_values = _finals(chosen.runs, metric) if chosen else {}
@@ -69,7 +71,7 @@ def study(
     )
     label = chosen.label if chosen else None
     notes = (*problems, *repeats, *notes_on(rows, metric, label))
-    return Study(rows, metric, better, label, target_accuracy, notes)
+    return Study(rows, metric, measure, label, target_accuracy, notes)
 
 
 def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:

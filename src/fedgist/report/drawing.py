@@ -24,9 +24,10 @@ import safetensors.numpy
 
 from fedgist.errors import ReportError
 from fedgist.federation import atomic_files
+from fedgist.federation.columns import ACCURACY, ACCURACY_SPREAD
 from fedgist.federation.record import to_json
 from fedgist.federation.saved_features import FEATURES
-from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.report.run_files import RunFiles
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, on white and on black
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9467BD", "#7F7F7F")
@@ -252,7 +253,7 @@ def _curves_of_run(run: RunFiles, by_round: Any, by_bytes: Any) -> None:
         return
     accuracy = [100 * v for v in values]
     line = by_round.plot(rounds, accuracy, label=run.name, linewidth=1.8)[0]
-    _, spread = run.column("eval/client/accuracy_std")
+    _, spread = run.column(ACCURACY_SPREAD)
     low = [a - 100 * s for a, s in zip(accuracy, spread, strict=True)]
     high = [min(100.0, a + 100 * s) for a, s in zip(accuracy, spread, strict=True)]
     by_round.fill_between(rounds, low, high, color=line.get_color(), alpha=0.1, linewidth=0)

@@ -9,7 +9,8 @@ from itertools import groupby
 
 from rich.table import Table
 
-from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.federation.columns import ACCURACY, ACCURACY_SPREAD, GLOBAL_ACCURACY
+from fedgist.report.run_files import RunFiles
 
 MINUTE = 60  # seconds; and an hour has as many minutes
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -53,14 +54,14 @@ def overview(runs: Sequence[RunFiles]) -> Table:
         table.add_column(name, justify="left" if name == "method" else "right")
     for (_, name), group in groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name)):
         seeds = list(group)
-        spreads = _last_values(seeds, "eval/client/accuracy_std")
+        spreads = _last_values(seeds, ACCURACY_SPREAD)
         rounds = [run.done for run in seeds]
         table.add_row(
             name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
             str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
             mean_and_error(_last_values(seeds, ACCURACY)),
             percent(statistics.fmean(spreads)) if spreads else "-",
-            mean_and_error(_last_values(seeds, "eval/global/accuracy")),
+            mean_and_error(_last_values(seeds, GLOBAL_ACCURACY)),
             size(statistics.fmean([run.total("comm/up_bytes") for run in seeds])),
             size(statistics.fmean([run.total("comm/down_bytes") for run in seeds])),
         )
@@ -98,7 +99,7 @@ def by_round(run: RunFiles, most: int = 12) -> Table:
         table.add_row(
             str(line["round"]),
             percent(line.get(ACCURACY)),
-            percent(line.get("eval/client/accuracy_std")),
+            percent(line.get(ACCURACY_SPREAD)),
             "-" if loss is None else f"{loss:.4f}",
             size(line["comm/up_bytes"]),
             size(line["comm/down_bytes"]),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.columns import spread_of
 from fedgist.federation.record import CLIENTS, PARTITION, Line
 from fedgist.federation.saved_features import FEATURES
 from fedgist.report.drawing import (
@@ -69,8 +70,10 @@ def _curve(row: Row, metric: str) -> _Curve | None:
         root = len(columns) ** 0.5
         band = [statistics.stdev([column[r] for column in columns]) / root for r in rounds]
     else:
-        spread = dict(zip(*row.runs[0].column(metric.replace("_mean", "_std")), strict=True))
-        band = [spread.get(r, 0.0) if metric.endswith("_mean") else 0.0 for r in rounds]
+        over_clients = spread_of(metric)
+        column = row.runs[0].column(over_clients) if over_clients else ([], [])
+        spread = dict(zip(*column, strict=True))
+        band = [spread.get(r, 0.0) for r in rounds]
     low = [mean - half for mean, half in zip(means, band, strict=True)]
     high = [mean + half for mean, half in zip(means, band, strict=True)]
     totals = [run.sent() for run in row.runs if run.rounds]
@@ -79,7 +82,7 @@ def _curve(row: Row, metric: str) -> _Curve | None:
 
 
 def _curves(study: Study, axes: Any, *, by_bytes: bool) -> Table:
-    in_percent = "accuracy" in study.metric
+    in_percent = study.measure.unit == "fraction"
     scale = 100.0 if in_percent else 1.0
     table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
     for i, row in enumerate(study.rows):
@@ -96,7 +99,8 @@ def _curves(study: Study, axes: Any, *, by_bytes: bool) -> Table:
         table += [[row.label, *line] for line in zip(*columns, strict=True)]
     if study.target_accuracy is not None:
         axes.axhline(scale * study.target_accuracy, color=INK, linewidth=0.8, linestyle=":")
-    axes.set_ylabel("accuracy (%)" if in_percent else study.metric)
+    title = study.measure.title.lower()
+    axes.set_ylabel(f"{title} (%)" if in_percent else title)
     return table
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgist.core.objective import Metric
 from fedgist.errors import ReportError
-from fedgist.federation.record import CLIENTS, PARTITION, RECIPE, RESULT, ROUNDS, Line
+from fedgist.federation.columns import read_described
+from fedgist.federation.record import CLIENTS, METRICS_FILE, PARTITION, RECIPE, RESULT, ROUNDS, Line
 
-ACCURACY = "eval/client/accuracy_mean"
 NOT_FINITE = (math.inf, -math.inf)
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
 
@@ -74,6 +75,11 @@ class RunFiles:
             return None
         sound = all(isinstance(row, list) and len(row) == len(classes) for row in counts)
         return table if sound else None
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics of the run's objective, as it describes them; the known ones without."""
+        return read_described(_table(self.folder / METRICS_FILE, json.loads, []))
 
     def last(self, key: str) -> float | None:
         """Return the last value of a column, or None if it has none."""

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgist.federation.recipe import flat, role_of
 from fedgist.report.run_files import RunFiles
-
-# what does not make an experiment another one: the seed, how the work was done, what the paper
-# printed
-ASIDE = ("seed", "engine.", "paper.", "evaluate.every", "evaluate.save_features")
 
 Settings = Mapping[str, Any]  # by dotted key
 
@@ -36,7 +33,7 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
     members: dict[str, dict[int, RunFiles]] = {}
     notes = []
     for run in runs:
-        settings = {k: v for k, v in flat(run.recipe).items() if not k.startswith(ASIDE)}
+        settings = {k: v for k, v in flat(run.recipe).items() if role_of(k) is None}
         settings.setdefault("method.name", run.name)
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
@@ -53,15 +50,6 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
         )
     ]
     return groups, notes
-
-
-def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a recipe's settings by dotted key."""
-    settings: dict[str, Any] = {}
-    for key, value in recipe.items():
-        name = f"{prefix}{key}"
-        settings |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return settings
 
 
 def _labels(groups: Sequence[Settings]) -> list[str]:

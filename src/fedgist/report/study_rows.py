@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedgist.core.objective import Metric
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Settings
-from fedgist.report.stats import Better, Comparison, Estimate
+from fedgist.report.stats import Comparison, Estimate
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Study:
     """The rows, what they are measured by, and notes on what the numbers do not show."""
 
     rows: tuple[Row, ...]
-    metric: str
-    better: Better
+    metric: str  # a column of the record
+    measure: Metric  # what that column measures
     reference: str | None
     target_accuracy: float | None  # a fraction
     notes: tuple[str, ...]

@@ -102,7 +102,7 @@ def as_data(study: Study) -> dict[str, Any]:
     """Return a study as plain values: fractions and bytes, unrounded."""
     return {
         "metric": study.metric,
-        "better": study.better,
+        "better": study.measure.better,
         "reference": study.reference,
         "target_accuracy": study.target_accuracy,
         "rows": [_row_data(row) for row in study.rows],

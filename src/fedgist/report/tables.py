@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedgist.core.objective import Metric
+from fedgist.federation.columns import over_clients, spread_of
 from fedgist.report.formatting import bits, percent, size
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Paper, Row, Study, Target
@@ -45,7 +47,7 @@ def sheets(study: Study) -> list[Sheet]:
 
 
 def _results(study: Study) -> Sheet:
-    show = _shower(study.metric)
+    show = _shower(study.measure)
     columns: dict[str, Cell] = {
         "method": lambda row: row.label + (" *" if row.unfinished else ""),
         "seeds": lambda row: str(len(row.runs)),
@@ -62,14 +64,14 @@ def _results(study: Study) -> Sheet:
     caption = [CAPTION, *(f"paper: {source}" for source in sources)]
     if any(row.unfinished for row in study.rows):
         caption.append("*: not every run is finished")
-    return _sheet(_title(study.metric), columns, study, ". ".join(caption))
+    return _sheet(_title(study), columns, study, ". ".join(caption))
 
 
 def _differences(study: Study) -> Sheet | None:
     compared = [(row.label, row.versus) for row in study.rows if row.versus]
     if study.reference is None or not compared:
         return None
-    show = _shower(study.metric)
+    show = _shower(study.measure)
     rows = []
     for label, versus in compared:
         p = "-" if versus.p is None else f"{versus.p:.3g}"
@@ -126,12 +128,16 @@ def _sheet(title: str, columns: dict[str, Cell], study: Study, caption: str) -> 
     return Sheet(title, tuple(columns), rows, caption)
 
 
-def _title(metric: str) -> str:
-    return {"eval/client/accuracy_mean": "Accuracy, mean over clients (%)"}.get(metric, metric)
+def _title(study: Study) -> str:
+    if spread_of(study.metric) is None:
+        return study.metric
+    unit = " (%)" if study.measure.unit == "fraction" else ""
+    main = study.metric == over_clients("client", study.measure.name)
+    return f"{study.measure.title}, mean over clients{unit}" if main else study.metric
 
 
-def _shower(metric: str) -> Callable[..., str]:
-    scale, digits = (100, 2) if "accuracy" in metric else (1, 4)
+def _shower(measure: Metric) -> Callable[..., str]:
+    scale, digits = (100, 2) if measure.unit == "fraction" else (1, 4)
 
     def show(value: Estimate | None, *, signed: bool = False) -> str:
         if value is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.federation.columns import ACCURACY
+from fedgist.report.run_files import RunFiles
 
 MARKS = "●○▲△■□◆◇"
 

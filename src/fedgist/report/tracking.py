@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist.errors import ReportError, did_you_mean, first_line
+from fedgist.federation.recipe import flat
 from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import flat
 
 MOST_PARAMETER = 500  # characters of a parameter that MLflow keeps
 

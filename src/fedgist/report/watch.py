@@ -10,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from fedgist.federation.columns import ACCURACY
 from fedgist.federation.record import ROUNDS
 from fedgist.report.formatting import duration, percent, size
-from fedgist.report.run_files import ACCURACY, RunFiles
+from fedgist.report.run_files import RunFiles
 from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -24,6 +24,7 @@ from fedgist.errors import RecipeError
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
+from fedgist.federation.server_run import Stopped
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
@@ -79,7 +80,7 @@ def is_done(job: Job) -> bool:
     if not (job.folder / RECIPE).exists():
         return False
     recipe = read(job.folder / RECIPE)
-    wanted, kept = _without_engine(job.recipe), _without_engine(recipe)
+    wanted, kept = job.recipe.settings(), recipe.settings()
     differing = [name for name in wanted if wanted[name] != kept[name]]
     if differing:
         msg = (
@@ -89,10 +90,6 @@ def is_done(job: Job) -> bool:
         raise RecipeError(msg)
     lines = read_lines(job.folder / ROUNDS) if (job.folder / RESULT).exists() else []
     return bool(lines) and lines[-1]["round"] >= recipe.train.num_rounds
-
-
-def _without_engine(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model_dump(exclude={"engine", "paper"})
 
 
 def run_jobs(
@@ -249,7 +246,7 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
             observer=_EventSender(connection),
         )
         connection.send(Event("done"))
-    except runner.Stopped:
+    except Stopped:
         connection.send(Event("stopped"))
     except KeyboardInterrupt:
         connection.send(Event("stopped"))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import InputError, RecipeError, one_of
+from fedgist.federation.recipe import role_of
 
-FIXED = ("seed", "data.validation", "evaluate.", "engine.", "paper.", "train.num_rounds")
+FIXED = ("data.validation", "evaluate.", "train.num_rounds")  # no hyper-parameters either
 RANGE_KEYS = ("low", "high", "log", "step", "choices")
 
 Range = dict[str, Any]
@@ -35,7 +36,7 @@ def read_space(path: Path) -> dict[str, Range]:
         msg = f"{path} names no key to search; write for example {example}"
         raise RecipeError(msg)
     for key, values in space.items():
-        if key.startswith(FIXED):
+        if role_of(key) is not None or key.startswith(FIXED):
             msg = f"{path}: {key} cannot be searched: it is not a hyper-parameter"
             raise RecipeError(msg)
         if problem := _problem(values):

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import RecipeError
+from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, read_lines
 from fedgist.studies.jobs import Event, Job, jobs_of_seeds
 from fedgist.studies.search_space import Range, extremes, read_space
 
-OBJECTIVE = "eval/validation/accuracy_mean"
+OBJECTIVE = VALIDATION_ACCURACY
 VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
 STUDY = "study.db"
 
@@ -91,7 +92,7 @@ class Tuner:
 
     def _check_same_question(self) -> None:
         """Refuse to go on with a study of another recipe or space."""
-        recipe = read(self.path, self.settings).model_dump(mode="json", exclude={"engine", "paper"})
+        recipe = read(self.path, self.settings).settings()
         question = json.dumps(
             {"recipe": recipe, "space": self.space, "seeds": self.seeds},
             sort_keys=True,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.core import random
 from fedgist.core.message import pack, payload_bytes, reduction, shapes, unpack
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.replies import gather
@@ -20,8 +21,9 @@ from fedgist.core.tree import build, named
 from fedgist.data.client_rows import Rows
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.method_check import check_method
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import FedgistError, TooFewRepliesError
+from fedgist.errors import FedgistError, MethodError, TooFewRepliesError
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.testing.gate_laws import GATE_LAWS
@@ -137,8 +139,13 @@ class _Padded(Rows):
 
 
 def padding_changes_nothing(method: Method) -> None:
-    """Add absent rows to every table."""
+    """Add absent rows to every table, and put other numbers into absent rows."""
     tight = law_world(method)
+    server = federation(tight).server
+    try:
+        check_method(method, tight.server.task, server, random.key(0))
+    except MethodError as error:
+        raise AssertionError(str(error)) from error
     rows = tight.population.train
     wider = replace(tight.population, train=_Padded(rows.rows, rows.offsets))
     padded = replace(tight, population=wider)

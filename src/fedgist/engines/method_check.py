@@ -1,0 +1,246 @@
+"""A look at a method before it runs: what breaks the vocabulary is told by its function's name.
+
+Each of the client's functions is called once, for one client and a few made-up rows, and what it
+returns is looked at. Loss and summaries are evaluated twice, with other numbers in absent rows: if
+that changes them, the method has forgotten ``batch.mask``, and its results would depend on how many
+clients the machine at hand stacks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.batch import Batch
+from fedgist.core.layers import Pass
+from fedgist.core.message import reduction
+from fedgist.core.method import Context, Method, Net, Order, Part, Phase, Task
+from fedgist.core.net import stacked
+from fedgist.core.tree import leaves, map_leaves, named
+from fedgist.errors import MethodError, did_you_mean, first_line
+
+ROWS, PRESENT = 3, 2  # of the made-up batch
+ABSENT = "depends on rows that are absent: weigh rows by batch.mask"
+
+
+def check_method(method: Method, task: Task, server: Any, key: Tensor) -> list[str]:
+    """Look at a method before its first round; return notes on its models, if there are any.
+
+    Raises
+    ------
+    MethodError
+        If a function breaks the vocabulary: which one, and what it should do.
+    """
+    _check_class(method)
+    notes = []
+    for name in task.architectures:
+        for number in (0, 1):
+            for stage in _stages(method, Context(key, task, number, "")):
+                trial = Trial(method, Context(key, task, number, stage), name, server)
+                if trial.asks_clients():
+                    notes += trial.look()
+    return list(dict.fromkeys(notes))
+
+
+def why_unstackable(
+    method: Method, task: Task, server: Any, key: Tensor, architecture: str
+) -> str | None:
+    """Return which function of a method cannot be stacked, and why; None: it is the model."""
+    for stage in _stages(method, Context(key, task, 1, "")):
+        trial = Trial(method, Context(key, task, 1, stage), architecture, server)
+        if trial.asks_clients() and (reason := trial.unstackable()):
+            return reason
+    return None
+
+
+def told(value: Any, method: Method, function: str) -> Any:
+    """Return what a function returned, unless it is nothing.
+
+    Raises
+    ------
+    MethodError
+        If it is None.
+    """
+    if value is None:
+        msg = f"{type(method).__name__}.{function} returned nothing: is a return missing?"
+        raise MethodError(msg)
+    return value
+
+
+def _check_class(method: Method) -> None:
+    parts = get_args(Part)
+    if method.keeps not in parts:
+        msg = f"{type(method).__name__}.keeps = {method.keeps!r}{did_you_mean(method.keeps, parts)}"
+        raise MethodError(msg)
+
+
+def _stages(method: Method, ctx: Context) -> Sequence[str]:
+    names: Any = told(method.stages(ctx), method, "stages")
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        msg = f"{type(method).__name__}.stages returned {names!r}: return a tuple, ({names!r},)"
+        raise MethodError(msg)
+    return tuple(names)
+
+
+class Trial:
+    """One client's part of a stage, tried on made-up rows."""
+
+    def __init__(self, method: Method, ctx: Context, architecture: str, server: Any) -> None:
+        self.method, self.ctx, self.server = method, ctx, server
+        self.net = ctx.task.starts[architecture]
+        self.order = Order(0, architecture)
+
+    def asks_clients(self) -> bool:
+        """Whether this stage asks anybody."""
+        return self.method.orders(self.server, [self.order], self.ctx) is not None
+
+    def look(self) -> list[str]:
+        """Call every function of the client once and look at what it returns."""
+        self.down = self._call("download", self.server, self.order)
+        self._message("download", self.down)
+        own = self._call("init_client", self.net)
+        self.net, self.own = self._pair("receive", self._call("receive", self.net, own, self.down))
+        notes = self._check_mask()
+        batch = self.batch(0.0)
+        sums = self._call("summarize", self.net, batch, self.own, self.down)
+        pair = self._call("upload", self.net, self.own, sums, self.down)
+        self._message("upload", self._pair("upload", pair)[0])
+        logits = self._call("predict", self.net, self.own, self.down, batch.x)
+        shape = (ROWS, self.ctx.task.num_classes)
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
+            self._complain("predict", f"returned {_what(logits)}, not logits {list(shape)}")
+        return notes
+
+    def batch(self, absent: float) -> Batch:
+        """Return made-up rows; in the last one, which is absent, stands one number."""
+        task, device = self.ctx.task, self.ctx.key.device
+        x = random.normal(random.fold(self.ctx.key, "rows"), (ROWS, *task.input_shape))
+        x[PRESENT:] = absent
+        y = torch.arange(ROWS, device=device) % task.num_classes
+        mask = torch.arange(ROWS, device=device) < PRESENT
+        return Batch(x.to(device), torch.where(mask, y, 0), mask)
+
+    def unstackable(self) -> str | None:
+        """Return which function fails on two clients stacked, if the model does not."""
+        self.look()
+        batch = self.batch(0.0)
+
+        def body(net: Net, batch: Batch, own: Any) -> Tensor:
+            del own  # the model does without
+            return self._pass(net, batch.mask).features(batch.x)
+
+        def summaries(net: Net, batch: Batch, own: Any) -> Any:
+            return self.method.summarize(net, batch, own, self.down, self.ctx)
+
+        tried = {"the model": body, "loss": self._losses, "summarize": summaries}
+        for name, function in tried.items():
+            pair = [stacked(self.net, 2), *(_twice(value) for value in (batch, self.own))]
+            try:
+                with torch.no_grad():
+                    torch.func.vmap(function)(*pair)
+            except Exception as error:  # noqa: BLE001  # a user's function may fail in any way
+                if name == "the model":
+                    return None
+                words = "use masks (torch.where) in place of Boolean indices and branches"
+                return f"{self._name(name)} cannot be stacked: {first_line(error)}; {words}"
+        return None
+
+    def _check_mask(self) -> list[str]:
+        """Compare loss and summaries under other numbers in the absent row."""
+        first, other = self.batch(0.0), self.batch(7.0)
+        with torch.no_grad():
+            a, b = (self._pass(self.net, batch.mask).features(batch.x) for batch in (first, other))
+            if not _close(a[:PRESENT], b[:PRESENT]):
+                name = self.order.architecture
+                return [f"{name} mixes the rows of a batch: absent rows can move its results"]
+            losses = [self._losses(self.net, batch, self.own) for batch in (first, other)]
+        if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
+            self._complain("loss", ABSENT)
+        sums = [
+            self._call("summarize", self.net, batch, self.own, self.down)
+            for batch in (first, other)
+        ]
+        pairs = zip(*(leaves(value) for value in sums), strict=True)
+        if any(not _close(x.double(), y.double()) for x, y in pairs):
+            self._complain("summarize", ABSENT)
+        return []
+
+    def _losses(self, net: Net, batch: Batch, own: Any) -> list[Tensor]:
+        """Return the loss of each phase."""
+        losses = []
+        phases: Any = told(self.method.phases(self.ctx), self.method, "phases")
+        for phase in phases:
+            if not isinstance(phase, Phase):
+                self._complain("phases", f"returned {_what(phase)} among its phases")
+            net_in_training = self._pass(net, batch.mask)
+            loss = phase.loss or self.method.loss
+            value = self._named("loss", loss, net_in_training, batch, own, self.down)
+            if not isinstance(value, Tensor) or value.dim():
+                self._complain("loss", f"returned {_what(value)}, not a scalar")
+            losses.append(value)
+        return losses
+
+    def _pass(self, net: Net, mask: Tensor) -> Net:
+        return replace(net, run=Pass(mask, self.ctx.key))
+
+    def _call(self, function: str, *args: Any) -> Any:
+        with torch.no_grad():
+            return self._named(function, getattr(self.method, function), *args)
+
+    def _named(self, function: str, code: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the method; if it fails, say which it was."""
+        try:
+            value = code(*args, self.ctx)
+        except MethodError:
+            raise
+        except Exception as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            msg = f"{self._name(function)} failed in stage {self.ctx.stage!r}: {why}"
+            raise MethodError(msg) from error
+        return told(value, self.method, function)
+
+    def _pair(self, function: str, value: Any) -> tuple[Any, Any]:
+        if not isinstance(value, tuple) or len(value) != 2:  # noqa: PLR2004  # a pair
+            pair = "(net, own)" if function == "receive" else "(message, own)"
+            self._complain(function, f"returned {_what(value)}, not the pair {pair}")
+        first, own = value
+        if function == "receive" and not isinstance(first, Net):
+            self._complain(function, f"returned {_what(first)} in the place of the net")
+        try:
+            named(own)
+        except (TypeError, ValueError) as error:
+            self._complain(function, f"returned an own state that is no tree: {error}")
+        return first, own
+
+    def _message(self, function: str, value: Any) -> None:
+        try:
+            reduction(type(value))
+            named(value)
+        except (TypeError, ValueError) as error:
+            self._complain(function, f"returned {_what(value)}: {error}")
+
+    def _complain(self, function: str, problem: str) -> None:
+        msg = f"{self._name(function)} {problem}"
+        raise MethodError(msg)
+
+    def _name(self, function: str) -> str:
+        return f"{type(self.method).__name__}.{function}"
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _twice(value: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.expand(2, *leaf.shape), value)

@@ -1,0 +1,92 @@
+"""The columns of a record: their names, and what each of them measures.
+
+Names are made and taken apart here and nowhere else. ``eval/<split>/<metric>_mean`` and ``_std`` go
+over clients, with ``finetuned_`` before the metric for the models that went through the phases
+before a test. ``eval/global/<metric>`` is of the one model that serves all, on the whole test set;
+``eval/global/<model>/<set>/<metric>`` of each model of the server on each of its test sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fedgist.core.objective import LOSS, METRICS, Metric
+
+MEAN, STD, FINETUNED = "_mean", "_std", "finetuned_"
+TRAIN_LOSS = "train/loss"
+UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
+EPSILON = "privacy/epsilon"
+OTHERS = {
+    TRAIN_LOSS: Metric("train loss", "Training loss", LOSS.unit, LOSS.better),
+    UP_BYTES: Metric("sent up", "Sent up", "bytes", "lower"),
+    DOWN_BYTES: Metric("sent down", "Sent down", "bytes", "lower"),
+    EPSILON: Metric("epsilon", "Privacy spent", "", "lower"),
+    "time/train_s": Metric("training", "Training", "seconds", "lower"),
+    "time/round_s": Metric("round", "Round", "seconds", "lower"),
+}
+
+
+def over_clients(split: str, metric: str, model: str = "", statistic: str = MEAN) -> str:
+    """Return the name of a metric's mean (or another statistic) over clients.
+
+    >>> over_clients("client", "accuracy")
+    'eval/client/accuracy_mean'
+    """
+    prefix = f"{model}_" if model else ""
+    return f"eval/{split}/{prefix}{metric}{statistic}"
+
+
+def of_all(metric: str) -> str:
+    """Return the name of a metric of the one model that serves all."""
+    return f"eval/global/{metric}"
+
+
+def of_server(model: str, test_set: str, metric: str) -> str:
+    """Return the name of a metric of a model of the server on one of its test sets."""
+    return f"eval/global/{model}/{test_set}/{metric}"
+
+
+ACCURACY = over_clients("client", "accuracy")
+ACCURACY_SPREAD = over_clients("client", "accuracy", statistic=STD)
+VALIDATION_ACCURACY = over_clients("validation", "accuracy")
+GLOBAL_ACCURACY = of_all("accuracy")
+
+
+def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
+    """Return what a column measures.
+
+    ``metrics`` are those of the run's objective, by name. Of a column that nobody has described, a
+    method's own number for instance, the title is its name, and more is better.
+
+    >>> measured("eval/client/finetuned_loss_mean").better
+    'lower'
+    """
+    if column in OTHERS:
+        return OTHERS[column]
+    name = column.rpartition("/")[2].removeprefix(FINETUNED)
+    for statistic in (MEAN, STD):
+        name = name.removesuffix(statistic)
+    if column.startswith("eval/") and name in metrics:
+        return metrics[name]
+    return Metric(column, column, "", "higher")
+
+
+def spread_of(column: str) -> str | None:
+    """Return the column that holds the spread of a mean over clients, if it is one."""
+    return f"{column.removesuffix(MEAN)}{STD}" if column.endswith(MEAN) else None
+
+
+def described(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return metrics as plain values, for a run's ``metrics.json``."""
+    return {name: asdict(metric) for name, metric in metrics.items()}
+
+
+def read_described(table: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return the metrics that a run describes; what is damaged is left out."""
+    metrics = {}
+    for name, values in table.items():
+        if isinstance(values, Mapping) and set(values) == {"name", "title", "unit", "better"}:
+            metrics[str(name)] = Metric(**values)
+    return dict(METRICS) | metrics

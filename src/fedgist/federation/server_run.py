@@ -1,0 +1,169 @@
+"""A run at its server, from the first line of its record to the last.
+
+All it needs is what a server knows and an engine; whether the clients are simulated beside it or
+sit behind a wire makes no difference. A run directory written here is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.objective import LOSS
+from fedgist.engines.engine import Engine
+from fedgist.federation import checkpoint as checkpoints
+from fedgist.federation.checkpoint import Checkpoint
+from fedgist.federation.columns import described, of_all, over_clients
+from fedgist.federation.record import (
+    METRICS_FILE,
+    RECIPE,
+    RESULT,
+    Line,
+    Record,
+    summary,
+    to_json,
+    totals,
+)
+from fedgist.federation.round_loop import Federation, Observer, loop, start_server
+from fedgist.federation.server_side import ServerSide
+from fedgist.federation.stop_signals import stoppable
+
+
+class Stopped(Exception):  # noqa: N818  # no error: somebody asked
+    """A run stopped early, its checkpoint written.
+
+    ``folder`` is what resumes it; None if the run was kept in memory only.
+    """
+
+    def __init__(self, folder: Path | None, options: str = "") -> None:
+        how = f"; resume with: fedgist run --resume {folder}{options}" if folder else ""
+        super().__init__(f"stopped{how}")
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is kept: its folder (None: in memory), and the checkpoint it goes on from.
+
+    ``files`` are written beside the record, by name: what a simulation knows of its clients' data.
+    """
+
+    folder: Path | None = None
+    saved: Checkpoint | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_server(
+    side: ServerSide,
+    engine: Engine,
+    place: Place,
+    observer: Observer,
+    *,
+    state: Any = None,
+    at_end: Callable[[Federation], None] = lambda _: None,
+) -> tuple[Federation, Record, dict[str, Any]]:
+    """Do the rounds that are left; return the federation, its record, and how it ended.
+
+    Parameters
+    ----------
+    state
+        The server's state before round 1; made here if not given.
+    at_end
+        Called after the last round, before the result is written.
+
+    Raises
+    ------
+    Stopped
+        After Ctrl-C or SIGTERM, when the round was finished and saved.
+    """
+    began = time.perf_counter()
+    record = _open_record(side, place)
+    try:
+        federation = Federation(side, engine, start_server(side) if state is None else state)
+        if place.saved:
+            federation.restore(place.saved)
+        if callable(start := getattr(engine, "start", None)):
+            start()  # workers are forked before anything else starts a thread
+        observer.began(side, str(place.folder or ""), federation.round)
+        notes = plan_notes(side)
+        for note in notes:
+            observer.note(note)
+        _go(federation, record, place.folder, observer)
+        at_end(federation)
+        end = _end_of(federation, record, notes) | {"time/total_s": time.perf_counter() - began}
+        record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
+    finally:
+        engine.close()
+    return federation, record, end
+
+
+def plan_notes(side: ServerSide) -> list[str]:
+    """Return what is to be said of the plans: models that run client by client."""
+    plans = side.recipe.engine.plans.items()
+    return [f"{name} {plan.note}" for name, plan in plans if plan.note]
+
+
+def _open_record(side: ServerSide, place: Place) -> Record:
+    """Open the run's record, and write down what is known before round 1."""
+    if place.folder:
+        place.folder.mkdir(parents=True, exist_ok=True)
+    record = Record(place.folder, place.saved.round if place.saved else -1)
+    record.write(RECIPE, side.recipe.to_toml())
+    metrics = {metric.name: metric for metric in (*side.task.objective.metrics, LOSS)}
+    record.write(METRICS_FILE, to_json(described(metrics)) + "\n")
+    for name, text in place.files.items():
+        record.write(name, text)
+    return record
+
+
+def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
+    """Do the rounds; raise Stopped if somebody asked."""
+
+    def keep(line: Line, details: Sequence[Line]) -> None:
+        record.add(line, details)
+        observer.finished_round(line)
+
+    def save() -> None:
+        if folder:
+            checkpoints.save(folder, federation.checkpoint())
+
+    hint = "stopping: this round is finished and saved first; once more to stop at once"
+    with stoppable(lambda: observer.note(hint)) as stop:
+        whole = loop(federation, keep, save, stop)
+    if not whole:
+        raise Stopped(folder)
+
+
+def _end_of(federation: Federation, record: Record, notes: Sequence[str]) -> dict[str, Any]:
+    """Return how a run ended: each of its main numbers, what was sent, and what it depends on."""
+    recipe = federation.side.recipe
+    main = federation.task.objective.metrics[0]
+    columns = (over_clients("client", main.name), of_all(main.name))
+    there = [c for c in columns if any(c in line for line in record.rounds)]
+    return {
+        "status": "finished",
+        "seed": recipe.seed,
+        "method": recipe.method.name,
+        "rounds": federation.round,
+        **{column: summary(record.rounds, column, main.better) for column in there},
+        "communication": totals(record.rounds),
+        "notes": list(notes),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return what a result depends on."""
+    names = ("fedgist", "torch", "numpy")
+    return {
+        "python": platform.python_version(),
+        **{n: metadata.version(n) for n in names},
+        "cores": str(os.cpu_count()),
+    }

@@ -1,0 +1,134 @@
+"""What breaks the vocabulary is told by the names of method and function, before round 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedgist
+from fedgist.core.message import message
+from fedgist.core.method import Nothing
+from fedgist.errors import MethodError, RecipeError
+from fedgist.methods.fedprox import FedProx
+
+RECIPE = {
+    "train": {"num_rounds": 1},
+    "data": {"train_rows": 60},
+    "clients": {"num_clients": 2},
+    "partition": {"name": "iid"},
+    "engine": {"workers": 1, "cohort_size": 2},
+}
+
+
+def method(**functions: Any) -> fedgist.Method:
+    """A method with these functions; others are the defaults."""
+    return type("Mine", (fedgist.Method,), functions)()  # type: ignore[no-any-return]
+
+
+@message(reduce="sum")
+class Sums:
+    total: torch.Tensor
+
+
+def forgetful_sums(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Sums:
+    return Sums(net.features(batch.x).sum(0))
+
+
+def forgetful_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    return F.cross_entropy(net(batch.x), batch.y)
+
+
+def boolean_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    return F.cross_entropy(net(batch.x)[batch.mask], batch.y[batch.mask])
+
+
+def fails(self: Any, *args: Any) -> Any:
+    return args[0].no_such_thing
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"sumarize": forgetful_sums}, "defines 'sumarize', which nobody calls; did you mean 'summari"),
+    ({"stages": lambda self, ctx: "train"}, r"Mine.stages returned 'train': return a tuple"),
+    ({"keeps": "bodies"}, "Mine.keeps = 'bodies'; did you mean 'body'?"),
+    ({"receive": lambda self, *a: None}, "Mine.receive returned nothing"),
+    ({"receive": lambda self, net, own, down, ctx: (own, net)}, "a Nothing in the place of the n"),
+    ({"upload": lambda self, net, own, sums, down, ctx: sums}, "a Count, not the pair"),
+    (
+        {"upload": lambda self, net, own, *a: (3, own)},
+        "Mine.upload returned a int: int is no messa",
+    ),
+    ({"upload": lambda self, net, own, *a: (Nothing(), [1])}, "own state that is no tree"),
+    ({"download": lambda self, *a: {"a": torch.zeros(1)}}, "Mine.download returned a dict"),
+    ({"init_server": lambda self, ctx: None}, "Mine.init_server returned nothing"),
+    ({"server_update": lambda self, *a: None}, "Mine.server_update returned nothing"),
+    ({"loss": lambda self, net, batch, *a: net(batch.x)}, r"of shape \[3, 10\], not a scalar"),
+    (
+        {"loss": forgetful_loss},
+        "Mine.loss depends on rows that are absent: weigh rows by batch.mas",
+    ),
+    ({"loss": fails}, "Mine.loss failed in stage 'train': AttributeError: 'Net' object"),
+    ({"summarize": forgetful_sums}, "Mine.summarize depends on rows that are absent"),
+    ({"phases": lambda self, ctx: ("body",)}, "Mine.phases returned a str among its phases"),
+    ({"predict": lambda self, net, own, down, x, ctx: x}, r"Mine.predict returned a tensor of sha"),
+]
+
+
+@pytest.mark.parametrize(("functions", "says"), WRONG)
+def test_a_broken_function_is_told_by_name(functions: dict[str, Any], says: str) -> None:
+    with pytest.raises(MethodError, match=says):
+        fedgist.run(RECIPE, method=method(**functions))
+
+
+def test_a_class_in_the_place_of_an_object_and_fields_without_a_dataclass() -> None:
+    with pytest.raises(MethodError, match=r"method is the class FedProx: give an object, FedProx"):
+        fedgist.run(RECIPE, method=FedProx)  # type: ignore[arg-type]
+    annotated = {"mu": 1.0, "__annotations__": {"mu": "float"}}
+    with pytest.raises(MethodError, match="has fields but is no dataclass"):
+        fedgist.run(RECIPE, method=method(**annotated))
+
+
+def test_hyper_parameters_beside_an_object_are_refused() -> None:
+    recipe = RECIPE | {"method": {"name": "fedprox", "mu": 0.5}}
+    with pytest.raises(RecipeError, match=r"method.mu is given in the recipe, and a method object"):
+        fedgist.run(recipe, method=FedProx())
+
+
+def test_a_boolean_index_runs_client_by_client_and_python_is_told_why() -> None:
+    with pytest.warns(UserWarning, match=r"mlp runs client by client: Mine.loss cannot be stacked"):
+        result = fedgist.run(RECIPE, method=method(loss=boolean_loss))
+    assert "use masks" in result.summary["notes"][0]
+
+
+class CentersBatches(nn.Module):
+    """A model that mixes the rows of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        out: torch.Tensor = self.head(flat - flat.mean(0))
+        return out
+
+
+@dataclass
+class Notes:
+    texts: ClassVar[list[str]] = []
+
+    def began(self, *a: Any) -> None: ...
+    def finished_round(self, *a: Any) -> None: ...
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_model_that_mixes_rows_is_noted_and_not_blamed_on_the_method() -> None:
+    build: Callable[[], nn.Module] = CentersBatches
+    fedgist.run(RECIPE | {"method": {"name": "local"}}, model=build, observer=Notes())
+    assert any("mixes the rows of a batch" in text for text in Notes.texts)

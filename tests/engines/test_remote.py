@@ -1,0 +1,317 @@
+"""A server and its sites over a wire: what is refused, absent, late or asked again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgist
+from fedgist.core.message import Form, refuse
+from fedgist.core.method import Context, Method, Nothing
+from fedgist.core.tree import map_leaves, named
+from fedgist.engines.engine import Engine, Simulation
+from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.loopback_engine import RUN, LoopbackEngine, outlined
+from fedgist.engines.message_form import download_form, upload_form
+from fedgist.engines.remote_engine import RemoteEngine
+from fedgist.engines.wire import LoopbackWire
+from fedgist.errors import RecipeError
+from fedgist.federation.record import read_lines
+from fedgist.federation.round_loop import Federation, start_server
+from fedgist.federation.server_run import Place, run_server
+from fedgist.methods import METHODS
+from fedgist.testing.example_methods import EXAMPLES, Relay
+from fedgist.testing.small_worlds import (
+    ALONE,
+    SIZES,
+    blobs,
+    federation,
+    law_world,
+    rows,
+    state_of,
+    two_architectures,
+    world,
+)
+from fedgist.testing.wire_laws import loopback
+
+ANY_SIZE = 1 << 30
+Change = Callable[[int, bytes], list[bytes]]
+
+
+class Meddler(LoopbackWire):
+    """A wire whose replies pass through a function first: client, bytes -> what arrives."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__({})
+        self.change = change
+
+    def exchange(
+        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+    ) -> list[tuple[int, bytes]]:
+        replies = super().exchange(envelopes, deadline_s)
+        return [(client, blob) for client, reply in replies for blob in self.change(client, reply)]
+
+
+def with_wire(here: Any, change: Change) -> Federation:
+    wire = Meddler(change)
+    engine = loopback(here, ALONE, wire)
+    wire.clients = {client: site.handle for client, site in engine.sites.items()}
+    return Federation(here.server, engine, start_server(here.server))
+
+
+def resealed(blob: bytes, change: Callable[[Any], Any] | None = None, **fields: Any) -> bytes:
+    header, messages = unseal(blob, ANY_SIZE)
+    if change and "upload" in messages:
+        messages["upload"] = map_leaves(change, messages["upload"])
+    return seal(header.model_copy(update=fields), messages)
+
+
+def only(client: int, change: Callable[[bytes], list[bytes]]) -> Change:
+    return lambda sender, blob: change(blob) if sender == client else [blob]
+
+
+BAD: list[tuple[Callable[[bytes], list[bytes]], str]] = [
+    (lambda b: [b[:-5]], "not what its digest says"),
+    (lambda b: [resealed(b, lambda a: a * float("nan"))], "is not finite"),
+    (lambda b: [resealed(b, lambda a: a.double())], "is float64, not float32"),
+    (lambda b: [resealed(b, lambda a: a.unsqueeze(0))], "has shape"),
+    (lambda b: [b + b"x" * (2 << 20)], "bytes; at most"),
+    (lambda b: [resealed(b, run="another")], "it is of run 'another', not 'loopback'"),
+    (lambda b: [resealed(b, client=4)], "signed client 4 and came from client 2"),
+    (lambda b: [seal(unseal(b, ANY_SIZE)[0], {})], "it holds no upload"),
+    (lambda b: [seal(unseal(b, ANY_SIZE)[0], {"upload": Nothing()})], "it is a Nothing, not a"),
+    (lambda b: [b"hello"], "no envelope"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), BAD)
+def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
+    change: Callable[[bytes], list[bytes]], says: str
+) -> None:
+    here = world("fedavg")
+    fed = with_wire(here, only(2, change))
+    line, _ = fed.advance()
+    (entry,) = line["refused"]
+    assert entry["client"] == 2
+    assert says in entry["reason"]
+    assert line["clients/replied"] == len(SIZES) - 1
+    assert "absent" not in line
+    # what the other four said is all that counts
+    without = federation(here, ALONE, loopback)
+    orders, downs, ctx = without.downloads(0)
+    ctx = replace(ctx, round=1, stage="train")
+    others = [i for i in range(5) if i != 2]
+    answer = without.engine.ask(ctx, [orders[i] for i in others], [downs[i] for i in others])
+    assert line["comm/up_bytes"] == answer.upload_bytes
+
+
+def test_silence_is_absence_and_repetition_counts_once() -> None:
+    here = world("fedavg")
+    silent = with_wire(here, only(2, lambda b: []))
+    line, _ = silent.advance()
+    assert line["absent"] == [{"client": 2, "reason": "no reply in time"}]
+    assert line["clients/replied"] == 4
+    twice, once = with_wire(here, lambda c, b: [b, b]), federation(here, ALONE, loopback)
+    first, second = twice.advance()[0], once.advance()[0]
+    assert first["comm/up_bytes"] == second["comm/up_bytes"]
+    name = "weights/mlp/arrays/1.weight"
+    assert torch.equal(named(twice.server)[name], named(once.server)[name])
+
+
+def test_a_client_that_is_gone_is_not_connected() -> None:
+    here = world("fedavg")
+    fed = federation(here, ALONE, loopback)
+    assert isinstance(fed.engine, LoopbackEngine)
+    wire = fed.engine.remote.wire
+    assert isinstance(wire, LoopbackWire)
+    del wire.clients[3]
+    line, _ = fed.advance()
+    assert line["absent"] == [{"client": 3, "reason": "not connected"}]
+
+
+def test_a_site_refuses_a_download_that_is_not_valid() -> None:
+    # seen: a NaN head trained silently at a site
+    here = world("fedlog")
+    fed = federation(here, ALONE, loopback)
+    fed.server = map_leaves(lambda a: a * float("nan"), fed.server)
+    before = state_of(fed)
+    line, _ = fed.do_round(1)
+    assert [e["client"] for e in line["refused"]] == list(range(5))
+    assert all(
+        "the download is not valid: eta is not finite" in e["reason"] for e in line["refused"]
+    )
+    after = state_of(fed)
+    assert all(torch.equal(before[k], after[k]) for k in before if k.startswith("clients/"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"run": "x"}, "run 'x'; this site is in run 'loopback'"),
+        ({"client": 1}, "client 1 is not here"),
+        ({"architecture": "x"}, "no x here"),
+        ({"stage": "x"}, "no stage 'x' in round 1"),
+        ({"purpose": "reply"}, "a reply cannot be answered"),
+        ({"purpose": "score", "split": "test"}, "no rows: test"),
+    ],
+)
+def test_a_site_answers_nothing_that_it_was_not_made_for(fields: dict[str, Any], says: str) -> None:
+    here = world("local")
+    engine = loopback(here)
+    header = Header(purpose="train", run=RUN, round=1, stage="train", client=0, architecture="mlp")
+    asked = seal(header.model_copy(update=fields), {"download": Nothing()})
+    answer, messages = unseal(engine.sites[0].handle(asked), ANY_SIZE)
+    assert (answer.purpose, messages) == ("refusal", {})
+    assert says in answer.reason
+
+
+def test_a_site_goes_back_as_far_as_it_remembers() -> None:
+    here = world("local", train={"num_rounds": 9})
+    site = loopback(here).sites[0]  # remembers four rounds
+
+    def ask(number: int) -> Header:
+        header = Header(
+            purpose="train", run=RUN, round=number, stage="train", client=0, architecture="mlp"
+        )
+        return unseal(site.handle(seal(header, {"download": Nothing()})), ANY_SIZE)[0]
+
+    states = {}
+    for number in range(1, 7):
+        assert ask(number).purpose == "reply"
+        states[number] = {k: v.clone() for k, v in site.host.state().items()}
+    assert ask(4).purpose == "reply"  # the stored reply: nothing is undone
+    assert all(torch.equal(states[6][k], v) for k, v in site.host.state().items())
+    assert "lies too far back" in ask(2).reason
+
+
+def test_a_server_without_data_writes_a_complete_run_directory(tmp_path: Path) -> None:
+    here = world("fedlog", architectures=two_architectures(METHODS["fedlog"]()))
+    sites = loopback(here).sites
+    side = replace(here.server, task=outlined(replace(here.server.task, test_sets={})))
+    wire = LoopbackWire({client: site.handle for client, site in sites.items()})
+    engine: Engine = RemoteEngine(side.method, wire, run=RUN)
+    assert not isinstance(engine, Simulation)
+
+    class Quiet:
+        def began(self, *a: Any) -> None: ...
+        def finished_round(self, line: Any) -> None: ...
+        def note(self, text: str) -> None: ...
+
+    run_server(side, engine, Place(tmp_path), Quiet())
+    names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert names == {
+        "recipe.toml",
+        "metrics.json",
+        "rounds.jsonl",
+        "clients.jsonl",
+        "result.json",
+        "checkpoint/state.safetensors",
+    }
+    lines = read_lines(tmp_path / "rounds.jsonl")
+    local = federation(here, ALONE)
+    for line in lines:
+        column = "eval/client/accuracy_mean"
+        assert line[column] == local.advance()[0][column]
+    fedgist_run = json.loads((tmp_path / "result.json").read_text())
+    assert fedgist_run["status"] == "finished"
+
+
+RECIPE: dict[str, Any] = {
+    "clients": {"num_clients": 5},
+    "model": {"name": "mlp", "hidden": [5]},
+    "train": {"num_rounds": 4, "lr": 0.05, "optimizer": "sgd", "batch_size": 4},
+    "engine": {"name": "loopback", "checkpoint_every": 1},
+}
+TESTS = list(torch.split(torch.arange(30), 6))
+GIVEN: dict[str, Any] = {"data": blobs(), "clients": rows(), "clients_test": TESTS}
+
+
+@pytest.mark.parametrize("method", ["fedlog", "fedavg", "local"])
+def test_the_loopback_runs_resumes_and_gives_models_like_the_local_engine(
+    method: str, tmp_path: Path
+) -> None:
+    recipe = RECIPE | {"method": {"name": method}}
+    short = recipe | {"train": RECIPE["train"] | {"num_rounds": 2}}
+    whole = fedgist.run(recipe, out=tmp_path / "whole", **GIVEN)
+    local = fedgist.run(recipe | {"engine": {"workers": 1, "cohort_size": 5}}, **GIVEN)
+    x = torch.linspace(-2, 2, 12).view(2, 6)
+    torch.testing.assert_close(whole.model(3)(x), local.model(3)(x), atol=1e-4, rtol=1e-4)
+    assert [r["comm/up_bytes"] for r in whole.rounds] == [r["comm/up_bytes"] for r in local.rounds]
+    folder = tmp_path / "resumed"
+    fedgist.run(short, out=folder, **GIVEN)
+    toml = (folder / "recipe.toml").read_text().replace("num_rounds = 2", "num_rounds = 4")
+    (folder / "recipe.toml").write_text(toml)
+    resumed = fedgist.run(recipe, out=folder, resume=True, **GIVEN)
+    assert torch.equal(resumed.model(3)(x), whole.model(3)(x))
+    accuracy = "eval/client/accuracy_mean"
+    assert [r[accuracy] for r in resumed.rounds] == [r[accuracy] for r in whole.rounds]
+
+
+def test_the_loopback_refuses_by_name_what_sites_cannot_do() -> None:
+    with pytest.raises(
+        RecipeError, match=r"evaluate.on = 'test' needs the whole test set at every"
+    ):
+        fedgist.run(RECIPE | {"evaluate": {"on": "test"}}, **GIVEN)
+    with pytest.raises(RecipeError, match=r"engine.name = 'loopback': method centralized merges"):
+        fedgist.run(RECIPE | {"method": {"name": "centralized"}}, **GIVEN)
+
+
+def test_scores_and_losses_stay_home_where_they_are_not_shared() -> None:
+    for engine in ({"name": "loopback"}, {"workers": 1, "cohort_size": 5}):
+        recipe = RECIPE | {"engine": engine, "privacy": {"share_measurements": False}}
+        result = fedgist.run(recipe | {"method": {"name": "fedavg"}}, **GIVEN)
+        columns = {column for line in result.rounds for column in line}
+        assert not [c for c in columns if c.startswith(("eval/client", "train/loss"))]
+        assert result.clients == []
+
+
+@pytest.mark.parametrize("engine", [{"name": "loopback"}, {"workers": 2, "cohort_size": 2}])
+def test_late_replies_are_recorded_dropped_or_used_and_resumed(
+    engine: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = RECIPE | {"engine": {**engine, "checkpoint_every": 1}, "clients": {"delay": 0.4}}
+    fedavg = recipe | {"method": {"name": "fedavg"}, "seed": 3}
+    whole = fedgist.run(fedavg, out=tmp_path / "whole", **GIVEN)
+    for line, before in zip(whole.rounds[1:], whole.rounds, strict=False):
+        delayed = [e["client"] for e in before.get("absent", ())]
+        assert [e["client"] for e in line.get("late", ())] == delayed
+        assert line["clients/replied"] + len(line.get("absent", ())) == line["clients/asked"]
+    assert any("late" in line for line in whole.rounds)
+    folder = tmp_path / "resumed"
+    fedgist.run(fedavg | {"train": RECIPE["train"] | {"num_rounds": 2}}, out=folder, **GIVEN)
+    toml = (folder / "recipe.toml").read_text().replace("num_rounds = 2", "num_rounds = 4")
+    (folder / "recipe.toml").write_text(toml)
+    resumed = fedgist.run(fedavg, out=folder, resume=True, **GIVEN)
+    assert resumed.rounds[-1].get("late") == whole.rounds[-1].get("late")
+    x = torch.ones(2, 6)
+    assert torch.equal(resumed.model(0)(x), whole.model(0)(x))
+    used = fedgist.run(recipe | {"seed": 3}, method=Relay(), **GIVEN)
+    assert not any("late" in line for line in used.rounds)  # it accepts them
+
+
+@pytest.mark.parametrize("method", [*(c() for c in METHODS.values()), *EXAMPLES.values()], ids=repr)
+def test_forms_by_fake_tensors_are_those_of_real_rows(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = law_world(method)
+    fed = federation(here, ALONE)
+    ctx: Context = fed.context(
+        "train" if "train" in method.stages(fed.context("", 1)) else "scale", 1
+    )
+    forms: list[Form] = []
+    for fails in (False, True):
+        if fails:
+            monkeypatch.setattr("fedgist.engines.message_form.FakeTensorMode", None)
+        for order in fed.downloads(1)[0]:
+            down = method.download(fed.server, order, ctx)
+            forms += [upload_form(method, ctx, order.architecture, down)]
+            forms += [download_form(method, ctx, order)]
+            assert refuse(down, forms[-1]) is None
+    half = len(forms) // 2
+    assert forms[:half] == forms[half:]
