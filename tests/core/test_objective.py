@@ -1,0 +1,94 @@
+"""Metrics of classes against scikit-learn's, client by client, with padding and missing classes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgist.core import random
+from fedgist.core.batch import Batch
+from fedgist.core.objective import METRICS, OBJECTIVES, Classes, Marks
+from fedgist.errors import InputError
+
+CLASSES = 4
+EVERY = Classes(CLASSES)
+
+
+def marked(seed: int, sizes: list[int], *, ties: bool) -> tuple[Marks, torch.Tensor, torch.Tensor]:
+    """Marks of several clients, padded: logits are drawn, or so coarse that there are ties."""
+    key, longest = random.key(seed), max([1, *sizes])
+    shape = (len(sizes), longest)
+    logits = random.normal(random.fold(key, 0), (*shape, CLASSES))
+    logits = logits.round() if ties else logits
+    y = random.integers(random.fold(key, 1), shape, CLASSES)
+    mask = torch.arange(longest) < torch.tensor(sizes).unsqueeze(1)
+    marks = torch.func.vmap(EVERY.mark)(logits, Batch(logits, y, mask))
+    return marks, y, mask
+
+
+def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
+    """What scikit-learn says of one client."""
+    if not len(y):
+        return dict.fromkeys(METRICS, math.nan)
+    areas = [
+        sklearn.metrics.roc_auc_score(y == c, scores[:, c])
+        for c in range(CLASSES)
+        if 0 < (y == c).sum() < len(y)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that is predicted and not there
+        return {
+            "accuracy": sklearn.metrics.accuracy_score(y, label),
+            "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(y, label),
+            "macro_f1": sklearn.metrics.f1_score(y, label, average="macro", zero_division=0),
+            "auroc": float(np.mean(areas)) if areas else math.nan,
+            "loss": sklearn.metrics.log_loss(y, scores, labels=range(CLASSES)),
+        }
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 12), min_size=1, max_size=5), st.booleans())
+def test_every_metric_is_scikit_learns(*, seed: int, sizes: list[int], ties: bool) -> None:
+    # rejects an area that is pooled over clients, and one that counts ties as wins
+    marks, y, mask = marked(seed, sizes, ties=ties)
+    values = EVERY.measure(marks, y, mask)
+    assert set(values) == set(METRICS)
+    total = np.zeros((CLASSES, CLASSES), dtype=int)
+    for k, size in enumerate(sizes):
+        truth, label = y[k, :size].numpy(), marks.label[k, :size].numpy()
+        oracle = expected(truth, label, marks.scores[k, :size].double().numpy())
+        for name, value in values.items():
+            assert float(value[k]) == pytest.approx(oracle[name], abs=2e-6, nan_ok=True), name
+        if size:
+            labels = range(CLASSES)
+            total += sklearn.metrics.confusion_matrix(truth, label, labels=labels)
+    assert EVERY.confusion(marks, y, mask).tolist() == total.tolist()
+
+
+def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None:
+    few = OBJECTIVES["classes"](CLASSES, ("macro_f1",))
+    logits, y = random.normal(random.key(0), (5, CLASSES)), torch.zeros(5, dtype=torch.int64)
+    marks = few.mark(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
+    assert marks.scores.shape == (5, 0)
+    values = few.measure(
+        Marks(*(leaf.unsqueeze(0) for leaf in (marks.loss, marks.label, marks.scores))),
+        y.unsqueeze(0),
+        torch.ones(1, 5, dtype=torch.bool),
+    )
+    assert set(values) == {"macro_f1", "loss"}
+    with pytest.raises(InputError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
+        Classes(CLASSES, ("acuracy",))
+
+
+def test_every_metric_says_its_unit_and_which_end_is_better() -> None:
+    assert METRICS["loss"].better == "lower"
+    assert all(METRICS[m.name].better == "higher" for m in EVERY.metrics)
+    assert {m.unit for m in EVERY.metrics} == {"fraction"}
