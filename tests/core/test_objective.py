@@ -55,7 +55,11 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 10**6), st.lists(st.integers(0, 12), min_size=1, max_size=5), st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    ties=st.booleans(),
+)
 def test_every_metric_is_scikit_learns(*, seed: int, sizes: list[int], ties: bool) -> None:
     # rejects an area that is pooled over clients, and one that counts ties as wins
     marks, y, mask = marked(seed, sizes, ties=ties)

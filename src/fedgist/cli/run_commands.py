@@ -23,6 +23,7 @@ from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
+from fedgist.federation.run_directory import as_folder
 from fedgist.federation.server_run import Stopped
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.trained_models import export as export_model
@@ -104,7 +105,7 @@ def _start(
 ) -> Iterator[runner.Result]:
     path = find_recipe(recipe)
     parsed = read(path, settings)
-    out = out or Path("runs") / f"{path.stem}-{parsed.method.name}"
+    out = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
         msg = (

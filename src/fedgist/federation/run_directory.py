@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,11 @@ from fedgist.federation.record import (
 from fedgist.federation.saved_features import FEATURES
 
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they have noticed
+
+
+def as_folder(name: str) -> str:
+    """Return a name as a folder can have it anywhere: other signs become an underscore."""
+    return re.sub(r"[^\w.=,+-]+", "_", name)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
+from fedgist.federation.run_directory import as_folder
 from fedgist.studies.jobs import Job, jobs_of_seeds
 
 
@@ -76,7 +77,7 @@ def grid(
             msg = f"{' '.join(cell) or 'the recipe'}: {error}"
             raise RecipeError(msg) from error
         name = " ".join(cell) or recipe.method.name
-        folder = out / (re.sub(r"[^\w.=,+-]+", "_", ",".join(cell)) or recipe.method.name)
+        folder = out / (as_folder(",".join(cell) or recipe.method.name))
         jobs += jobs_of_seeds(name, recipe, seeds, folder)
     first: dict[str, Job] = {}
     for job in jobs:
