@@ -79,6 +79,7 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
     folder = tmp_path / "small"
     assert {p.name for p in folder.iterdir()} == {
         "recipe.toml",
+        "metrics.json",
         "rounds.jsonl",
         "clients.jsonl",
         "result.json",

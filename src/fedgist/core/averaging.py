@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from fedgist.core.message import message
 from fedgist.core.net import Net, Part
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context
-from fedgist.core.tree import tree
+from fedgist.core.tree import Tree, tree
 
 
 @message(reduce="sum")
@@ -60,13 +59,13 @@ class Averaging:
         """Return the weights of the client's architecture."""
         return server.weights[order.architecture]
 
-    def receive(self, net: Net, own: Any, down: Weights, ctx: Context) -> tuple[Net, Any]:
+    def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
         """Start from the global weights."""
         return net.having(down.arrays), own
 
     def upload(
-        self, net: Net, own: Any, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Weighted, Any]:
+        self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted, Tree]:
         """Return n_k w_k and n_k."""
         arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
         return Weighted(arrays, sums.rows), own

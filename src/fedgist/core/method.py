@@ -104,6 +104,7 @@ from fedgist.core.net import Net, Part
 from fedgist.core.optim import Optimizer
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.task import Context, Task, Training
+from fedgist.core.tree import Tree
 
 __all__ = [
     "Batch",
@@ -153,49 +154,53 @@ class Exchange(Protocol):
     ``exchange``: averaging methods differ in what learns, not in what crosses.
     """
 
-    def init_server(self, ctx: Context) -> Any:
+    def init_server(self, ctx: Context) -> Tree:
         """Return the server's first state."""
 
-    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
         """Return the message for one client."""
 
-    def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
+    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
         """Install what came."""
 
-    def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
+    def upload(
+        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """Return the message to the server, and the client's own state."""
 
-    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
         """Return the server's new state."""
 
-    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+    def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """Return the server's models by name."""
 
 
 class Silence:
     """Nothing crosses."""
 
-    def init_server(self, ctx: Context) -> Any:
+    def init_server(self, ctx: Context) -> Tree:
         """Keep nothing."""
         return Nothing()
 
-    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
         """Send nothing."""
         return Nothing()
 
-    def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
+    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
         """Change nothing."""
         return net, own
 
-    def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
+    def upload(
+        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """Send nothing."""
         return Nothing(), own
 
-    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
         """Change nothing."""
         return server
 
-    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+    def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """There are none."""
         return {}
 
@@ -219,15 +224,15 @@ class Method:
         """Return the stages of round ``ctx.round``; round 0 comes before training."""
         return ("train",) if ctx.round > 0 else ()
 
-    def init_server(self, ctx: Context) -> Any:
+    def init_server(self, ctx: Context) -> Tree:
         """Return the server's state."""
         return self.exchange.init_server(ctx)
 
-    def init_client(self, net: Net, ctx: Context) -> Any:
+    def init_client(self, net: Net, ctx: Context) -> Tree:
         """Return what the client keeps beside its net: a tree."""
         return Nothing()
 
-    def select(self, server: Any, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
+    def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
         """Return who takes part in this round: by default ``fraction_train`` of all clients.
 
         Called once a round, with the context of its first stage; ``online`` are those who are
@@ -238,7 +243,7 @@ class Method:
         return [Order(online[i].id, online[i].architectures[0]) for i in chosen]
 
     def orders(
-        self, server: Any, selected: Sequence[Order], ctx: Context
+        self, server: Tree, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
         """Return whom a stage asks: by default all selected clients that failed no earlier stage.
 
@@ -246,11 +251,11 @@ class Method:
         """
         return selected
 
-    def download(self, server: Any, order: Order, ctx: Context) -> Any:
+    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
         """Return the message for one client; those made of the same tensors are one broadcast."""
         return self.exchange.download(server, order, ctx)
 
-    def receive(self, net: Net, own: Any, down: Any, ctx: Context) -> tuple[Net, Any]:
+    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
         """Return the net with what came installed, and the client's own state."""
         return self.exchange.receive(net, own, down, ctx)
 
@@ -258,27 +263,29 @@ class Method:
         """Return the local training of a stage."""
         return (Phase(epochs=ctx.task.training.local_epochs),)
 
-    def loss(self, net: Net, batch: Batch, own: Any, down: Any, ctx: Context) -> Tensor:
+    def loss(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tensor:
         """Return the loss of one batch, a scalar averaged over the rows present: the task's."""
         return ctx.task.objective.loss(net(batch.x), batch)
 
-    def summarize(self, net: Net, batch: Batch, own: Any, down: Any, ctx: Context) -> Any:
+    def summarize(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tree:
         """Return sums over one batch, in the order of the rows; the engine adds them up."""
         return Count(batch.mask.sum().to(torch.float32))
 
-    def upload(self, net: Net, own: Any, sums: Any, down: Any, ctx: Context) -> tuple[Any, Any]:
+    def upload(
+        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
+    ) -> tuple[Tree, Tree]:
         """Return the message to the server, and the client's own state."""
         return self.exchange.upload(net, own, sums, down, ctx)
 
-    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
         """Return the server's new state; any non-empty subset of those asked may have answered."""
         return self.exchange.server_update(server, replies, ctx)
 
-    def models(self, server: Any, ctx: Context) -> Mapping[str, Net]:
+    def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """Return the server's own models by name: each is scored on the server's test sets."""
         return self.exchange.models(server, ctx)
 
-    def report(self, server: Any, ctx: Context) -> Mapping[str, float]:
+    def report(self, server: Tree, ctx: Context) -> Mapping[str, float]:
         """Return numbers for the record of this round: ``server/<name>``."""
         return {}
 
@@ -286,6 +293,6 @@ class Method:
         """Return phases that a copy of the client's model goes through before a second test."""
         return ()
 
-    def predict(self, net: Net, own: Any, down: Any, x: Tensor, ctx: Context) -> Tensor:
+    def predict(self, net: Net, own: Tree, down: Tree, x: Tensor, ctx: Context) -> Tensor:
         """Return logits (batch, classes) of ``x`` (batch, *input)."""
         return net(x)

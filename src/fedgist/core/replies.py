@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core.message import message, scope, total
+from fedgist.core.tree import Tree
 from fedgist.errors import TooFewRepliesError
 
 
@@ -46,7 +47,7 @@ class Reply:
     order: Order
     round: int
     stage: str
-    message: Any
+    message: Tree
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Subtotal:
     clients: tuple[int, ...]
     round: int
     stage: str
-    message: Any
+    message: Tree
 
 
 @dataclass(frozen=True)

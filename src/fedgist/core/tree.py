@@ -11,7 +11,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from torch.utils import _pytree
 
 T = TypeVar("T")
 SEPARATOR = "/"
+#: What messages, states and summaries are: a class declared with :func:`tree`, whichever one.
+Tree: TypeAlias = Any
 STATIC = {"static": True}  # metadata of a field that vmap does not look into
 
 

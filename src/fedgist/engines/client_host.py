@@ -19,7 +19,7 @@ from fedgist.core.method import Context, Method, Net, Nothing, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import Marks
 from fedgist.core.optim import OptimizerState
-from fedgist.core.tree import build, map_leaves, named, take
+from fedgist.core.tree import Tree, build, map_leaves, named, take
 from fedgist.engines import cohort as cohorts
 from fedgist.engines import inference, local_training
 from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
@@ -170,7 +170,7 @@ class ClientHost:
             stores[name] = ClientStore(members, first, self.settings.device)
         return own_type, stores
 
-    def _client(self, architecture: str, own: Any) -> Clients:
+    def _client(self, architecture: str, own: Tree) -> Clients:
         """One client at its start, with the optimizer memory that it will keep."""
         clients = cohorts.begin(self._start_net(self.laid_out[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
 
 from torch import Tensor
 
-from fedgist.core.tree import STATIC, tree
+from fedgist.core.tree import STATIC, Tree, tree
 from fedgist.engines.engine import Split
 
 
@@ -20,7 +19,7 @@ class Sent:
     ids: tuple[int, ...] = field(metadata=STATIC)
     architecture: str = field(metadata=STATIC)
     broadcast: bool = field(metadata=STATIC)  # one download for all; else stacked
-    down: Any
+    down: Tree
 
 
 @tree
@@ -53,5 +52,5 @@ class Trained:
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
     refused: dict[int, str] = field(metadata=STATIC)
-    message: Any
+    message: Tree
     losses: Tensor

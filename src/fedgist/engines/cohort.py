@@ -19,7 +19,7 @@ from fedgist.core import random
 from fedgist.core.method import Context, Method, Net
 from fedgist.core.net import stacked
 from fedgist.core.optim import OptimizerState
-from fedgist.core.tree import map_leaves, take, tree
+from fedgist.core.tree import Tree, map_leaves, take, tree
 from fedgist.data.examples import Examples
 
 
@@ -31,7 +31,7 @@ class Clients:
     """
 
     net: Net
-    own: Any
+    own: Tree
     memory: dict[str, OptimizerState]
 
 
@@ -45,7 +45,7 @@ class Cohort:
     method: Method
     ctx: Context  # its key is the run's, without client
     ids: Tensor  # (K,)
-    down: Any  # one message for all (broadcast), or stacked
+    down: Tree  # one message for all (broadcast), or stacked
     broadcast: bool
     examples: Examples
     table: Tensor  # (K, rows), -1 where there is none
@@ -85,7 +85,7 @@ class Cohort:
 def receive(cohort: Cohort, clients: Clients) -> Clients:
     """Install the downloads."""
 
-    def one(net: Net, own: Any, down: Any, key: Tensor) -> tuple[Net, Any]:
+    def one(net: Net, own: Tree, down: Tree, key: Tensor) -> tuple[Net, Tree]:
         return cohort.method.receive(net, own, down, cohort.at(key))
 
     with torch.no_grad():
@@ -95,7 +95,7 @@ def receive(cohort: Cohort, clients: Clients) -> Clients:
     return replace(clients, net=net, own=own)
 
 
-def begin(net: Net, own: Any, count: int) -> Clients:
+def begin(net: Net, own: Tree, count: int) -> Clients:
     """Return K clients at one start."""
     return Clients(
         stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {}

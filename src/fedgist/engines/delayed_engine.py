@@ -17,6 +17,7 @@ from fedgist.core import random
 from fedgist.core.message import payload_bytes, reduction
 from fedgist.core.method import Context, Order, Reply
 from fedgist.core.replies import Subtotal
+from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Engine, Scores, Simulation, Split
 from fedgist.engines.envelope import Header, seal, unseal
 
@@ -37,7 +38,7 @@ class DelayedEngine:
         if callable(start := getattr(self.engine, "start", None)):
             start()
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Return the replies in time, and those of earlier rounds that arrive now."""
         late = self.is_late(ctx, orders)
         arriving = [p for p in self.under_way if p.stage == ctx.stage and p.round < ctx.round]
@@ -64,12 +65,12 @@ class DelayedEngine:
         )
 
     def score(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Score as the engine does: evaluation waits for everybody."""
         return self.engine.score(ctx, orders, downs, split)
 
-    def client(self, ctx: Context, order: Order, down: Any) -> Any:
+    def client(self, ctx: Context, order: Order, down: Tree) -> Any:
         """Return what one client holds after this download."""
         return self._simulation().client(ctx, order, down)
 

@@ -57,7 +57,7 @@ from torch import Tensor
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Context, Order, Reply
 from fedgist.core.replies import Subtotal
-from fedgist.core.tree import STATIC, tree
+from fedgist.core.tree import STATIC, Tree, tree
 
 __all__ = [
     "Answer",
@@ -146,11 +146,11 @@ class Answer:
 class Engine(Protocol):
     """Where clients live; nothing else separates a simulation from a federation."""
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back in time."""
 
     def score(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Evaluate what each client would hold after this download; some may not answer."""
 
@@ -162,7 +162,7 @@ class Engine(Protocol):
 class Simulation(Protocol):
     """What only an engine can do that has all clients in its hands."""
 
-    def client(self, ctx: Context, order: Order, down: Any) -> Any:
+    def client(self, ctx: Context, order: Order, down: Tree) -> Any:
         """Return what one client holds after this download: something with ``net`` and ``own``."""
 
     def state(self) -> dict[str, Tensor]:

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from fedgist.core.method import Batch, Count, Method, Net
 from fedgist.core.objective import Marks
-from fedgist.core.tree import map_leaves, take
+from fedgist.core.tree import Tree, map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.cohort import Clients, Cohort
 
 ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory
 
 
-def upload(cohort: Cohort, clients: Clients) -> tuple[Any, Clients]:
+def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
     """Summarize all rows of each client, batch by batch, and make the uploads, (K, ...)."""
     method = cohort.method
 
-    def one_client(net: Net, own: Any, sums: Any, down: Any, key: Tensor) -> tuple[Any, Any]:
+    def one_client(net: Net, own: Tree, sums: Tree, down: Tree, key: Tensor) -> tuple[Any, Any]:
         return method.upload(net, own, sums, down, cohort.at(key))
 
     with torch.no_grad():
@@ -39,11 +39,11 @@ def _summaries(cohort: Cohort, clients: Clients) -> Any:
     if type(method).summarize is Method.summarize:  # counting needs no examples
         return Count((cohort.table >= 0).sum(1).to(torch.float32))
 
-    def one_client(net: Net, batch: Batch, own: Any, down: Any, key: Tensor) -> Any:
+    def one_client(net: Net, batch: Batch, own: Tree, down: Tree, key: Tensor) -> Any:
         return method.summarize(net, batch, own, down, cohort.at(key))
 
     summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
-    sums: Any = None
+    sums: Tree = None
     for count, rows in _pieces(cohort.table):
         first, down = _first(cohort, clients, count)
         part = summarize(
@@ -57,7 +57,7 @@ def _add_first(total: Tensor, part: Tensor) -> Tensor:
     return torch.cat([total[: len(part)] + part, total[len(part) :]])
 
 
-def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Any]:
+def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]:
     if count == len(cohort.ids):
         return clients, cohort.down
     return take(clients, slice(0, count)), cohort.down if cohort.broadcast else take(
@@ -86,7 +86,7 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     """Predict the rows of a table (K, rows): what is kept of each, 0 where there is none."""
     objective = cohort.ctx.task.objective
 
-    def one_client(net: Net, own: Any, down: Any, batch: Batch, key: Tensor) -> Marks:
+    def one_client(net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor) -> Marks:
         logits = cohort.method.predict(net, own, down, batch.x, cohort.at(key))
         return objective.mark(logits, batch)
 

@@ -8,14 +8,13 @@ the number of workers: the same plan gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from fedgist.core.message import payload_bytes, reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.replies import Subtotal
-from fedgist.core.tree import same, stack, take
+from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
@@ -49,7 +48,7 @@ class LocalEngine:
         """Fork the workers now: best done before anything else starts a thread."""
         self.pool.start()
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Train the clients ordered and collect their uploads."""
         cohorts_sent = list(self._cut(ctx, orders, downs, "train"))
         results: list[Trained] = self.pool.run([TrainRequest(sent) for sent in cohorts_sent])
@@ -81,7 +80,7 @@ class LocalEngine:
         )
 
     def score(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Evaluate each client's model as it would be after this download.
 
@@ -114,14 +113,14 @@ class LocalEngine:
         return Scores({model: collect(parts) for model, parts in tables.items()}, whole)
 
     def trial(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
     ) -> tuple[Cohort, Clients]:
         """Return the first cohort of these orders, ready to train; nothing of it is kept."""
         sent = next(self._cut(ctx, orders, downs, "train"))
         cohort = self.host.cohort(sent)
         return cohort, cohorts.receive(cohort, self.host.clients(sent))
 
-    def client(self, ctx: Context, order: Order, down: Any) -> Clients:
+    def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
         """Return what one client holds after this download."""
         _, clients = self.trial(ctx, [order], [down])
         return take(clients, 0)
@@ -139,7 +138,7 @@ class LocalEngine:
         self.pool.close()
 
     def _cut(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Iterator[Sent]:
         """Cut orders into cohorts, sorted by their rows of a split."""
         counts, place = self._counts(split), self.host.population.place
@@ -159,11 +158,11 @@ class LocalEngine:
                 down = downs[chosen[0]] if broadcast else stack([downs[i] for i in chosen])
                 yield self._sent(ctx, [orders[i] for i in chosen], down, broadcast=broadcast)
 
-    def _sent(self, ctx: Context, orders: Sequence[Order], down: Any, *, broadcast: bool) -> Sent:
+    def _sent(self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool) -> Sent:
         ids = tuple(order.client for order in orders)
         return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
-    def _shared(self, ctx: Context, downs: Sequence[Any]) -> bool:
+    def _shared(self, ctx: Context, downs: Sequence[Tree]) -> bool:
         """Whether clients of one architecture, sent these, all hold the same model."""
         if self.method.before_test(ctx):
             return False

@@ -19,7 +19,7 @@ from fedgist.core import optim, random
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import Optimizer, OptimizerState
-from fedgist.core.tree import SEPARATOR, build, leaves, map_leaves, named, take
+from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.engines.cohort import Clients, Cohort
 
@@ -63,7 +63,7 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
     return net | {name: own[name] for name in wanted}
 
 
-def _install(net: Net, own: Any, values: Mapping[str, Tensor]) -> tuple[Net, Any]:
+def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
     net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
     mine = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
     return net, build(type(own), mine)
@@ -130,7 +130,7 @@ class _Step:
         loss = phase.loss or cohort.method.loss
 
         def one(
-            values: dict[str, Tensor], net: Net, own: Any, down: Any, batch: Batch, key: Tensor
+            values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
             run = Pass(batch.mask, key)
             net, own = _install(net, own, values)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.outline import Outline
-from fedgist.core.tree import take
+from fedgist.core.tree import Tree, take
 from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_requests import Sent
 from fedgist.engines.cohort import Clients
@@ -55,19 +54,19 @@ class LoopbackEngine:
         handlers = {client: site.handle for client, site in self.sites.items()}
         self.remote = RemoteEngine(method, wire or LoopbackWire(handlers), run=RUN)
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back."""
         with one_thread():
             return self.remote.ask(ctx, orders, downs)
 
     def score(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Let each site score what it would hold."""
         with one_thread():
             return self.remote.score(ctx, orders, downs, split)
 
-    def client(self, ctx: Context, order: Order, down: Any) -> Clients:
+    def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
         """Return what one client holds after this download."""
         host = self.sites[order.client].host
         ids = (order.client,)

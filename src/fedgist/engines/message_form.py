@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # torch exports it now
 from fedgist.core.batch import Batch
 from fedgist.core.message import Form, reduction, refuse
 from fedgist.core.method import Context, Method, Order
-from fedgist.core.tree import leaves, map_leaves, named, take
+from fedgist.core.tree import Tree, leaves, map_leaves, named, take
 
 
-def upload_form(method: Method, ctx: Context, architecture: str, down: Any) -> Form:
+def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> Form:
     """Return what a valid upload of this stage looks like, after the download ``down``."""
 
-    def upload(ctx: Context, net: Any, down: Any) -> Any:
+    def upload(ctx: Context, net: Any, down: Tree) -> Any:
         x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
         y = torch.zeros(1, dtype=torch.int64, device=x.device)
         batch = Batch(x, y, torch.ones(1, dtype=torch.bool, device=x.device))
@@ -37,7 +37,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Any) -> F
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
     """Return what a valid download of this stage looks like, from a fresh server."""
 
-    def download(ctx: Context) -> Any:
+    def download(ctx: Context) -> Tree:
         return method.download(method.init_server(ctx), order, ctx)
 
     return _form(download, ctx)
@@ -52,7 +52,7 @@ def _form(make: Callable[..., Any], *values: Any) -> Form:
             return Form.of(make(*values))
 
 
-def settle(message: Any, form: Form, count: int) -> tuple[Any, dict[int, str]]:
+def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
 
     Of messages that sum, the total is made first: if it is finite, so is every term, and nothing

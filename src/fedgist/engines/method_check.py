@@ -21,14 +21,14 @@ from fedgist.core.layers import Pass
 from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Net, Order, Part, Phase, Task
 from fedgist.core.net import stacked
-from fedgist.core.tree import leaves, map_leaves, named
+from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.errors import MethodError, did_you_mean, first_line
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
 ABSENT = "depends on rows that are absent: weigh rows by batch.mask"
 
 
-def check_method(method: Method, task: Task, server: Any, key: Tensor) -> list[str]:
+def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[str]:
     """Look at a method before its first round; return notes on its models, if there are any.
 
     Raises
@@ -48,7 +48,7 @@ def check_method(method: Method, task: Task, server: Any, key: Tensor) -> list[s
 
 
 def why_unstackable(
-    method: Method, task: Task, server: Any, key: Tensor, architecture: str
+    method: Method, task: Task, server: Tree, key: Tensor, architecture: str
 ) -> str | None:
     """Return which function of a method cannot be stacked, and why; None: it is the model."""
     for stage in _stages(method, Context(key, task, 1, "")):
@@ -90,7 +90,7 @@ def _stages(method: Method, ctx: Context) -> Sequence[str]:
 class Trial:
     """One client's part of a stage, tried on made-up rows."""
 
-    def __init__(self, method: Method, ctx: Context, architecture: str, server: Any) -> None:
+    def __init__(self, method: Method, ctx: Context, architecture: str, server: Tree) -> None:
         self.method, self.ctx, self.server = method, ctx, server
         self.net = ctx.task.starts[architecture]
         self.order = Order(0, architecture)
@@ -130,11 +130,11 @@ class Trial:
         self.look()
         batch = self.batch(0.0)
 
-        def body(net: Net, batch: Batch, own: Any) -> Tensor:
+        def body(net: Net, batch: Batch, own: Tree) -> Tensor:
             del own  # the model does without
             return self._pass(net, batch.mask).features(batch.x)
 
-        def summaries(net: Net, batch: Batch, own: Any) -> Any:
+        def summaries(net: Net, batch: Batch, own: Tree) -> Any:
             return self.method.summarize(net, batch, own, self.down, self.ctx)
 
         tried = {"the model": body, "loss": self._losses, "summarize": summaries}
@@ -170,7 +170,7 @@ class Trial:
             self._complain("summarize", ABSENT)
         return []
 
-    def _losses(self, net: Net, batch: Batch, own: Any) -> list[Tensor]:
+    def _losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
         """Return the loss of each phase."""
         losses = []
         phases: Any = told(self.method.phases(self.ctx), self.method, "phases")

@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from fedgist.core.convolution import Conv2d
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
+from fedgist.core.tree import Tree
 from fedgist.engines import local_training
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.local_engine import LocalEngine
@@ -32,7 +32,7 @@ def choose_plans(
     task: Task,
     population: Population,
     settings: HostSettings,
-    server: Any,
+    server: Tree,
     fixed: Mapping[str, Plan],
     *,
     cohort_size: int | None = None,
@@ -60,7 +60,7 @@ class _Probe:
         task: Task,
         population: Population,
         settings: HostSettings,
-        server: Any,
+        server: Tree,
         memory_limit: int | None,
         say: Callable[[str], None],
     ) -> None:

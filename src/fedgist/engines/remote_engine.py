@@ -15,6 +15,7 @@ from typing import Any
 from fedgist.core.message import Form, pack, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.replies import Subtotal
+from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Score, Scores, ScoreTable, Split, TrainingLoss, collect
 from fedgist.engines.envelope import Header, seal_packed, unseal
 from fedgist.engines.message_form import upload_form
@@ -57,7 +58,7 @@ class RemoteEngine:
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.waiting: list[Subtotal | Reply] = []  # late replies that wait for their stage
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back in time, or late from before."""
         for order, down in zip(orders, downs, strict=True):
             self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
@@ -88,7 +89,7 @@ class RemoteEngine:
         )
 
     def score(
-        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any], split: Split
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Let each client score what it would hold after this download, on its own rows."""
         envelopes = self._envelopes("score", ctx, orders, downs, split)
@@ -115,7 +116,7 @@ class RemoteEngine:
         purpose: Any,
         ctx: Context,
         orders: Sequence[Order],
-        downs: Sequence[Any],
+        downs: Sequence[Tree],
         split: Split | None,
     ) -> dict[int, bytes]:
         packed: dict[int, bytes] = {}  # a broadcast is one object, and packed once
@@ -185,7 +186,7 @@ class RemoteEngine:
             msg = header.reason or f"a {header.purpose} is no answer"
             raise MessageError(msg)
 
-    def _form(self, ctx: Context, order: Order, down: Any) -> Form:
+    def _form(self, ctx: Context, order: Order, down: Tree) -> Form:
         key = (ctx.round == 0, ctx.stage, order.architecture)
         if key not in self.forms:
             self.forms[key] = upload_form(self.method, ctx, order.architecture, down)

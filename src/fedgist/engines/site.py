@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core.message import Form, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
-from fedgist.core.tree import take
+from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import Sent
 from fedgist.engines.engine import Score, ScoreTable, TrainingLoss
@@ -127,7 +127,7 @@ class Site:
             raise MessageError(msg)
         return messages["download"]
 
-    def _train(self, asked: Header, down: Any) -> bytes:
+    def _train(self, asked: Header, down: Tree) -> bytes:
         stages = self.method.stages(self._context(asked))
         key = (asked.round, stages.index(asked.stage), asked.architecture)
         digest = asked.messages["download"].digest
@@ -164,7 +164,7 @@ class Site:
         for key in old:
             del self.done[key]
 
-    def _do(self, asked: Header, down: Any) -> bytes:
+    def _do(self, asked: Header, down: Tree) -> bytes:
         """Train, and return the reply."""
         trained = self.host.train(self._sent(asked, down))
         if trained.refused:  # the same gate as the server's: what would be refused is not sent
@@ -176,7 +176,7 @@ class Site:
             messages["loss"] = TrainingLoss(trained.losses[0].clone())
         return seal(asked.model_copy(update={"purpose": "reply"}), messages)
 
-    def _score(self, asked: Header, down: Any) -> bytes:
+    def _score(self, asked: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:
             msg = "this site keeps its scores to itself"
             raise MessageError(msg)
@@ -185,7 +185,7 @@ class Site:
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
         return seal(asked.model_copy(update={"purpose": "reply"}), messages)
 
-    def _sent(self, asked: Header, down: Any) -> Sent:
+    def _sent(self, asked: Header, down: Tree) -> Sent:
         ids = (self.client.id,)
         return Sent(asked.round, asked.stage, ids, asked.architecture, True, down)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Subtotal, gather
-from fedgist.core.tree import build, named
+from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import told
 from fedgist.engines.process_control import one_thread
@@ -46,7 +46,7 @@ class Federation:
 
     side: ServerSide
     engine: Engine
-    server: Any
+    server: Tree
     round: int = 0
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Order, Replies
+from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
 from fedgist.federation.record import Line
 
@@ -37,7 +37,7 @@ class RoundRecord:
         """The clients that did not come through an earlier stage of this round."""
         return {line["client"] for line in (*self.refused, *self.absent)}
 
-    def asked(self, orders: Sequence[Order], downs: Sequence[Any]) -> None:
+    def asked(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
         """Count a stage's orders and what is sent with them."""
         self.num_asked += len(orders)
         sizes = {id(down): payload_bytes(down) for down in {id(d): d for d in downs}.values()}

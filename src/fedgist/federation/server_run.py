@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.objective import LOSS
+from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.checkpoint import Checkpoint
@@ -66,7 +67,7 @@ def run_server(
     place: Place,
     observer: Observer,
     *,
-    state: Any = None,
+    state: Tree = None,
     at_end: Callable[[Federation], None] = lambda _: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
     """Do the rounds that are left; return the federation, its record, and how it ended.

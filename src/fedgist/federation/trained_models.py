@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
-from fedgist.core.tree import build, map_leaves, named
+from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError, one_of
@@ -25,7 +24,7 @@ class ClientModel(nn.Module):
     """One client's final model: raw examples (as the data source gives them) in, logits out."""
 
     def __init__(
-        self, method: Method, net: Net, own: Any, down: Any, ctx: Context, data: Dataset
+        self, method: Method, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
     ) -> None:
         super().__init__()
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedgist.core.tree import Tree
 from fedgist.errors import RecipeError
 from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
@@ -167,7 +168,7 @@ class Tuner:
                 self._close(opened, sum(opened.values.values()) / len(opened.values))
         return False
 
-    def _close(self, opened: _OpenTrial, value: float | None = None, state: Any = None) -> None:
+    def _close(self, opened: _OpenTrial, value: float | None = None, state: Tree = None) -> None:
         opened.over = True
         for trial in opened.trials:
             self.study.tell(trial, value, state=state)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.core.message import refuse
 from fedgist.core.method import Method
-from fedgist.core.tree import map_leaves, named
+from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.testing.small_worlds import FEATURES, blobs, federation, law_world
 from fedgist.testing.stages import stages
@@ -37,7 +37,7 @@ def no_example_leaves(method: Method) -> None:
                 assert not found, f"{name} of client {order.client} holds an example's number"
 
 
-def spoiled(message: Any, how: str) -> Any:
+def spoiled(message: Tree, how: str) -> Any:
     """Return a message with all its arrays spoiled in one way."""
 
     def change(leaf: Tensor) -> Tensor:

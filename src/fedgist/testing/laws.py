@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from fedgist.core import random
 from fedgist.core.message import pack, payload_bytes, reduction, shapes, unpack
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.replies import gather
-from fedgist.core.tree import build, named
+from fedgist.core.tree import Tree, build, named
 from fedgist.data.client_rows import Rows
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
@@ -111,7 +110,7 @@ class _Reversed:
         self.score, self.close = engine.score, engine.close
         self.client, self.state, self.restore = engine.client, engine.state, engine.restore
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Ask the other way round."""
         return self.engine.ask(ctx, list(orders)[::-1], list(downs)[::-1])
 
@@ -213,7 +212,7 @@ def inputs_stay(method: Method) -> None:
     """Look whether a stage changes what it was given."""
     for stage in stages(federation(law_world(method))):
 
-        def given(downs: Any = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
+        def given(downs: Tree = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
             nets = [net.state() for net in fed.task.starts.values()]
             return [*(named(down) for down in downs), named(fed.server), *nets]
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedgist.core.message import Form
 from fedgist.core.method import Context, Order, Replies
 from fedgist.core.replies import gather
-from fedgist.core.tree import take
+from fedgist.core.tree import Tree, take
 from fedgist.engines import inference, local_training
 from fedgist.engines.engine import Answer
 from fedgist.engines.local_engine import LocalEngine
@@ -26,7 +26,7 @@ class Stage:
     fed: Federation
     ctx: Context
     orders: Sequence[Order]
-    downs: Sequence[Any]
+    downs: Sequence[Tree]
 
     def ask(self, places: Sequence[int] | None = None) -> Answer:
         """Ask some of the clients ordered: by default all."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order
-from fedgist.core.tree import map_leaves, named
+from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
@@ -102,7 +102,7 @@ class _Absent:
         self.score, self.close = engine.score, engine.close
         self.client, self.state, self.restore = engine.client, engine.state, engine.restore
 
-    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Any]) -> Answer:
+    def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Ask those who are there."""
         gone = ABSENT.get(ctx.round, set())
         there = [i for i, order in enumerate(orders) if order.client not in gone]
