@@ -10,8 +10,10 @@ proportional set sizes).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -46,6 +48,7 @@ from workloads import (
 TURN_S = 1 / 3
 TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
 LIMITS = {
+    "W1.wire_ratio": 1.3,
     "W1.memory_ratio": 2.0,
     "W3_large.time_ratio": 1.3,
     "W3_large.memory_ratio": 1.3,
@@ -167,6 +170,29 @@ def head() -> dict[str, float]:
     }
 
 
+def wire(repeats: int) -> dict[str, float]:
+    """The loop-back, every client a site, against the local engine unstacked on one worker."""
+    figures: dict[str, float] = {}
+    for work in (W1, W3):
+        model = str(work.model["name"])
+        alone = {"plans": {model: {"cohort_size": 1, "stack": False}}}
+        contenders = ("local", alone), ("loopback", {"name": "loopback"})
+        with contextlib.ExitStack() as stack:
+            rounds = {
+                name: stack.enter_context(fedgist_rounds(work, 1, engine))
+                for name, engine in contenders
+            }
+            best = dict.fromkeys(rounds, math.inf)
+            for repeat in range(repeats + 1):
+                for name, round_of in rounds.items():
+                    took = min(turn(round_of))
+                    best[name] = min(best[name], took) if repeat else math.inf
+        figures[f"{work.name}: local unstacked, best s"] = best["local"]
+        figures[f"{work.name}: loop-back, best s"] = best["loopback"]
+        figures[f"{work.name}.wire_ratio"] = best["loopback"] / best["local"]
+    return figures
+
+
 def large(repeats: int) -> dict[str, float]:
     """W3 with ten times the clients, as many of them a round: time, and memory beyond the data."""
     seconds: dict[str, list[float]] = {W3.name: [], W3_LARGE.name: []}
@@ -278,6 +304,7 @@ def shares() -> dict[str, float]:
 
 PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     **{work.name: functools.partial(times, work) for work in (W1, W1_DROPOUT, W2, W3)},
+    "wire": wire,
     "large": large,
     "memory": lambda _: memory(),
     "shares": lambda _: shares(),

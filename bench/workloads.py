@@ -6,7 +6,7 @@ Fedgist, and a bare PyTorch loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedgist.data.dataset import Dataset
-from fedgist.engines.local_engine import LocalEngine
-from fedgist.federation.engine_choice import host_settings, open_world
+from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import Given
@@ -79,15 +78,20 @@ WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
 
 
 @contextmanager
-def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Callable[[], float]]:
-    """Yield a function that does one round of FedAvg and returns its seconds."""
+def fedgist_rounds(
+    work: Workload, workers: int | str = "auto", engine: Mapping[str, Any] | None = None
+) -> Iterator[Callable[[], float]]:
+    """Yield a function that does one round of FedAvg and returns its seconds.
+
+    ``engine`` holds further keys of the recipe's section.
+    """
     recipe = make(
         {
             "model": work.model,
             "method": {"name": "fedavg"},
             "clients": {"num_clients": work.clients},
             "evaluate": {"every": NEVER},
-            "engine": {"workers": workers},
+            "engine": {"workers": workers, **(engine or {})},
             "train": {
                 "num_rounds": NEVER,
                 "fraction_train": work.sampled / work.clients,
@@ -99,27 +103,19 @@ def fedgist_rounds(work: Workload, workers: int | str = "auto") -> Iterator[Call
         }
     )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
-    world, server = open_world(
-        recipe, Given(data=work.data(), clients=rows, clients_test=[rows[0][:1]] * work.clients)
-    )
-    engine = LocalEngine(
-        world.server.method,
-        world.server.task,
-        world.population,
-        host_settings(world.server.recipe),
-        world.server.recipe.engine.plans,
-    )
-    federation = Federation(world.server, engine, server)
+    tests = [rows[0][:1]] * work.clients
+    world, server = open_world(recipe, Given(work.data(), clients=rows, clients_test=tests))
+    federation = Federation(world.server, make_engine(world), server)
 
-    def one() -> float:
+    def do_round() -> float:
         begin = time.perf_counter()
         federation.advance()
         return time.perf_counter() - begin
 
     try:
-        yield one
+        yield do_round
     finally:
-        engine.close()
+        federation.engine.close()
 
 
 def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], float]:

@@ -307,7 +307,7 @@ def test_forms_by_fake_tensors_are_those_of_real_rows(
     forms: list[Form] = []
     for fails in (False, True):
         if fails:
-            monkeypatch.setattr("fedgist.engines.message_form.FakeTensorMode", None)
+            monkeypatch.setattr("fedgist.engines.message_form.FAKE", "no device")
         for order in fed.downloads(1)[0]:
             down = method.download(fed.server, order, ctx)
             forms += [upload_form(method, ctx, order.architecture, down)]

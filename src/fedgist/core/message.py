@@ -111,12 +111,21 @@ def payload_bytes(value: object) -> int:
 
 def pack(value: object) -> bytes:
     """Serialize a message (or a state) as safetensors bytes: named arrays, never code."""
-    # copies: safetensors refuses arrays that share memory, as rows of one tensor do
-    arrays = {
-        name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, leaf in named(value).items()
-    }
-    return safetensors.torch.save(arrays)
+    arrays = {name: leaf.detach().cpu() for name, leaf in named(value).items()}
+    return safetensors.torch.save(separate(arrays))
+
+
+def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy the arrays that share memory, as rows of one tensor do: safetensors refuses them."""
+    seen: set[int] = set()
+    out = {}
+    for name, array in arrays.items():
+        storage = array.untyped_storage()
+        alone = storage.data_ptr() not in seen and storage.nbytes() == array.nbytes
+        seen.add(storage.data_ptr())
+        whole = alone and array.is_contiguous()
+        out[name] = array if whole else array.clone(memory_format=torch.contiguous_format)
+    return out
 
 
 def unpack(kind: type[T], blob: bytes) -> T:
@@ -179,6 +188,15 @@ def refuse(value: object, form: Form) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
+def is_finite(array: torch.Tensor) -> bool:
+    """Whether all numbers are finite: so is their sum in double precision then, and only then."""
+    if not array.is_floating_point():
+        return True
+    if array.dtype == torch.float64:  # whose sum may overflow
+        return bool(torch.isfinite(array).all())
+    return bool(torch.isfinite(array.sum(dtype=torch.float64)))
+
+
 def _refuse_array(
     name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> str | None:
@@ -186,7 +204,7 @@ def _refuse_array(
         return f"{name} is {_short(array.dtype)}, not {_short(dtype)}"
     if tuple(array.shape) != shape:
         return f"{name} has shape {list(array.shape)}, not {list(shape)}"
-    return None if bool(torch.isfinite(array).all()) else f"{name} is not finite"
+    return None if is_finite(array) else f"{name} is not finite"
 
 
 def _short(dtype: torch.dtype) -> str:

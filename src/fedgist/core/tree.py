@@ -8,6 +8,7 @@ tensor does, and they flatten to named arrays (``"weights/conv1.weight"``) for f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -156,11 +157,16 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
             raise ValueError(msg)
         return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         fields = [f for f in dataclasses.fields(kind) if not f.metadata.get("static")]
         return kind(**{f.name: _build(hints[f.name], arrays, below(f.name), used) for f in fields})
     msg = f"{_title(kind)} is no tree: use Tensor, dict[str, ...] or a class declared with @tree"
     raise TypeError(msg)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _title(kind: Any) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.message import Form
 from fedgist.core.method import Context, Method, Net, Nothing, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import Marks
@@ -26,7 +27,7 @@ from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Tra
 from fedgist.engines.client_store import ClientStore
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.engine import ScoreTable, Split
-from fedgist.engines.message_form import settle, upload_form
+from fedgist.engines.message_form import form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
 
@@ -46,7 +47,7 @@ class ClientHost:
         self.method, self.task, self.population = method, task, population
         self.settings, self.plans = settings, dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
-        self.forms: dict[tuple[bool, str, str], Any] = {}
+        self.forms: dict[tuple[bool, str, str], Form] = {}
         self.laid_out = {n: lay_out(arch, self.plans[n]) for n, arch in task.architectures.items()}
         self.own_type, self.stores = self._stores()
 
@@ -68,7 +69,9 @@ class ClientHost:
         store = self.stores[sent.architecture]
         if store.arrays:
             store.put(sent.ids, self._kept(clients))
-        message, refused = settle(message, self._form(cohort.ctx, sent), len(sent.ids))
+        key = (sent.round == 0, sent.stage, sent.architecture)
+        form = self.forms.setdefault(key, form_of_stack(message))
+        message, refused = settle(message, form, len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         return Trained(accepted, refused, message, losses)
 
@@ -151,13 +154,6 @@ class ClientHost:
             start = f"{architecture}/"
             mine = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
             store.restore(mine)
-
-    def _form(self, ctx: Context, sent: Sent) -> Any:
-        key = (ctx.round == 0, sent.stage, sent.architecture)
-        if key not in self.forms:
-            down = sent.down if sent.broadcast else take(sent.down, 0)
-            self.forms[key] = upload_form(self.method, ctx, sent.architecture, down)
-        return self.forms[key]
 
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedgist.core.message import pack, registered, type_name, unpack
+from fedgist.core.tree import Tree
 from fedgist.engines.engine import Split
 from fedgist.errors import MessageError
 
@@ -55,21 +57,28 @@ class Header(_Strict):
     messages: dict[Text, Enclosed] = {}
 
 
-def seal(header: Header, messages: Mapping[str, Any]) -> bytes:
+@dataclass(frozen=True)
+class Packed:
+    """A message as bytes: a broadcast is packed, and its digest made, once."""
+
+    about: Enclosed
+    blob: bytes
+
+    @staticmethod
+    def of(message: Tree) -> Packed:
+        """Pack a message."""
+        blob = pack(message)
+        name = type_name(type(message))
+        return Packed(Enclosed(type=name, size=len(blob), digest=digest(blob)), blob)
+
+
+def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
     """Return an envelope that holds these messages, by name."""
-    return seal_packed(header, {name: (type(m), pack(m)) for name, m in messages.items()})
-
-
-def seal_packed(header: Header, packed: Mapping[str, tuple[type, bytes]]) -> bytes:
-    """Return an envelope that holds messages packed before: a broadcast is packed once."""
-    enclosed = {
-        name: Enclosed(type=type_name(kind), size=len(blob), digest=digest(blob))
-        for name, (kind, blob) in packed.items()
-    }
-    head = header.model_copy(update={"messages": enclosed}).model_dump_json().encode()
-    return b"".join(
-        [MAGIC, len(head).to_bytes(4, "big"), head, *(blob for _, blob in packed.values())]
-    )
+    packed = {n: m if isinstance(m, Packed) else Packed.of(m) for n, m in messages.items()}
+    about = {name: message.about for name, message in packed.items()}
+    head = header.model_copy(update={"messages": about}).model_dump_json().encode()
+    blobs = (message.blob for message in packed.values())
+    return b"".join([MAGIC, len(head).to_bytes(4, "big"), head, *blobs])
 
 
 def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:

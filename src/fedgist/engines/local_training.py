@@ -182,6 +182,10 @@ def _torch_draws(cohort: Cohort, keys: Tensor) -> Iterator[None]:
     if cohort.stack:
         yield
         return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(keys[0]))
+    generator = torch.default_generator  # torch.manual_seed would ask every kind of device
+    before = generator.get_state()
+    generator.manual_seed(int(keys[0]))
+    try:
         yield
+    finally:
+        generator.set_state(before)

@@ -1,8 +1,9 @@
 """What a valid message looks like, worked out beforehand; and which uploads are valid.
 
-A form is made by letting the method make the message once. On fake tensors, which have a type and a
-shape and no numbers, that costs nothing, however large a client's work; a method that looks at
-numbers fails on them, and is run on one row of zeros instead.
+A form is made by letting the method make the message once. On fake tensors (torch's device
+``meta``), which have a type and a shape and no numbers, that costs nothing, however large a
+client's work; a method that looks at numbers fails on them, and is run on one row of zeros instead.
+Where clients are simulated, the first message of a stage is the form of the others.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode  # torch exports it nowhere else
+from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.message import Form, reduction, refuse
+from fedgist.core.message import Form, is_finite, reduction, refuse
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
+
+FAKE = "meta"
 
 
 def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> Form:
@@ -46,10 +49,20 @@ def download_form(method: Method, ctx: Context, order: Order) -> Form:
 def _form(make: Callable[..., Any], *values: Any) -> Form:
     with torch.no_grad():
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                return Form.of(make(*(map_leaves(mode.from_tensor, value) for value in values)))
+            with torch.device(FAKE):
+                return Form.of(make(*(map_leaves(_fake, value) for value in values)))
         except Exception:  # noqa: BLE001  # a method may fail on tensors without numbers in any way
             return Form.of(make(*values))
+
+
+def _fake(leaf: Tensor) -> Tensor:
+    return leaf.to(FAKE)
+
+
+def form_of_stack(message: Tree) -> Form:
+    """Return the form of the messages of which this is a stack."""
+    arrays = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()}
+    return Form(type(message), arrays)
 
 
 def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
@@ -60,9 +73,7 @@ def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message
-    stacked = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()}
-    sound = type(message) is form.kind and stacked == dict(form.arrays)
-    if sound and all(bool(torch.isfinite(a).all()) for a in leaves(seen)):
+    if form_of_stack(message) == form and all(is_finite(a) for a in leaves(seen)):
         return seen, {}
     reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}
     passed = torch.tensor([k for k in range(count) if k not in reasons], dtype=torch.int64)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.core.message import Form, pack, payload_bytes, reduction, refuse
+from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Score, Scores, ScoreTable, Split, TrainingLoss, collect
-from fedgist.engines.envelope import Header, seal_packed, unseal
+from fedgist.engines.envelope import Header, Packed, seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.site import SLACK
 from fedgist.engines.wire import Wire
@@ -56,6 +56,7 @@ class RemoteEngine:
         self.method, self.wire, self.run, self.deadline_s = method, wire, run, deadline_s
         self.under_way: dict[StageKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
+        self.largest = 0  # bytes of the largest upload that was ever asked for
         self.waiting: list[Subtotal | Reply] = []  # late replies that wait for their stage
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
@@ -119,11 +120,11 @@ class RemoteEngine:
         downs: Sequence[Tree],
         split: Split | None,
     ) -> dict[int, bytes]:
-        packed: dict[int, bytes] = {}  # a broadcast is one object, and packed once
+        packed: dict[int, Packed] = {}  # a broadcast is one object
         envelopes = {}
         for order, down in zip(orders, downs, strict=True):
             if id(down) not in packed:
-                packed[id(down)] = pack(down)
+                packed[id(down)] = Packed.of(down)
             header = Header(
                 purpose=purpose,
                 run=self.run,
@@ -134,15 +135,13 @@ class RemoteEngine:
                 hears=order.hears,
                 split=split,
             )
-            download = {"download": (type(down), packed[id(down)])}
-            envelopes[order.client] = seal_packed(header, download)
+            envelopes[order.client] = seal(header, {"download": packed[id(down)]})
         return envelopes
 
     def _sort(self, client: int, blob: bytes, found: _Arrivals) -> None:
         """Pass one arrival through the gate and put it where it belongs."""
-        limit = max(a.form.payload_bytes for a in self.under_way.values()) if self.under_way else 0
         try:
-            header, messages = unseal(blob, limit + SLACK)
+            header, messages = unseal(blob, self.largest + SLACK)
             self._check(client, header)
             key = (header.round, header.stage, client, header.architecture)
             asked = self.under_way.pop(key, None)
@@ -190,6 +189,7 @@ class RemoteEngine:
         key = (ctx.round == 0, ctx.stage, order.architecture)
         if key not in self.forms:
             self.forms[key] = upload_form(self.method, ctx, order.architecture, down)
+            self.largest = max(self.largest, self.forms[key].payload_bytes)
         return self.forms[key]
 
 

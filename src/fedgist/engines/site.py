@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.message import Form, reduction, refuse
+from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
@@ -62,6 +62,9 @@ class Site:
         self.done: dict[StageKey, _Done] = {}
         self.forgotten: StageKey = (-1, 0, "")  # the last stage that is no longer remembered
         self.forms: dict[tuple[bool, str, str], Form] = {}
+        nets = task.starts.values()
+        largest = max(payload_bytes(net.state()) for net in nets)
+        self.largest = 4 * largest + SLACK  # bytes of an envelope that is opened at all
 
     def handle(self, envelope: bytes) -> bytes:
         """Answer an envelope with another one: a reply, or a refusal with its reason."""
@@ -74,7 +77,7 @@ class Site:
             architecture="",
         )
         try:
-            asked, messages = unseal(envelope, self._limit())
+            asked, messages = unseal(envelope, self._limit(len(envelope)))
             header = asked.model_copy(update={"purpose": "refusal", "messages": {}})
             down = self._download(asked, messages)
             if asked.purpose == "score":
@@ -89,12 +92,26 @@ class Site:
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")
 
-    def _limit(self) -> int:
-        """Return the bytes that the largest download expected may take."""
-        known = [form.payload_bytes for form in self.forms.values()]
-        starts = self.task.starts.values()
-        model = sum(a.numel() * a.element_size() for net in starts for a in net.state().values())
-        return 4 * max([model, *known]) + SLACK
+    def _limit(self, size: int) -> int:
+        """Return the bytes of the largest envelope to open; large ones have it worked out."""
+        if size > self.largest:  # larger than a few models: is any download so large?
+            for number in (0, 1):
+                stages = self.method.stages(Context(self.host.key, self.task, number, ""))
+                for stage in (*stages, "evaluate"):
+                    for architecture in self.client.architectures:
+                        self._form(number, stage, architecture, ())
+            sizes = [form.payload_bytes for form in self.forms.values()]
+            self.largest = max([self.largest, *(size + SLACK for size in sizes)])
+        return self.largest
+
+    def _form(self, number: int, stage: str, architecture: str, hears: tuple[int, ...]) -> Form:
+        """Return what a valid download of a stage looks like."""
+        key = (number == 0, stage, architecture)
+        if key not in self.forms:
+            order = Order(self.client.id, architecture, hears)
+            ctx = Context(self.host.key, self.task, number, stage)
+            self.forms[key] = download_form(self.method, ctx, order)
+        return self.forms[key]
 
     def _download(self, asked: Header, messages: Mapping[str, Any]) -> Any:
         """Return the download that an envelope holds, if it is in order.
@@ -118,11 +135,8 @@ class Site:
         if asked.purpose == "train" and asked.stage not in self.method.stages(ctx):
             msg = f"no stage {asked.stage!r} in round {asked.round}"
             raise MessageError(msg)
-        key = (asked.round == 0, asked.stage, asked.architecture)
-        if key not in self.forms:
-            order = Order(self.client.id, asked.architecture, asked.hears)
-            self.forms[key] = download_form(self.method, ctx, order)
-        if reason := refuse(messages["download"], self.forms[key]):
+        form = self._form(asked.round, asked.stage, asked.architecture, asked.hears)
+        if reason := refuse(messages["download"], form):
             msg = f"the download is not valid: {reason}"
             raise MessageError(msg)
         return messages["download"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
+from fedgist.core.message import separate
 from fedgist.errors import CheckpointError
 from fedgist.federation import atomic_files as files
 
@@ -31,16 +31,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint into a run directory."""
     arrays = {f"server/{k}": v for k, v in checkpoint.server.items()}
     arrays |= {f"clients/{k}": v for k, v in checkpoint.clients.items()}
-    seen: set[int] = set()
-    for name, array in arrays.items():  # safetensors refuses arrays that share memory
-        pointer = array.untyped_storage().data_ptr()
-        whole = (
-            array.is_contiguous()
-            and array.untyped_storage().nbytes() == array.numel() * array.element_size()
-        )
-        if not whole or pointer in seen or array.device.type != "cpu":
-            arrays[name] = array.detach().cpu().clone(memory_format=torch.contiguous_format)
-        seen.add(pointer)
+    arrays = separate({name: array.detach().cpu() for name, array in arrays.items()})
     files.write(
         folder / FILE,
         safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}),
