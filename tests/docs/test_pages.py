@@ -1,0 +1,85 @@
+"""Pages say what works: their blocks run, their commands exist, their tables have all cells."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from fedgist.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text("utf-8")]
+SEPARATOR = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_python_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")), "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("fedgist ") and "|" not in line]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=named)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    for line in commands(page):
+        name, *words = shlex.split(line, comments=True)[1:]
+        command = group.commands.get(name)
+        assert command is not None, line
+        try:
+            command.make_context(name, words)
+        except Exception as error:  # noqa: BLE001  # whatever the parser raises
+            pytest.fail(f"{line}: {error}")
+
+
+def tables(page: Path) -> list[list[str]]:
+    """Runs of lines that begin with a bar, outside quoted blocks."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    groups: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            groups[-1].append(line)
+        elif groups[-1]:
+            groups.append([])
+    return [group for group in groups if group]
+
+
+def cells(line: str) -> int:
+    """Cells of a row as a reader sees them: an escaped bar is no border."""
+    return len(re.findall(r"(?<!\\)\|", line.strip())) - 1
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if tables(page)], ids=named)
+def test_tables_have_all_their_cells(page: Path) -> None:
+    for table in tables(page):
+        assert len(table) > 1, table
+        assert SEPARATOR.fullmatch(table[1].strip()), table[:2]
+        for row in table:
+            assert cells(row) == cells(table[0]), row
+            assert row.strip().endswith("|"), row
