@@ -127,7 +127,7 @@ def test_by_default_a_sorted_sample_of_those_online_is_asked_for_its_own_model(
     assert ids == sorted(set(ids))
     assert set(ids) <= set(here)
     assert len(ids) == min(len(here), max(1, round(fraction * clients)))
-    assert all(o.architecture == "own" and o.hears == () for o in orders)
+    assert all(o.architecture == "own" for o in orders)
 
 
 def test_every_client_is_asked_as_often_and_another_key_asks_others() -> None:

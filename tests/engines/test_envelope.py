@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedgist.core.message import message
 from fedgist.core.method import Count
-from fedgist.engines.envelope import MAGIC, Header, seal, unseal
+from fedgist.engines.envelope import CHECKSUM, MAGIC, Header, seal, unseal
 from fedgist.errors import MessageError
 
 LIMIT = 1 << 20
@@ -38,29 +39,23 @@ GOOD = seal(
     st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 5), max_size=4),
     st.integers(0, 2**53 - 1),
     st.text(max_size=20),
-    st.lists(st.integers(0, 99), max_size=5),
 )
-def test_what_was_sealed_comes_out(
-    sizes: dict[str, int], number: int, stage: str, hears: list[int]
-) -> None:
+def test_what_was_sealed_comes_out(sizes: dict[str, int], number: int, stage: str) -> None:
     arrays = {name: torch.arange(float(n)) for name, n in sizes.items() if "/" not in name}
-    sealed = seal(header(round=number, stage=stage, hears=tuple(hears)), {"m": Several(arrays)})
+    sealed = seal(header(round=number, stage=stage), {"m": Several(arrays)})
     back, messages = unseal(sealed, LIMIT)
-    assert (back.round, back.stage, back.hears) == (number, stage, tuple(hears))
+    assert (back.round, back.stage) == (number, stage)
     assert messages["m"].arrays.keys() == arrays.keys()
     assert all(torch.equal(messages["m"].arrays[name], a) for name, a in arrays.items())
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
-def test_a_changed_byte_is_noticed_or_changes_no_message(place: int, by: int) -> None:
+def test_a_changed_byte_is_noticed(place: int, by: int) -> None:
     changed = bytearray(GOOD)
     changed[place] ^= by
-    try:
-        _, messages = unseal(bytes(changed), LIMIT)
-    except MessageError:
-        return
-    assert torch.equal(messages["download"].arrays["a"], torch.arange(6.0))
+    with pytest.raises(MessageError):
+        unseal(bytes(changed), LIMIT)
 
 
 @settings(deadline=None, max_examples=100)
@@ -82,8 +77,9 @@ def test_the_size_is_compared_before_anything_is_parsed() -> None:
 
 
 def forged(**changes: Any) -> bytes:
-    start = len(MAGIC) + 4
-    length = int.from_bytes(GOOD[len(MAGIC) : start], "big")
+    """An envelope of somebody who knows the form: its header has the right digest."""
+    start = len(MAGIC) + 4 + CHECKSUM
+    length = int.from_bytes(GOOD[len(MAGIC) : len(MAGIC) + 4], "big")
     fields = json.loads(GOOD[start : start + length])
     for key, value in changes.items():
         if key == "type":
@@ -91,7 +87,8 @@ def forged(**changes: Any) -> bytes:
         else:
             fields[key] = value
     head = json.dumps(fields).encode()
-    return MAGIC + len(head).to_bytes(4, "big") + head + GOOD[start + length :]
+    checksum = hashlib.sha256(head).digest()
+    return MAGIC + len(head).to_bytes(4, "big") + checksum + head + GOOD[start + length :]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fedgist.errors import TooFewRepliesError
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client before it hears from it. No counts: they are messages."""
+    """What the server knows of a client before it hears from it; row counts are messages."""
 
     id: int
     architectures: tuple[str, ...]  # its own first; more than one where it can serve several pools
@@ -23,14 +23,10 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Order:
-    """One client asked to do its part of a stage, with the model of one architecture.
-
-    ``hears`` names the clients whose messages it is to hear (peer to peer).
-    """
+    """One client asked to do its part of a stage, with the model of one architecture."""
 
     client: int
     architecture: str
-    hears: tuple[int, ...] = ()
 
 
 @message(reduce="sum")
@@ -52,7 +48,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Subtotal:
-    """The sum of some clients' messages, all of one architecture and answering one stage."""
+    """The sum of clients' messages, all of one architecture and answering one stage."""
 
     architecture: str
     clients: tuple[int, ...]
@@ -86,12 +82,9 @@ class Replies:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The architectures of which there is something to be had, sorted."""
-        return tuple(
-            sorted(
-                {t.architecture for t in self.totals} | {r.order.architecture for r in self.each}
-            )
-        )
+        """The architectures of which there are totals or replies, sorted."""
+        of_totals = {total.architecture for total in self.totals}
+        return tuple(sorted(of_totals | {reply.order.architecture for reply in self.each}))
 
     def by(self, architecture: str) -> Replies:
         """Return the replies of one architecture (one pool).

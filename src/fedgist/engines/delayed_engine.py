@@ -118,7 +118,6 @@ def _sealed(part: Subtotal | Reply) -> Tensor:
         stage=part.stage,
         client=order.client,
         architecture=order.architecture,
-        hears=order.hears,
     )
     return torch.frombuffer(bytearray(seal(header, {"upload": part.message})), dtype=torch.uint8)
 
@@ -129,5 +128,5 @@ def _unsealed(blob: Tensor) -> Subtotal | Reply:
     if reduction(type(upload)) == "sum":
         clients = (header.client,)
         return Subtotal(header.architecture, clients, header.round, header.stage, upload)
-    order = Order(header.client, header.architecture, header.hears)
+    order = Order(header.client, header.architecture)
     return Reply(order, header.round, header.stage, upload)

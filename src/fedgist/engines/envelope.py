@@ -22,6 +22,7 @@ from fedgist.errors import MessageError
 
 MAGIC = b"fedgist1"
 LONGEST_HEADER = 1 << 16  # bytes
+CHECKSUM = 32  # bytes of the digest that stands before the header
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 Text = Annotated[str, Field(max_length=500)]
 
@@ -51,7 +52,6 @@ class Header(_Strict):
     stage: Text
     client: Number
     architecture: Text
-    hears: tuple[Number, ...] = ()
     split: Split | None = None
     reason: Text = ""
     messages: dict[Text, Enclosed] = {}
@@ -78,7 +78,7 @@ def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
     about = {name: message.about for name, message in packed.items()}
     head = header.model_copy(update={"messages": about}).model_dump_json().encode()
     blobs = (message.blob for message in packed.values())
-    return b"".join([MAGIC, len(head).to_bytes(4, "big"), head, *blobs])
+    return b"".join([MAGIC, len(head).to_bytes(4, "big"), _checksum(head), head, *blobs])
 
 
 def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
@@ -111,19 +111,27 @@ def digest(blob: bytes | memoryview) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def _checksum(head: bytes) -> bytes:
+    return hashlib.sha256(head).digest()
+
+
 def _header(envelope: bytes) -> tuple[Header, memoryview]:
     view = memoryview(envelope)
-    start = len(MAGIC) + 4
+    start = len(MAGIC) + 4 + CHECKSUM
     if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < start:
         msg = "no envelope of this version of fedgist"
         raise MessageError(msg)
-    length = int.from_bytes(view[len(MAGIC) : start], "big")
+    length = int.from_bytes(view[len(MAGIC) : len(MAGIC) + 4], "big")
     if length > LONGEST_HEADER or start + length > len(view):
         msg = f"a header of {length} bytes"
         raise MessageError(msg)
+    head = bytes(view[start : start + length])
+    if _checksum(head) != bytes(view[start - CHECKSUM : start]):
+        msg = "the header is not what its digest says: it was cut or changed"
+        raise MessageError(msg)
     try:
         # strict JSON: no number for a text, no further key
-        header = Header.model_validate_json(bytes(view[start : start + length]))
+        header = Header.model_validate_json(head)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"

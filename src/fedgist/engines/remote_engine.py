@@ -132,7 +132,6 @@ class RemoteEngine:
                 stage=ctx.stage,
                 client=order.client,
                 architecture=order.architecture,
-                hears=order.hears,
                 split=split,
             )
             envelopes[order.client] = seal(header, {"download": packed[id(down)]})

@@ -99,16 +99,16 @@ class Site:
                 stages = self.method.stages(Context(self.host.key, self.task, number, ""))
                 for stage in (*stages, "evaluate"):
                     for architecture in self.client.architectures:
-                        self._form(number, stage, architecture, ())
+                        self._form(number, stage, architecture)
             sizes = [form.payload_bytes for form in self.forms.values()]
             self.largest = max([self.largest, *(size + SLACK for size in sizes)])
         return self.largest
 
-    def _form(self, number: int, stage: str, architecture: str, hears: tuple[int, ...]) -> Form:
+    def _form(self, number: int, stage: str, architecture: str) -> Form:
         """Return what a valid download of a stage looks like."""
         key = (number == 0, stage, architecture)
         if key not in self.forms:
-            order = Order(self.client.id, architecture, hears)
+            order = Order(self.client.id, architecture)
             ctx = Context(self.host.key, self.task, number, stage)
             self.forms[key] = download_form(self.method, ctx, order)
         return self.forms[key]
@@ -135,7 +135,7 @@ class Site:
         if asked.purpose == "train" and asked.stage not in self.method.stages(ctx):
             msg = f"no stage {asked.stage!r} in round {asked.round}"
             raise MessageError(msg)
-        form = self._form(asked.round, asked.stage, asked.architecture, asked.hears)
+        form = self._form(asked.round, asked.stage, asked.architecture)
         if reason := refuse(messages["download"], form):
             msg = f"the download is not valid: {reason}"
             raise MessageError(msg)

@@ -17,8 +17,20 @@ from fedgist.core import random
 from fedgist.core.averaging import Averaging
 from fedgist.core.linear_head import class_sums
 from fedgist.core.message import Nothing, message
-from fedgist.core.method import Batch, Context, Exchange, Method, Net, Order, Part, Phase, Replies
-from fedgist.core.tree import tree
+from fedgist.core.method import (
+    Batch,
+    ClientInfo,
+    Context,
+    Exchange,
+    Method,
+    Net,
+    Order,
+    Part,
+    Phase,
+    Replies,
+)
+from fedgist.core.optim import Optimizer
+from fedgist.core.tree import Tree, tree
 
 
 @message(reduce="sum")
@@ -87,7 +99,13 @@ class TwoStages(Method):
         if ctx.stage == "scale":
             return ()
         epochs = ctx.task.training.local_epochs
-        return (Phase(("head",), steps=2, remembers="epoch"), Phase(("body",), epochs=epochs))
+        slow = Optimizer("momentum", lr=0.01)
+        head = Phase(("head",), steps=2, loss=self.smoothed, optimizer=slow, remembers="epoch")
+        return (head, Phase(("body",), epochs=epochs))
+
+    def smoothed(self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context) -> Tensor:
+        """The task's loss at half the logits: a loss of one phase's own."""
+        return ctx.task.objective.loss(net(batch.x) / 2, batch)
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context
@@ -236,6 +254,12 @@ class SharedBodies(Method):
     keeps: ClassVar[Part] = "head"
     accepts_late: ClassVar[bool] = True
     exchange: ClassVar[Exchange] = Averaging("body")
+
+    def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
+        """All but one, drawn anew in every round."""
+        left_out = random.choice(ctx.draw("left out"), len(online), 1) if len(online) > 1 else []
+        asked = [client for i, client in enumerate(online) if i not in left_out]
+        return [Order(client.id, client.architectures[0]) for client in asked]
 
 
 EXAMPLES: Mapping[str, Method] = {

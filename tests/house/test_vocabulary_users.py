@@ -1,0 +1,46 @@
+"""Every function and every field of the vocabulary has a user: a method, or one of the laws'."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from fedgist.core.method import Context, Method, Phase, Silence
+from fedgist.engines.method_check import check_method
+from fedgist.federation.method_loading import VOCABULARY
+from fedgist.methods import METHODS
+from fedgist.testing.example_methods import EXAMPLES
+from fedgist.testing.small_worlds import federation, law_world
+
+EVERY = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
+
+
+def says(method: Method, name: str) -> bool:
+    """Whether a method says something of its own here, or its exchange does."""
+    by_exchange = hasattr(Silence, name) and type(method.exchange) is not Silence
+    return name in vars(type(method)) or by_exchange
+
+
+@pytest.mark.parametrize("name", [*VOCABULARY, "keeps", "merges_clients", "accepts_late"])
+def test_every_function_and_constant_has_a_user(name: str) -> None:
+    assert [user for user, method in EVERY.items() if says(method, name)]
+
+
+def phases() -> Iterator[Phase]:
+    for method in EVERY.values():
+        fed = federation(law_world(method))
+        assert check_method(method, fed.task, fed.server, fed.context("").key) == []
+        for number in range(3):
+            for stage in method.stages(fed.context("", number)):
+                ctx: Context = fed.context(stage, number)
+                yield from (*method.phases(ctx), *method.before_test(ctx))
+
+
+def test_every_field_of_a_phase_has_a_user() -> None:
+    seen = list(phases())
+    for field in dataclasses.fields(Phase):
+        values = [getattr(phase, field.name) for phase in seen]
+        assert any(value != field.default for value in values), field.name
+    assert {phase.remembers for phase in seen} == {"epoch", "round", "run"}
