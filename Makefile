@@ -29,7 +29,7 @@ demo: $(STAMP) ## Two minutes: FedLog, local training and FedAvg on ten clients 
 
 test: $(STAMP) ## All that CI runs: format, lint, types, imports, and the whole test suite
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20
 
 check: $(STAMP) ## The quick gate, under two minutes: lint, types, imports, tests that are not slow
 	$(MAKE) --no-print-directory lint

@@ -62,6 +62,21 @@ def test_the_servers_models_are_scored_on_each_of_its_test_sets() -> None:
     assert "eval/global/accuracy" not in line  # there are two models
 
 
+def test_held_out_rows_are_a_set_of_the_servers() -> None:
+    recipe = {
+        "clients": {"num_clients": 4},
+        "data": {"train_rows": 200, "validation": 0.2},
+        "evaluate": {"on": "global"},
+        "method": {"name": "fedavg"},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1, "cohort_size": 4},
+    }
+    result = fedgist.run(recipe)
+    held_out = result.world.server.task.test_sets["validation"]
+    assert len(held_out) == len(result.world.partition.validation.rows) > 0
+    assert 0 <= result.rounds[0]["eval/global/mlp/validation/accuracy"] <= 1
+
+
 def test_one_model_of_the_server_is_the_global_one() -> None:
     here = world("fedavg", evaluate={"on": "global"})
     line, _ = federation(here).advance()

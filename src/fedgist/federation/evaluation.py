@@ -16,7 +16,7 @@ from fedgist.engines.engine import Scores
 from fedgist.federation.columns import STD, of_all, of_server, over_clients
 from fedgist.federation.record import Line
 
-ALL_ROWS = "all"  # the name of the whole test set among the server's
+ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
 ROWS_AT_ONCE = 1024
 
 

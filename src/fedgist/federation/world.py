@@ -28,7 +28,7 @@ from fedgist.data.partition import Partition, partition
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
-from fedgist.federation.evaluation import ALL_ROWS
+from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
 from fedgist.federation.recipe import Recipe
@@ -83,14 +83,14 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         clients, train = (ClientInfo(0, (next(iter(architectures)),)),), train.merged()
     try:
         on_train, on_test = examples(data, recipe.data.augment, device)
-        sets = _test_sets(recipe, data, given, on_test)
+        held_out = on_train.only(parts.validation.rows)
+        sets = _test_sets(recipe, data, given, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
         method.check(task)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online = availability(recipe, clients, random.fold(root, "online"))
-    held_out = len(parts.validation.rows) > 0
-    side = ServerSide(recipe, method, task, clients, online, data.name, held_out)
+    side = ServerSide(recipe, method, task, clients, online, data.name, len(held_out) > 0)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, population)
@@ -133,9 +133,13 @@ def _task(
     )
 
 
-def _test_sets(recipe: Recipe, data: Dataset, given: Given, on_test: Examples) -> dict[str, RowSet]:
-    """Return the server's test sets: the whole one, parts by class, and the user's own."""
+def _test_sets(
+    recipe: Recipe, data: Dataset, given: Given, on_test: Examples, held_out: Examples
+) -> dict[str, RowSet]:
+    """Return the server's own sets: all test rows, parts by class, the user's, rows held out."""
     sets: dict[str, RowSet] = {ALL_ROWS: on_test}
+    if len(held_out):
+        sets[HELD_OUT] = held_out
     for name, part in recipe.evaluate.sets.items():
         if strange := [c for c in part.classes if c >= data.num_classes]:
             msg = f"evaluate.sets.{name}.classes names {strange[0]}; there are {data.num_classes}"

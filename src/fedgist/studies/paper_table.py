@@ -101,7 +101,7 @@ def cells(
     RecipeError
         If a column or method is asked for that the table or this version does not have.
     """
-    available = [method for method in table.table.methods if method in METHODS]
+    available = [method for method in table.table.methods if method in METHODS or ":" in method]
     _check_names(columns, methods, table, available)
     count = seeds or getattr(table.table.seeds, scale)
     jobs, recipes = [], {}
