@@ -313,6 +313,18 @@ def test_a_round_that_is_written_twice_counts_once(tmp_path: Path) -> None:
     assert any("1 round written twice" in note for note in study.notes)
 
 
+def test_clients_that_were_late_or_absent_are_counted_apart(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.5, 0.6, 0.7])
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    lines[0]["absent"] = [{"client": 1, "reason": "no reply in time"}]
+    lines[1]["late"] = [{"client": 1, "answers": 1}]
+    lines[2]["absent"] = [{"client": c, "reason": "not connected"} for c in (0, 2)]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    notes = study_of(tmp_path).notes
+    assert f"{run}: replies that came too late and were not used: 1" in notes
+    assert f"{run}: clients asked that did not answer, over all rounds: 2" in notes
+
+
 def test_a_last_round_without_a_value_and_refused_uploads_are_said(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.5, 0.6])
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]

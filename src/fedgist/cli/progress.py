@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fedgist.engines.delayed_engine import LATE
 from fedgist.federation.columns import ACCURACY
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
@@ -156,4 +157,14 @@ def _troubles(line: Line) -> list[str]:
         f"client {upload['client']}: upload refused, {upload['reason']}"
         for upload in line.get("refused", [])
     ]
-    return [*refused, *line.get("events", [])]
+    absent: dict[str, list[str]] = {}
+    for entry in line.get("absent", []):
+        if entry["reason"] != LATE:  # simulated, and asked for in the recipe
+            absent.setdefault(entry["reason"], []).append(str(entry["client"]))
+    gone = [f"absent: {_clients(numbers)}, {reason}" for reason, numbers in absent.items()]
+    return [*refused, *gone, *line.get("events", [])]
+
+
+def _clients(numbers: list[str], most: int = 8) -> str:
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return f"client{'s' if len(numbers) > 1 else ''} {', '.join(numbers[:most])}{more}"

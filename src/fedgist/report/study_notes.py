@@ -57,6 +57,12 @@ def _notes_on_run(run: RunFiles, metric: str) -> list[str]:
         uploads = "1 upload was" if len(refused) == 1 else f"{len(refused)} uploads were"
         reason = refused[0].get("reason")
         notes.append(f"{run.folder}: {uploads} refused; reason of the first: {reason}")
+    late = sum(len(line.get("late") or ()) for line in run.rounds)
+    absent = sum(len(line.get("absent") or ()) for line in run.rounds) - late
+    if late:
+        notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
+    if absent > 0:
+        notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
     rounds, _ = run.column(metric)
     if rounds and rounds[-1] != run.done:
         notes.append(
