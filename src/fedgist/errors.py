@@ -32,7 +32,7 @@ class InputError(FedgistError, ValueError):
     """An argument, a recipe or a file cannot be used: one line, whatever the input holds."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+        super().__init__(printable(message))
 
 
 class RecipeError(InputError):
@@ -101,3 +101,8 @@ def first_line(error: BaseException) -> str:
     """Return the first line of another package's message, or the error's type if it has none."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, whatever signs it holds."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

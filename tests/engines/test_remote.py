@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ class Meddler(LoopbackWire):
         self.change = change
 
     def exchange(
-        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
         replies = super().exchange(envelopes, deadline_s)
         return [(client, blob) for client, reply in replies for blob in self.change(client, reply)]
@@ -122,6 +122,58 @@ def test_silence_is_absence_and_repetition_counts_once() -> None:
     assert first["comm/up_bytes"] == second["comm/up_bytes"]
     name = "weights/mlp/arrays/1.weight"
     assert torch.equal(named(twice.server)[name], named(once.server)[name])
+
+
+class SlowTraining(LoopbackWire):
+    """What client 2 trained in round 1 arrives while the models are evaluated."""
+
+    held: ClassVar[list[tuple[int, bytes]]] = []
+
+    def exchange(
+        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
+    ) -> list[tuple[int, bytes]]:
+        replies = super().exchange(envelopes, deadline_s)
+        header, _ = unseal(replies[0][1], ANY_SIZE)
+        if header.stage == "evaluate":
+            delivered, self.held[:] = [*self.held, *replies], []
+            return delivered
+        self.held[:] = [pair for pair in replies if pair[0] == 2 and header.round == 1]
+        return [pair for pair in replies if pair not in self.held]
+
+
+def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
+    here = world("fedavg")
+    wire = SlowTraining({})
+    engine = loopback(here, ALONE, wire)
+    wire.clients = {client: site.handle for client, site in engine.sites.items()}
+    fed = Federation(here.server, engine, start_server(here.server))
+    first, second = fed.advance()[0], fed.advance()[0]
+    assert first["absent"] == [{"client": 2, "reason": "no reply in time"}]
+    assert second["late"] == [{"client": 2, "answers": 1}]
+    assert second["comm/up_bytes"] == first["comm/up_bytes"] * 6 // 4
+    assert "eval/client/accuracy_mean" in first
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"values": {"accuracy": torch.tensor(float("inf"))}},
+        {"values": {"[red]": torch.tensor(1.0)}},
+        {"values": {"accuracy": torch.ones(3)}},
+        {"rows": torch.tensor(-5)},
+        {"confusion": torch.ones(2, 2)},
+    ],
+)
+def test_a_score_that_is_none_is_missing_and_the_others_count(spoil: dict[str, Any]) -> None:
+    def change(client: int, blob: bytes) -> list[bytes]:
+        header, messages = unseal(blob, ANY_SIZE)
+        if client == 1 and "score-" in messages:
+            return [seal(header, {"score-": replace(messages["score-"], **spoil)})]
+        return [blob]
+
+    line, details = with_wire(world("local"), change).advance()
+    assert [entry["client"] for entry in details] == [0, 2, 3, 4]
+    assert not [column for column in line if "red" in column]
 
 
 def test_a_client_that_is_gone_is_not_connected() -> None:

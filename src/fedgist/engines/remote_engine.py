@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.core.message import Form, payload_bytes, reduction, refuse
+from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
+from fedgist.core.objective import LOSS
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Score, Scores, ScoreTable, Split, TrainingLoss, collect
@@ -21,9 +22,10 @@ from fedgist.engines.envelope import Header, Packed, seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.site import SLACK
 from fedgist.engines.wire import Wire
-from fedgist.errors import MessageError
+from fedgist.errors import MessageError, printable
 
-MOST_METRICS = 100  # values that a score may have
+FORGOTTEN_AFTER = 50  # rounds: a reply that is later still is dropped
+FINETUNED = "finetuned"
 StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
 
 
@@ -36,14 +38,15 @@ class _Asked:
 
 
 @dataclass
-class _Arrivals:
-    """What came over the wire in one exchange, sorted."""
+class _Inbox:
+    """What has come over the wire and was not handed on yet."""
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[StageKey, float] = field(default_factory=dict)
     answered: set[StageKey] = field(default_factory=set)
     upload_bytes: int = 0
+    received_bytes: int = 0
 
 
 class RemoteEngine:
@@ -57,36 +60,30 @@ class RemoteEngine:
         self.under_way: dict[StageKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.largest = 0  # bytes of the largest upload that was ever asked for
-        self.waiting: list[Subtotal | Reply] = []  # late replies that wait for their stage
+        self.inbox = _Inbox()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back in time, or late from before."""
+        oldest = ctx.round - FORGOTTEN_AFTER
+        self.under_way = {k: asked for k, asked in self.under_way.items() if k[0] > oldest}
         for order, down in zip(orders, downs, strict=True):
             self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
         envelopes = self._envelopes("train", ctx, orders, downs, None)
-        arrived = self.wire.exchange(envelopes, self.deadline_s)
-        found = _Arrivals()
-        for client, blob in sorted(arrived, key=lambda pair: pair[0]):
-            self._sort(client, blob, found)
-        refused = {client for client, _ in found.refused}
-        present = self.wire.present()
-        absent = [
-            (o.client, "no reply in time" if o.client in present else "not connected")
-            for o in orders
-            if _key(ctx, o) not in found.answered and o.client not in refused
-        ]
-        sizes = sum(len(blob) for _, blob in arrived), sum(len(e) for e in envelopes.values())
-        parts = [*self.waiting, *found.parts]
-        self.waiting = [part for part in parts if part.stage != ctx.stage]
-        parts = [part for part in parts if part.stage == ctx.stage]
+        for client, blob in self._exchange(envelopes):
+            self._receive(client, blob)
+        inbox, self.inbox = self.inbox, _Inbox()
+        # what answers another stage waits until that stage comes again
+        self.inbox.parts = [part for part in inbox.parts if part.stage != ctx.stage]
+        parts = [part for part in inbox.parts if part.stage == ctx.stage]
+        keys = {_key(ctx, order): order.client for order in orders}
         return Answer(
             tuple(part for part in parts if isinstance(part, Subtotal)),
             tuple(part for part in parts if isinstance(part, Reply)),
-            tuple(sorted(found.refused)),
-            tuple(sorted(absent)),
-            found.losses,
-            found.upload_bytes,
-            sizes,
+            tuple(sorted(inbox.refused)),
+            self._absent(ctx, orders, inbox),
+            {keys[key]: loss for key, loss in sorted(inbox.losses.items()) if key in keys},
+            inbox.upload_bytes,
+            (inbox.received_bytes, sum(len(envelope) for _, envelope in envelopes)),
         )
 
     def score(
@@ -95,15 +92,16 @@ class RemoteEngine:
         """Let each client score what it would hold after this download, on its own rows."""
         envelopes = self._envelopes("score", ctx, orders, downs, split)
         tables: dict[str, dict[int, ScoreTable]] = {}
-        for client, blob in self.wire.exchange(envelopes, self.deadline_s):
+        for client, blob in self._exchange(envelopes):
             try:
-                header, messages = unseal(blob, SLACK)
+                header, messages = unseal(blob, self.largest + SLACK)
+                if header.stage != ctx.stage:
+                    self._receive(client, blob)  # a late reply to a stage of training
+                    continue
                 self._check(client, header, purpose="reply")
-                if (header.round, header.stage, header.split) != (ctx.round, ctx.stage, split):
-                    continue  # of another exchange
-                for name, score in messages.items():
-                    table = _table(client, score)
-                    tables.setdefault(name.removeprefix("score-"), {})[client] = table
+                if (header.round, header.split) == (ctx.round, split):
+                    for model, table in self._tables(ctx, client, messages).items():
+                        tables.setdefault(model, {})[client] = table
             except MessageError:
                 continue  # a score that cannot be read is a score that is missing
         return Scores({model: collect(list(rows.values())) for model, rows in tables.items()})
@@ -119,9 +117,9 @@ class RemoteEngine:
         orders: Sequence[Order],
         downs: Sequence[Tree],
         split: Split | None,
-    ) -> dict[int, bytes]:
+    ) -> list[tuple[int, bytes]]:
         packed: dict[int, Packed] = {}  # a broadcast is one object
-        envelopes = {}
+        envelopes = []
         for order, down in zip(orders, downs, strict=True):
             if id(down) not in packed:
                 packed[id(down)] = Packed.of(down)
@@ -134,11 +132,17 @@ class RemoteEngine:
                 architecture=order.architecture,
                 split=split,
             )
-            envelopes[order.client] = seal(header, {"download": packed[id(down)]})
+            envelopes.append((order.client, seal(header, {"download": packed[id(down)]})))
         return envelopes
 
-    def _sort(self, client: int, blob: bytes, found: _Arrivals) -> None:
-        """Pass one arrival through the gate and put it where it belongs."""
+    def _exchange(self, envelopes: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Return what arrived, ordered by client: the order of arrival must not matter."""
+        arrivals = self.wire.exchange(envelopes, self.deadline_s)
+        return sorted(arrivals, key=lambda pair: pair[0])
+
+    def _receive(self, client: int, blob: bytes) -> None:
+        """Pass a reply through the gate and put it into the inbox."""
+        self.inbox.received_bytes += len(blob)
         try:
             header, messages = unseal(blob, self.largest + SLACK)
             self._check(client, header)
@@ -147,30 +151,61 @@ class RemoteEngine:
             if asked is None:
                 return  # it was counted before, or nobody asked
             if header.purpose == "refusal":
-                found.refused.append((client, header.reason))
+                self.inbox.refused.append((client, printable(header.reason)))
                 return
-            self._count(asked, header, messages, found)
-            found.answered.add(key)
+            self._count(asked, key, messages)
         except MessageError as error:
-            found.refused.append((client, str(error)))
+            self.inbox.refused.append((client, str(error)))
 
-    def _count(
-        self, asked: _Asked, header: Header, messages: Mapping[str, Any], found: _Arrivals
-    ) -> None:
-        upload, client = messages.get("upload"), asked.order.client
+    def _count(self, asked: _Asked, key: StageKey, messages: Mapping[str, Tree]) -> None:
+        number, stage, client, architecture = key
+        upload = messages.get("upload")
         if reason := refuse(upload, asked.form) if upload is not None else "it holds no upload":
             raise MessageError(reason)
-        found.upload_bytes += payload_bytes(upload)
+        self.inbox.answered.add(key)
+        self.inbox.upload_bytes += payload_bytes(upload)
         if reduction(type(upload)) == "sum":
-            clients = (client,)
-            found.parts.append(
-                Subtotal(asked.order.architecture, clients, header.round, header.stage, upload)
-            )
+            part = Subtotal(architecture, (client,), number, stage, upload)
+            self.inbox.parts.append(part)
         else:
-            found.parts.append(Reply(asked.order, header.round, header.stage, upload))
+            self.inbox.parts.append(Reply(asked.order, number, stage, upload))
         loss = messages.get("loss")
         if isinstance(loss, TrainingLoss) and loss.loss.numel() == 1:
-            found.losses[client] = float(loss.loss)
+            self.inbox.losses[key] = float(loss.loss)
+
+    def _absent(
+        self, ctx: Context, orders: Sequence[Order], inbox: _Inbox
+    ) -> tuple[tuple[int, str], ...]:
+        """Return who neither answered nor was refused, and why."""
+        refused, present = {client for client, _ in inbox.refused}, self.wire.present()
+        return tuple(
+            (o.client, "no reply in time" if o.client in present else "not connected")
+            for o in sorted(orders, key=lambda order: order.client)
+            if _key(ctx, o) not in inbox.answered and o.client not in refused
+        )
+
+    def _tables(
+        self, ctx: Context, client: int, messages: Mapping[str, Tree]
+    ) -> dict[str, ScoreTable]:
+        """Return what a client told of its models, if it is what may be told.
+
+        Raises
+        ------
+        MessageError
+            If it is not.
+        """
+        objective, classes = ctx.task.objective, ctx.task.num_classes
+        known = {LOSS.name, *(metric.name for metric in objective.metrics)}
+        tables = {}
+        for name, score in messages.items():
+            model = name.removeprefix("score-")
+            if model not in {"", FINETUNED} or not _sound(score, known, classes):
+                msg = f"client {client} sent no score"
+                raise MessageError(msg)
+            values = {metric: value.view(1).double() for metric, value in score.values.items()}
+            rows = score.rows.view(1)
+            tables[model] = ScoreTable((client,), rows, values, score.confusion)
+        return tables
 
     def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
         """Raise MessageError if an envelope is not from whom it came, or of another run."""
@@ -196,17 +231,14 @@ def _key(ctx: Context, order: Order) -> StageKey:
     return ctx.round, ctx.stage, order.client, order.architecture
 
 
-def _table(client: int, score: Any) -> ScoreTable:
-    """Return what a client told of its model as a table of one line.
-
-    Raises
-    ------
-    MessageError
-        If it is no score.
-    """
-    sound = isinstance(score, Score) and score.rows.shape == () and len(score.values) < MOST_METRICS
-    if not sound or any(value.shape != () for value in score.values.values()):
-        msg = f"client {client} sent no score"
-        raise MessageError(msg)
-    values = {name: value.view(1).double() for name, value in score.values.items()}
-    return ScoreTable((client,), score.rows.view(1), values, score.confusion)
+def _sound(score: Any, known: set[str], classes: int) -> bool:
+    """Whether a message is a score: known metrics, one finite number each, counts in their form."""
+    if not isinstance(score, Score) or score.rows.shape != () or int(score.rows) < 0:
+        return False
+    numbers = score.values.values()
+    counts = score.confusion
+    return (
+        set(score.values) <= known
+        and all(v.shape == () and v.is_floating_point() and is_finite(v) for v in numbers)
+        and (counts is None or (counts.shape == (classes, classes) and int(counts.min()) >= 0))
+    )

@@ -6,7 +6,7 @@ back is one; a network's replaces the loop-back, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 
@@ -17,7 +17,7 @@ class Wire(Protocol):
         """Return the clients that are there now."""
 
     def exchange(
-        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
         """Send an envelope to each client; return what arrived until all answered or time is up.
 
@@ -40,13 +40,13 @@ class LoopbackWire:
         return frozenset(self.clients)
 
     def exchange(
-        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
         """Let the clients answer, one after the other; nobody is ever late."""
         del deadline_s
         return [
             (client, self.clients[client](envelope))
-            for client, envelope in envelopes.items()
+            for client, envelope in envelopes
             if client in self.clients
         ]
 

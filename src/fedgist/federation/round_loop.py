@@ -18,6 +18,7 @@ from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import told
 from fedgist.engines.process_control import one_thread
+from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.record import Line
@@ -98,7 +99,7 @@ class Federation:
         able = [order for order in selected if order.client not in record.failed]
         orders = self.method.orders(self.server, able, ctx)
         if orders is None:  # the server's own work
-            self._update(Replies(), ctx)
+            self._update(Replies(), ctx, record)
             return
         if not orders:
             return
@@ -106,11 +107,16 @@ class Federation:
         record.asked(orders, downs)
         replies = self._replies(self.engine.ask(ctx, orders, downs), ctx, record)
         if len(replies):  # no reply changes nothing
-            self._update(replies, ctx)
+            self._update(replies, ctx, record)
 
-    def _update(self, replies: Replies, ctx: Context) -> None:
-        server = self.method.server_update(self.server, replies, ctx)
-        self.server = told(server, self.method, "server_update")
+    def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:
+        """Let the server learn; a method that insists on a total it may not see learns nothing."""
+        try:
+            server = self.method.server_update(self.server, replies, ctx)
+        except TooFewRepliesError as error:
+            record.events.append(str(error))
+        else:
+            self.server = told(server, self.method, "server_update")
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Leave out what came late, unless the method accepts it, and what is too few."""

@@ -64,15 +64,15 @@ class UnreliableWire:
         return self.inner.present()
 
     def exchange(
-        self, envelopes: Mapping[int, bytes], deadline_s: float | None
+        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
         """Exchange, with faults: evaluation has none."""
-        header, _ = unseal(next(iter(envelopes.values())), ANY_SIZE)
+        header, _ = unseal(envelopes[0][1], ANY_SIZE)
         if header.purpose == "score":
             return self.inner.exchange(envelopes, deadline_s)
-        reached = {c: e for c, e in envelopes.items() if c not in ABSENT.get(header.round, ())}
+        reached = [pair for pair in envelopes if pair[0] not in ABSENT.get(header.round, ())]
         arrivals = self.inner.exchange(reached, deadline_s)
-        again = {c: e for c, e in reached.items() if c == TWICE}
+        again = [pair for pair in reached if pair[0] == TWICE]
         arrivals += self.inner.exchange(again, deadline_s)
         delivered = [pair for number, pair in self.held if number < header.round]
         self.held = [(number, pair) for number, pair in self.held if number >= header.round]
