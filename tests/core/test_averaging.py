@@ -88,16 +88,24 @@ def test_only_the_part_asked_for_is_sent() -> None:
     def names(value: dict[str, Tensor]) -> set[str]:
         return set(value)
 
-    one = net(0)
-    head = weighted(one, Count(torch.tensor(2.0)), "head")
+    start_net = net(0)
+    head = weighted(start_net, Count(torch.tensor(2.0)), "head")
     assert names(head.arrays) == {"2.weight", "2.bias"}
-    torch.testing.assert_close(head.arrays["2.weight"], 2 * one.params["2.weight"])
+    torch.testing.assert_close(head.arrays["2.weight"], 2 * start_net.params["2.weight"])
     training = Training(1, 1.0, 1, 8, Optimizer())
     ctx = Context(
-        key(0), Task((2,), 2, 1, {"one": one.arch}, {"one": one}, training, Classes(2)), 0, ""
+        key(0),
+        Task((2,), 2, 1, {"one": start_net.arch}, {"one": start_net}, training, Classes(2)),
+        0,
+        "",
     )
-    assert names(Averaging("body").init_server(ctx).weights["one"].arrays) == set(one.state("body"))
-    assert Averaging().init_server(ctx).weights["one"].arrays["0.weight"] is one.params["0.weight"]
+    assert names(Averaging("body").init_server(ctx).weights["one"].arrays) == set(
+        start_net.state("body")
+    )
+    assert (
+        Averaging().init_server(ctx).weights["one"].arrays["0.weight"]
+        is start_net.params["0.weight"]
+    )
 
 
 class Counts(nn.Module):
@@ -115,29 +123,32 @@ class Counts(nn.Module):
 
 
 def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> None:
-    one = split(Counts, (2,), 2).start(0)
-    server = Averages({"one": Weights(one.state())})
+    start_net = split(Counts, (2,), 2).start(0)
+    server = Averages({"one": Weights(start_net.state())})
     replies = tuple(
-        reply(i, "one", weighted(one, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
+        reply(i, "one", weighted(start_net, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
     )
     arrays = averaged(server, Replies(each=replies)).weights["one"].arrays
-    assert {n: a.dtype for n, a in arrays.items()} == {n: a.dtype for n, a in one.state().items()}
+    assert {n: a.dtype for n, a in arrays.items()} == {
+        n: a.dtype for n, a in start_net.state().items()
+    }
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
-    assert one.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
+    assert start_net.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_buffers_that_clients_disagree_on_are_rounded() -> None:
     # rejects truncation, and a mask that is true as soon as anybody's is
-    one = split(Counts, (2,), 2).start(0)
-    mine = [
-        one.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])})
+    start_net = split(Counts, (2,), 2).start(0)
+    client_nets = [
+        start_net.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])})
         for i in range(4)
     ]
     replies = tuple(
-        reply(i, "one", weighted(n, Count(torch.tensor(ROWS[i])))) for i, n in enumerate(mine)
+        reply(i, "one", weighted(n, Count(torch.tensor(ROWS[i]))))
+        for i, n in enumerate(client_nets)
     )
     new = (
-        averaged(Averages({"one": Weights(one.state())}), Replies(each=replies))
+        averaged(Averages({"one": Weights(start_net.state())}), Replies(each=replies))
         .weights["one"]
         .arrays
     )

@@ -34,7 +34,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def grads(out: Tensor, *inputs: Tensor | None) -> list[Tensor]:
-    """Gradients of a sum that weighs every number differently."""
+    """Return the gradients of a sum in which every number has another weight."""
     weights = numbers(*out.shape, seed=99)
     return list(
         torch.autograd.grad(
@@ -56,14 +56,14 @@ KIND = pytest.mark.parametrize(("kind", "shape"), KINDS, ids=["columns", "signal
 def pair(
     kind: type[nn.BatchNorm1d | nn.BatchNorm2d], **options: Any
 ) -> tuple[BatchNorm, nn.BatchNorm1d | nn.BatchNorm2d]:
-    """Our batch norm and torch's, with the same numbers."""
-    theirs, old = kind(3, **options), kind(3, **options)
-    if theirs.affine:
-        nn.init.normal_(theirs.weight, generator=torch.Generator().manual_seed(1))
-        nn.init.normal_(theirs.bias, generator=torch.Generator().manual_seed(2))
-    theirs.running_mean, theirs.running_var = numbers(3, seed=3), numbers(3, seed=4).square()
-    old.load_state_dict(theirs.state_dict())
-    return BatchNorm(old, "bn"), theirs
+    """Return our batch norm and torch's, with the same numbers."""
+    reference, old = kind(3, **options), kind(3, **options)
+    if reference.affine:
+        nn.init.normal_(reference.weight, generator=torch.Generator().manual_seed(1))
+        nn.init.normal_(reference.bias, generator=torch.Generator().manual_seed(2))
+    reference.running_mean, reference.running_var = numbers(3, seed=3), numbers(3, seed=4).square()
+    old.load_state_dict(reference.state_dict())
+    return BatchNorm(old, "bn"), reference
 
 
 @KIND
@@ -77,71 +77,73 @@ def test_batch_norm_learns_as_torchs_does_on_the_rows_present(
 ) -> None:
     # rejects: means over all rows, absent ones included; a biased running variance; momentum the
     # other way round
-    ours, theirs = pair(kind, **options)
+    layer, reference = pair(kind, **options)
     for seed in range(2):
         present = numbers(*shape, seed=seed)[mask].requires_grad_()
         x = torch.zeros(shape)
         x[mask] = present.detach() + 3.0
         x.requires_grad_()
         with training(mask) as run:
-            one = ours(x)
-        other = theirs(present + 3.0)
-        torch.testing.assert_close(one[mask], other, rtol=1e-4, atol=1e-5)
-        mine = grads(one[mask], x, ours.weight, ours.bias)
-        for a, b in zip(mine, grads(other, present, theirs.weight, theirs.bias), strict=True):
+            out = layer(x)
+        expected = reference(present + 3.0)
+        torch.testing.assert_close(out[mask], expected, rtol=1e-4, atol=1e-5)
+        gradients = grads(out[mask], x, layer.weight, layer.bias)
+        for a, b in zip(
+            gradients, grads(expected, present, reference.weight, reference.bias), strict=True
+        ):
             torch.testing.assert_close(
                 a[mask] if a.shape == x.shape else a, b, rtol=1e-4, atol=1e-4
             )
-        assert not mine[0][~mask].any()
+        assert not gradients[0][~mask].any()
         for name in ("running_mean", "running_var"):
             torch.testing.assert_close(
-                run.updates[f"bn.{name}"], getattr(theirs, name), rtol=1e-5, atol=1e-6
+                run.updates[f"bn.{name}"], getattr(reference, name), rtol=1e-5, atol=1e-6
             )
-            setattr(ours, name, run.updates[f"bn.{name}"])
+            setattr(layer, name, run.updates[f"bn.{name}"])
 
 
 @KIND
 def test_batch_norm_evaluates_as_torchs_does_and_remembers_nothing(
     kind: type[nn.BatchNorm1d | nn.BatchNorm2d], shape: tuple[int, ...]
 ) -> None:
-    ours, theirs = pair(kind, eps=0.1)
-    x, before = numbers(*shape), ours.running_mean.clone()
-    torch.testing.assert_close(ours(x), theirs.eval()(x))
-    assert torch.equal(ours.running_mean, before)
+    layer, reference = pair(kind, eps=0.1)
+    x, before = numbers(*shape), layer.running_mean.clone()
+    torch.testing.assert_close(layer(x), reference.eval()(x))
+    assert torch.equal(layer.running_mean, before)
 
 
 def test_two_passes_through_one_batch_norm_remember_both() -> None:
-    ours, theirs = pair(nn.BatchNorm1d)
+    layer, reference = pair(nn.BatchNorm1d)
     with training(ALL) as run:
         for seed in range(2):
-            ours(numbers(6, 3, seed=seed))
-            theirs(numbers(6, 3, seed=seed))
-    torch.testing.assert_close(run.updates["bn.running_var"], theirs.running_var)
+            layer(numbers(6, 3, seed=seed))
+            reference(numbers(6, 3, seed=seed))
+    torch.testing.assert_close(run.updates["bn.running_var"], reference.running_var)
 
 
 def test_one_row_present_gives_the_bias_and_no_nan() -> None:
-    ours, _ = pair(nn.BatchNorm1d)
+    layer, _ = pair(nn.BatchNorm1d)
     x = numbers(6, 3).requires_grad_()
     mask = torch.arange(6) == 2
     with training(mask) as run:
-        out = ours(x)
-    torch.testing.assert_close(out[2], ours.bias)
+        out = layer(x)
+    torch.testing.assert_close(out[2], layer.bias)
     assert all(bool(torch.isfinite(t).all()) for t in (*run.updates.values(), *grads(out[mask], x)))
 
 
 def test_batch_norm_is_the_same_stacked_and_alone() -> None:
-    ours, _ = pair(nn.BatchNorm2d)
+    layer, _ = pair(nn.BatchNorm2d)
     x, masks = numbers(3, 6, 3, 2, 2), torch.stack([ALL, SOME, torch.arange(6) < 1])
 
-    def one(x: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def normalize(x: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         with training(mask) as run:
-            return ours(x), run.updates
+            return layer(x), run.updates
 
-    out, updates = torch.func.vmap(one)(x, masks)
+    out, updates = torch.func.vmap(normalize)(x, masks)
     for i in range(3):
-        alone, mine = one(x[i], masks[i])
+        alone, updates_alone = normalize(x[i], masks[i])
         torch.testing.assert_close(out[i], alone)
-        torch.testing.assert_close({n: u[i] for n, u in updates.items()}, mine)
+        torch.testing.assert_close({n: u[i] for n, u in updates.items()}, updates_alone)
 
 
 def test_batch_norm_without_running_statistics_is_refused_by_name() -> None:
@@ -202,14 +204,14 @@ def test_dropout_follows_its_key_and_no_two_draws_of_a_pass_are_alike() -> None:
 def test_dropout_is_the_same_stacked_and_alone_bit_for_bit(channels: bool) -> None:  # noqa: FBT001
     layer, keys = Dropout(0.3, channels=channels), random.fold(random.key(0), torch.arange(4))
 
-    def one(x: Tensor, key: Tensor) -> Tensor:
+    def drop_twice(x: Tensor, key: Tensor) -> Tensor:
         with training(ALL, key):
             out: Tensor = layer(x) + layer(2 * x)
             return out
 
     x = numbers(4, 6, 5, 3)
-    stacked = torch.func.vmap(one)(x, keys)
-    assert all(torch.equal(stacked[i], one(x[i], keys[i])) for i in range(4))
+    stacked = torch.func.vmap(drop_twice)(x, keys)
+    assert all(torch.equal(stacked[i], drop_twice(x[i], keys[i])) for i in range(4))
 
 
 def test_dropout_passes_gradients_where_it_passes_numbers() -> None:
@@ -239,19 +241,19 @@ def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
     options: dict[str, Any],
 ) -> None:
     old = nn.Conv2d(4, 6, 3, **options)
-    ours = Conv2d(old)
-    ours.each = each
+    layer = Conv2d(old)
+    layer.each = each
     params = {
         n: numbers(3, *p.shape, seed=i).requires_grad_()
-        for i, (n, p) in enumerate(ours.named_parameters())
+        for i, (n, p) in enumerate(layer.named_parameters())
     }
     x = numbers(3, 2, 4, 7, 7, seed=9).requires_grad_()
 
-    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(ours, params, (x,))
+    def convolve(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(layer, params, (x,))
         return out
 
-    out = torch.func.vmap(one)(params, x)
+    out = torch.func.vmap(convolve)(params, x)
     alone = [
         torch.func.functional_call(old, {n: p[i] for n, p in params.items()}, x[i])
         for i in range(3)
@@ -265,11 +267,11 @@ def test_stacked_convolutions_and_their_gradients_are_torchs_client_by_client(
 
 
 def test_a_shared_filter_meets_stacked_images() -> None:
-    ours = Conv2d(nn.Conv2d(2, 3, 3))
+    layer = Conv2d(nn.Conv2d(2, 3, 3))
     x = numbers(4, 2, 2, 5, 5)
-    expected = torch.stack([F.conv2d(one, ours.weight, ours.bias) for one in x])
-    for ours.each in (True, False):
-        torch.testing.assert_close(torch.func.vmap(ours)(x), expected)
+    expected = torch.stack([F.conv2d(images, layer.weight, layer.bias) for images in x])
+    for layer.each in (True, False):
+        torch.testing.assert_close(torch.func.vmap(layer)(x), expected)
 
 
 # linear layers
@@ -281,30 +283,32 @@ def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
     bias: bool,  # noqa: FBT001
     shape: tuple[int, ...],
 ) -> None:
-    ours = replace_layers(nn.Sequential(nn.Linear(4, 3, bias=bias)))
+    layer = replace_layers(nn.Sequential(nn.Linear(4, 3, bias=bias)))
     params = {
         n: numbers(3, *p.shape, seed=i).requires_grad_()
-        for i, (n, p) in enumerate(ours.named_parameters())
+        for i, (n, p) in enumerate(layer.named_parameters())
     }
     x = numbers(3, *shape, seed=9).requires_grad_()
 
-    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(ours, params, (x,))
+    def apply_layer(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(layer, params, (x,))
         return out
 
     biases = params["0.bias"] if bias else [None] * 3
     expected = torch.stack(
         [F.linear(*each) for each in zip(x, params["0.weight"], biases, strict=True)]
     )
-    stacked = torch.func.vmap(one)(params, x)
-    alone = torch.stack([one({n: p[i] for n, p in params.items()}, x[i]) for i in range(3)])
+    stacked = torch.func.vmap(apply_layer)(params, x)
+    alone = torch.stack([apply_layer({n: p[i] for n, p in params.items()}, x[i]) for i in range(3)])
     for out in (stacked, alone):
         torch.testing.assert_close(out, expected)
         for a, b in zip(
             grads(out, x, *params.values()), grads(expected, x, *params.values()), strict=True
         ):
             torch.testing.assert_close(a, b)
-    shared = torch.func.vmap(one, in_dims=(None, 0))({n: p[0] for n, p in params.items()}, x)
+    shared = torch.func.vmap(apply_layer, in_dims=(None, 0))(
+        {n: p[0] for n, p in params.items()}, x
+    )
     again = F.linear(x, params["0.weight"][0], biases[0])
     for a, b in zip(
         grads(shared, x, *params.values()), grads(again, x, *params.values()), strict=True
@@ -327,16 +331,16 @@ def distinct(*shape: int) -> Tensor:
 def test_pooling_and_its_gradient_are_torchs(size: tuple[int, int]) -> None:
     # rejects a gradient shared among the window, or sent to its first place
     x, y = (distinct(3, 2, *size).requires_grad_() for _ in range(2))
-    one, other = MaxPool2d(nn.MaxPool2d(2))(x), F.max_pool2d(y, 2)
-    assert torch.equal(one, other)
-    assert torch.equal(grads(one, x)[0], grads(other, y)[0])
+    out, expected = MaxPool2d(nn.MaxPool2d(2))(x), F.max_pool2d(y, 2)
+    assert torch.equal(out, expected)
+    assert torch.equal(grads(out, x)[0], grads(expected, y)[0])
 
 
 @pytest.mark.parametrize("size", [(4, 6), (5, 7)], ids=str)
 def test_pooling_is_torchs_when_clients_are_stacked(size: tuple[int, int]) -> None:
     x = distinct(3, 2, 2, *size).requires_grad_()
     out = torch.func.vmap(MaxPool2d(nn.MaxPool2d(2)), in_dims=1)(x.movedim(0, 1))
-    expected = torch.stack([F.max_pool2d(one, 2) for one in x])
+    expected = torch.stack([F.max_pool2d(images, 2) for images in x])
     assert torch.equal(out, expected)
     assert torch.equal(grads(out, x)[0], grads(expected, x)[0])
 
@@ -366,19 +370,19 @@ def test_a_convolution_that_pools_and_its_gradients_are_torchs_client_by_client(
     # rejects a kernel shifted the wrong way, and a window that is cut off or overlaps at the odd
     # edge
     old = nn.Conv2d(3, 4, kernel, padding=padding, bias=bias)
-    ours = Conv2d(old, nn.MaxPool2d(2))
-    ours.each = each
+    layer = Conv2d(old, nn.MaxPool2d(2))
+    layer.each = each
     x = numbers(2, 6, 3, *size).requires_grad_()
     params = {
         n: torch.stack([p, numbers(*p.shape)]).detach().requires_grad_()
-        for n, p in ours.named_parameters()
+        for n, p in layer.named_parameters()
     }
 
-    def one(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = torch.func.functional_call(ours, params, (x,))
+    def convolve_and_pool(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(layer, params, (x,))
         return out
 
-    out = torch.func.vmap(one)(params, x)
+    out = torch.func.vmap(convolve_and_pool)(params, x)
     expected = torch.stack(
         [
             F.max_pool2d(
@@ -411,13 +415,11 @@ def test_only_plain_sequences_and_narrow_convolutions_pool_as_they_go() -> None:
     inner = nn.Sequential(*small())
     joined = replace_layers(nn.Sequential(inner, nn.Conv2d(8, 8, 3), nn.MaxPool2d(2)))
     assert [type(m).__name__ for m in inner] == ["Conv2d", "Identity", "ReLU"]
-    assert "Identity" not in [
-        type(m).__name__ for m in joined.children()
-    ]  # eight channels in are too many
+    # eight channels in are too many
+    assert "Identity" not in [type(m).__name__ for m in joined.children()]
     for apart in (
-        nn.ModuleDict(
-            {"features": nn.Sequential(*small())}
-        ),  # its owner may call the layers one by one
+        # its owner may call the layers one by one
+        nn.ModuleDict({"features": nn.Sequential(*small())}),
         nn.Sequential(nn.Conv2d(3, 32, 3), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2, ceil_mode=True)),

@@ -43,23 +43,23 @@ EVERY = pytest.mark.parametrize("name", LOSSES)
 @EVERY
 def test_a_loss_and_its_gradient_are_torchs_on_the_rows_present(name: str) -> None:
     # rejects a mean over all rows, absent ones included
-    ours, theirs = LOSSES[name]
+    masked_loss, reference_loss = LOSSES[name]
     a, b = A.clone().requires_grad_(), A.clone().requires_grad_()
-    one, other = ours(a, MASK), theirs(b, MASK)
-    torch.testing.assert_close(one, other)
-    torch.testing.assert_close(torch.autograd.grad(one, a), torch.autograd.grad(other, b))
+    value, expected = masked_loss(a, MASK), reference_loss(b, MASK)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, a), torch.autograd.grad(expected, b))
 
 
 @EVERY
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
 def test_absent_rows_weigh_nothing_whatever_their_numbers(name: str, bad: float) -> None:
-    ours, theirs = LOSSES[name]
+    masked_loss, reference_loss = LOSSES[name]
     a = torch.where(MASK.unsqueeze(1), A, bad).requires_grad_()
-    value = ours(a, MASK)
-    torch.testing.assert_close(value, theirs(A, MASK))
+    value = masked_loss(a, MASK)
+    torch.testing.assert_close(value, reference_loss(A, MASK))
     (grad,) = torch.autograd.grad(value, a)
     b = A.clone().requires_grad_()
-    assert torch.allclose(grad[MASK], torch.autograd.grad(theirs(b, MASK), b)[0][MASK])
+    assert torch.allclose(grad[MASK], torch.autograd.grad(reference_loss(b, MASK), b)[0][MASK])
 
 
 @EVERY
@@ -72,11 +72,11 @@ def test_a_batch_without_rows_costs_nothing_and_teaches_nothing(name: str) -> No
 
 @EVERY
 def test_a_loss_is_the_same_stacked_and_alone(name: str) -> None:
-    ours, _ = LOSSES[name]
+    masked_loss, _ = LOSSES[name]
     masks = torch.stack([MASK, NONE, ~MASK])
     inputs = torch.stack([A, B, A + B])
-    alone = torch.stack([ours(a, m) for a, m in zip(inputs, masks, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(ours)(inputs, masks), alone)
+    alone = torch.stack([masked_loss(a, m) for a, m in zip(inputs, masks, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(masked_loss)(inputs, masks), alone)
 
 
 def test_kl_is_scipys_even_where_the_target_has_zeros() -> None:

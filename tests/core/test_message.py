@@ -58,7 +58,7 @@ class Pair:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Any shape and type, laid out in memory in any way."""
+    """Draw a tensor of any shape and type, laid out in memory in any way."""
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     dtype = draw(st.sampled_from(list(ITEM_BYTES)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
@@ -85,7 +85,7 @@ messages = st.builds(
 
 
 def plain(value: object) -> Any:
-    """A value as lists and dictionaries, to be compared with ==."""
+    """Return a value as lists and dictionaries, to be compared with ==."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape), value.tolist()
     if isinstance(value, dict):
@@ -281,5 +281,5 @@ def test_a_message_says_how_it_reaches_the_server() -> None:
     assert (reduction(Pair), reduction(Outer), reduction(Nothing)) == ("sum", "each", "sum")
     assert payload_bytes(Nothing()) == 0
     assert plain(unpack(Nothing, pack(Nothing()))) == {}
-    with pytest.raises(TypeError, match="Inner is no message"):
+    with pytest.raises(TypeError, match="Inner is not a message"):
         reduction(Inner)

@@ -121,12 +121,12 @@ def online(ids: Sequence[int]) -> list[ClientInfo]:
 def test_by_default_a_sorted_sample_of_those_online_is_asked_for_its_own_model(
     clients: int, fraction: float, away: set[int], seed: int
 ) -> None:
-    here = [i for i in range(clients) if i not in away]
-    orders = Method().select(None, online(here), context(clients, fraction, random.key(seed)))
+    ids_online = [i for i in range(clients) if i not in away]
+    orders = Method().select(None, online(ids_online), context(clients, fraction, random.key(seed)))
     ids = [o.client for o in orders]
     assert ids == sorted(set(ids))
-    assert set(ids) <= set(here)
-    assert len(ids) == min(len(here), max(1, round(fraction * clients)))
+    assert set(ids) <= set(ids_online)
+    assert len(ids) == min(len(ids_online), max(1, round(fraction * clients)))
     assert all(o.architecture == "own" for o in orders)
 
 

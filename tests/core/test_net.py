@@ -1,7 +1,4 @@
-"""A module split into body and head.
-
-The two together are the module, and its numbers are a value.
-"""
+"""Nets against the modules they are split from: body and head together compute the same."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Nested(nn.Module):
         return out
 
 
-def made(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def seeded_module(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -67,7 +64,7 @@ def test_body_and_head_together_are_the_module(
     build: Callable[[], nn.Module], shape: tuple[int, ...], asked: str | None, head: str
 ) -> None:
     arch = split(build, shape, 4, head=asked)
-    net, whole = arch.start(7), made(build, 7).eval()
+    net, whole = arch.start(7), seeded_module(build, 7).eval()
     x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     expected = whole(x.flatten(1) if isinstance(whole, nn.Linear) else x)
     torch.testing.assert_close(net(x), expected)
@@ -88,17 +85,17 @@ def test_training_mode_is_the_modules_with_gradients() -> None:
         (3,),
         2,
     ).start(1)
-    whole = made(
+    whole = seeded_module(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), 1
     )
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
     params = {n: p.clone().requires_grad_() for n, p in net.params.items()}
     live = type(net)(params, net.buffers, net.arch, run)
-    mine = torch.autograd.grad(live(x).square().sum(), list(params.values()))
+    gradients = torch.autograd.grad(live(x).square().sum(), list(params.values()))
     whole(x).square().sum().backward()
     for (name, grad), p in zip(
-        zip(params, mine, strict=True), map(whole.get_parameter, params), strict=True
+        zip(params, gradients, strict=True), map(whole.get_parameter, params), strict=True
     ):
         torch.testing.assert_close(grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)
     after = net.having(run.updates)
@@ -143,7 +140,7 @@ class Shared(nn.Module):
 
 
 def test_a_layer_that_stands_at_two_depths_learns_one_set_of_statistics() -> None:
-    net, whole = split(Shared, (3,), 2).start(0), made(Shared, 0)
+    net, whole = split(Shared, (3,), 2).start(0), seeded_module(Shared, 0)
     run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(type(net)(net.params, net.buffers, net.arch, run)(x), whole(x))
@@ -173,7 +170,9 @@ class Reads(nn.Module):
 
 def test_a_user_module_may_read_the_sizes_of_its_layers() -> None:
     x = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(split(Reads, (1, 4, 4), 2).start(0)(x), made(Reads, 0).eval()(x))
+    torch.testing.assert_close(
+        split(Reads, (1, 4, 4), 2).start(0)(x), seeded_module(Reads, 0).eval()(x)
+    )
 
 
 def test_parts_divide_the_arrays() -> None:
@@ -217,12 +216,12 @@ def test_a_start_is_a_function_of_its_seed_and_moves_no_global_generator() -> No
     torch.manual_seed(5)
     before = torch.get_rng_state()
     arch = split(small, (1, 6, 6), 4)
-    one, again, other = arch.start(3), arch.start(3), arch.start(4)
+    first, again, other = arch.start(3), arch.start(3), arch.start(4)
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(one.params[n], again.params[n]) for n in one.params)
-    assert not torch.equal(one.params["conv.weight"], other.params["conv.weight"])
-    one.params["conv.weight"].add_(1.0)
-    assert not torch.equal(one.params["conv.weight"], arch.start(3).params["conv.weight"])
+    assert all(torch.equal(first.params[n], again.params[n]) for n in first.params)
+    assert not torch.equal(first.params["conv.weight"], other.params["conv.weight"])
+    first.params["conv.weight"].add_(1.0)
+    assert not torch.equal(first.params["conv.weight"], arch.start(3).params["conv.weight"])
 
 
 def test_stacked_copies_run_under_vmap_like_the_one() -> None:
@@ -231,7 +230,9 @@ def test_stacked_copies_run_under_vmap_like_the_one() -> None:
     for arch in (net.arch.laid_out(each=True), net.arch.laid_out(each=False)):
         laid = type(net)(net.params, net.buffers, arch)
         out = torch.func.vmap(lambda n, x: n(x))(stacked(laid, 3), x)
-        torch.testing.assert_close(out, torch.stack([net(one) for one in x]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            out, torch.stack([net(images) for images in x]), rtol=1e-4, atol=1e-5
+        )
 
 
 class Wide(nn.Module):
@@ -260,7 +261,7 @@ class Wide(nn.Module):
             lambda: nn.Sequential(nn.Linear(3, 5)),
             (3,),
             None,
-            "'0' of toy has 5 outputs, the data 2 classes",
+            "'0' of toy has 5 outputs, the data have 2 classes",
         ),
         (
             lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)),
@@ -290,9 +291,9 @@ class Wide(nn.Module):
             lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(3, 2)),
             (5,),
             None,
-            "gives 4 features, its head '1' takes 3",
+            "gives 4 features, but its head '1' takes 3",
         ),
-        (Wide, (1, 6, 6), None, r"gives shape \[5, 4, 4\], its head 'fc' takes 4"),
+        (Wide, (1, 6, 6), None, r"gives shape \[5, 4, 4\], but its head 'fc' takes 4"),
     ],
 )
 def test_what_does_not_fit_is_said(

@@ -23,7 +23,7 @@ EVERY = Classes(CLASSES)
 
 
 def marked(seed: int, sizes: list[int], *, ties: bool) -> tuple[Marks, torch.Tensor, torch.Tensor]:
-    """Marks of several clients, padded: logits are drawn, or so coarse that there are ties."""
+    """Return marks, labels and mask of padded clients; ``ties`` rounds logits, so that some tie."""
     key, longest = random.key(seed), max([1, *sizes])
     shape = (len(sizes), longest)
     logits = random.normal(random.fold(key, 0), (*shape, CLASSES))
@@ -35,7 +35,7 @@ def marked(seed: int, sizes: list[int], *, ties: bool) -> tuple[Marks, torch.Ten
 
 
 def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
-    """What scikit-learn says of one client."""
+    """Return scikit-learn's metrics of one client."""
     if not len(y):
         return dict.fromkeys(METRICS, math.nan)
     areas = [

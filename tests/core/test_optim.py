@@ -46,7 +46,7 @@ def of_torch(optimizer: Optimizer, params: list[Tensor]) -> torch.optim.Optimize
 def go(
     optimizer: Optimizer, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Tensor], OptimizerState]:
-    """Step the clients whose turn it is."""
+    """Let each client take the steps that are its turn; return parameters and state."""
     params = numbers(0, dtype)
     state = init(optimizer, params)
     for s, going in enumerate(TURNS):
@@ -64,13 +64,13 @@ def test_every_rule_matches_torch_optim_for_clients_with_different_step_counts(
     params, state = go(optimizer, dtype)
     rtol, atol = TOLERANCE[dtype]
     for client in range(CLIENTS):
-        mine = {n: p[client].clone().requires_grad_() for n, p in numbers(0, dtype).items()}
-        theirs = of_torch(optimizer, list(mine.values()))
+        params_alone = {n: p[client].clone().requires_grad_() for n, p in numbers(0, dtype).items()}
+        reference = of_torch(optimizer, list(params_alone.values()))
         for s in (s for s, going in enumerate(TURNS) if going.start <= client < going.stop):
             for name, g in numbers(1 + s, dtype).items():
-                mine[name].grad = g[client]
-            theirs.step()
-        for name, p in mine.items():
+                params_alone[name].grad = g[client]
+            reference.step()
+        for name, p in params_alone.items():
             torch.testing.assert_close(params[name][client], p.detach(), rtol=rtol, atol=atol)
     assert state.count.tolist() == [5, 7, 3]
 

@@ -23,7 +23,7 @@ words = st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=5))
 
 
 def splitmix64(x: int) -> int:
-    """The finalizer of the paper, in integers without bounds."""
+    """Return the paper's finalizer of ``x``, computed in integers without bounds."""
     x &= MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -93,8 +93,8 @@ def test_other_words_give_another_key(a: tuple[int | str, ...], b: tuple[int | s
 
 
 def test_a_key_folded_word_by_word_is_the_key_of_all_words() -> None:
-    one = random.fold(random.fold(random.key(5), "a"), 2)
-    assert int(one) == int(random.fold(random.key(5), "a", 2)) == int(random.key(5, "a", 2))
+    folded = random.fold(random.fold(random.key(5), "a"), 2)
+    assert int(folded) == int(random.fold(random.key(5), "a", 2)) == int(random.key(5, "a", 2))
 
 
 def test_fold_does_not_collide() -> None:

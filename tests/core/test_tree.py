@@ -103,17 +103,17 @@ def test_what_cannot_travel_is_named(value: object, error: type[Exception], text
 
 
 def test_build_names_a_type_that_is_no_tree() -> None:
-    with pytest.raises(TypeError, match="int is no tree"):
+    with pytest.raises(TypeError, match="int is not a tree"):
         build(int, {})
 
 
 def test_trees_pass_through_vmap_with_their_static_fields() -> None:
     values = [example(scale, label="kept") for scale in (1.0, 2.0, 3.0)]
 
-    def double(value: Outer, one: Tensor) -> Outer:
+    def double(value: Outer, factor: Tensor) -> Outer:
         assert value.label == "kept"
         assert value.x.shape == (3,)
-        return map_leaves(lambda leaf: leaf * 2 * one, value)
+        return map_leaves(lambda leaf: leaf * 2 * factor, value)
 
     out = torch.func.vmap(double)(stack(values), torch.ones(3))
     assert isinstance(out, Outer)

@@ -144,12 +144,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
         ({"clients": [[0, 99]]}, "clients name training rows 0..99, but there are 32"),
         ({"clients_test": [[0]]}, "5 clients have training rows, 1 have test rows"),
         ({"model": nn.ReLU()}, "no linear layer"),
-        ({"model": nn.Linear(6, 5)}, "5 outputs, the data 3 classes"),
+        ({"model": nn.Linear(6, 5)}, "5 outputs, the data have 3 classes"),
         (
             {"model": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))},
             "does not accept input of shape",
         ),
-        ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, its head '0' takes 4"),
+        ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, but its head '0' takes 4"),
         ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
     ],
 )
@@ -161,7 +161,7 @@ def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) ->
 
 def test_bodies_of_different_widths_are_refused_by_fedlog() -> None:
     recipe = QUICK | {"clients": {"num_clients": 5, "architectures": {"mlp": 0.5, "logistic": 0.5}}}
-    with pytest.raises(ValueError, match="one feature width; found mlp 64, logistic 6"):
+    with pytest.raises(ValueError, match="one feature width; they have mlp 64, logistic 6"):
         fedgist.run(recipe, data=mine(), clients=rows())
 
 

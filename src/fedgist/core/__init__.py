@@ -1,1 +1,1 @@
-"""The vocabulary and the arithmetic: pure, on torch, safetensors and the standard library."""
+"""The vocabulary and the arithmetic: pure functions of values, on torch and safetensors."""

@@ -3,7 +3,7 @@
 McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
 algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
 
-A method that averages says so in one line, and writes only in what it differs::
+A method that averages names it in one line, and defines only what it does differently::
 
     exchange: ClassVar[Exchange] = Averaging("body")
 """
@@ -89,5 +89,5 @@ class Averaging:
 
 
 def _like(mean: Tensor, old: Tensor) -> Tensor:
-    """Give an average its old type: buffers that count or mask are rounded."""
+    """Return an average in the type that the array had: integers and Booleans are rounded."""
     return mean.to(old.dtype) if old.is_floating_point() else mean.round().to(old.dtype)

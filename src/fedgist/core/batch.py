@@ -13,8 +13,8 @@ from fedgist.core.tree import tree
 class Batch:
     """Rows of one client: inputs ``x`` (batch, *input), labels ``y`` (batch,), ``mask`` (batch,).
 
-    ``mask`` is true where a row is present. Where it is false stands something that looks like an
-    example and is none: whatever is computed from it must weigh nothing.
+    ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
+    whatever is computed from it must have weight 0.
     """
 
     x: Tensor
@@ -23,7 +23,7 @@ class Batch:
 
 
 class RowSet(Protocol):
-    """Examples that can be asked for by row number: a test set of the server's, for instance."""
+    """Examples that can be asked for by row number: for instance a test set of the server."""
 
     def __len__(self) -> int:
         """Return how many rows there are."""

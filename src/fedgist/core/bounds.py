@@ -1,4 +1,4 @@
-"""Bounds of hyper-parameters, said in their types and checked once, when a method is made."""
+"""Bounds of hyper-parameters, written in their types and checked once, when a method is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgist.errors import MethodError
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least a number may be; ``above`` leaves the bound itself out."""
+    """The least value of a number; with ``above``, the number must be greater than it."""
 
     least: float
     above: bool = False
@@ -34,7 +34,7 @@ def check_bounds(method: object) -> None:
             if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
                 continue
             fits = value > bounds.least if bounds.above else value >= bounds.least
-            if not fits:  # NaN does not
+            if not fits:  # nor does NaN
                 words = "greater than" if bounds.above else "at least"
                 msg = f"method.{field.name} must be {words} {bounds.least}, not {value}"
                 raise MethodError(msg)

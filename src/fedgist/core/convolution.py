@@ -1,6 +1,6 @@
 """Convolution and 2x2 max-pooling for stacked clients, on a CPU about twice as fast as torch's own.
 
-:func:`fedgist.core.layers.replace_layers` puts them in the place of torch's layers.
+:func:`fedgist.core.layers.replace_layers` replaces torch's layers by these.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-IMAGE, NARROW = (
-    4,
-    16,
-)  # channels in and out up to which a convolution is pooled as it goes: measured
+# up to so many channels in and out, convolving and pooling together is faster (measured)
+IMAGE, NARROW = 4, 16
 
-# one pass of vector instructions where a comparison and a product take three
-threshold_backward = (
-    torch.ops.aten.threshold_backward
-)  # (gradient, x, t): the gradient where x > t, else 0
+# (gradient, x, t) -> the gradient where x > t, else 0: one pass of vector instructions, where a
+# comparison and a product take three
+threshold_backward = torch.ops.aten.threshold_backward
 
 
 class Conv2d(nn.Module):
     """A convolution that runs client by client (``each``) or as one grouped convolution.
 
-    With ``pool``, a 2x2 max-pooling, it pools as well: see :func:`pooled`.
+    With ``pool``, a 2x2 max-pooling, it also pools: see :func:`pooled`.
     """
 
     def __init__(self, old: nn.Conv2d, pool: nn.MaxPool2d | None = None) -> None:
@@ -51,9 +48,9 @@ def pooled(
     """Convolve, then take the largest of each 2x2 window, as a convolution of stride 2.
 
     The four places of a window are four kernels, the given one shifted by a pixel down, right or
-    both: four times the channels, a quarter of the pixels, and the maximum runs over whole
-    channels. Vector units are filled where a convolution of an image to few channels leaves them
-    idle, and no step works on every other pixel.
+    both: four times the channels, a quarter of the pixels, and the maximum is taken over whole
+    channels. This fills vector units that a convolution of an image to few channels leaves idle,
+    and no step works on every other pixel.
     """
     shifted = [
         F.pad(weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)
@@ -66,9 +63,9 @@ def pooled(
 
 
 def can_pool(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
-    """Whether a convolution, followed by ``pool``, is faster as one.
+    """Return whether a convolution and the ``pool`` after it are faster done together.
 
-    An image to few channels, at every pixel.
+    They are where an image is convolved to few channels, with stride 1.
     """
     return (
         pools_by_two(pool)
@@ -83,7 +80,7 @@ def can_pool(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
 
 
 def pools_by_two(pool: nn.MaxPool2d) -> bool:
-    """Whether it takes windows of 2x2 side by side."""
+    """Return whether a pooling takes windows of 2x2, side by side."""
 
     def both(value: Any) -> tuple[int, int]:
         return value if isinstance(value, tuple) else (value, value)
@@ -97,7 +94,7 @@ def pools_by_two(pool: nn.MaxPool2d) -> bool:
 class _EachConv(torch.autograd.Function):
     """F.conv2d with a batching rule that calls it once per client.
 
-    On a CPU grouped convolutions are slower.
+    On a CPU this is faster than one grouped convolution.
     """
 
     @staticmethod
@@ -114,13 +111,15 @@ class _EachConv(torch.autograd.Function):
             a.unbind(d) if d is not None else (a,) * info.batch_size
             for a, d in zip(args[:3], in_dims[:3], strict=True)
         ]
-        return torch.stack([F.conv2d(*one, *args[3:]) for one in zip(*rows, strict=True)]), 0
+        return torch.stack(
+            [F.conv2d(*tensors, *args[3:]) for tensors in zip(*rows, strict=True)]
+        ), 0
 
 
 class _MaxOfFour(torch.autograd.Function):
     """The largest of four groups of channels (..., 4 x channels, height, width).
 
-    Of equals the first takes all.
+    Where several are equally large, the first of them gets the whole gradient.
     """
 
     @staticmethod
@@ -172,7 +171,7 @@ class MaxPool2d(nn.Module):
 class _MaxPool(torch.autograd.Function):
     """The larger of two rows, then the larger of two columns.
 
-    The gradient goes back to where it came from.
+    The gradient goes to the pixel whose value was taken, the first of equals.
     """
 
     @staticmethod
@@ -199,5 +198,6 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
         del info
-        out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]  # any leading dimensions do
+        # forward works for any leading dimensions
+        out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
         return out, 0

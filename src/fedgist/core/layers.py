@@ -2,9 +2,9 @@
 
 Batch norm must not see absent rows and must hand its statistics back instead of storing them;
 dropout must draw from a key instead of torch's generator; a convolution of many small nets is
-sometimes faster net by net. :func:`replace_layers` puts these in the place of torch's, in a
-builder's module or a user's own. They read how they are being run from the *pass* that
-:mod:`fedgist.core.net` opens around a call.
+sometimes faster net by net. :func:`replace_layers` replaces torch's layers by these, in a builder's
+module or a user's own. They learn how they are run from the *pass* that :mod:`fedgist.core.net`
+opens around a call.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Pass:
     draws: int = 0
 
     def next_key(self) -> Tensor:
-        """Return another key at every call.
+        """Return a different key at every call.
 
-        Two dropout layers, or two views of a batch, do not share their draws.
+        So two dropout layers, or two views of a batch, do not share their draws.
         """
         self.draws += 1
         return random.fold(self.key, "dropout", self.draws)
@@ -128,7 +128,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """torch's own gradient is a transposed view, on which an optimizer is ten times as slow."""
+    """A linear map with contiguous gradients.
+
+    torch's own gradient is a transposed view, on which an optimizer is ten times slower.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -156,18 +159,18 @@ class _Linear(torch.autograd.Function):
 
 
 def replace_layers(module: nn.Module) -> nn.Module:
-    """Put our layers in the place of torch's (and in a user's module); names are kept.
+    """Replace the layers of a module, a user's too, by those of this file; names are kept.
 
-    A layer may stand in two places, at any depth: what took its place stands in both.
+    A layer that is used in two places, at any depth, gets one replacement, used in both.
     """
     _join(module)
     return _replace(module, "", {})
 
 
 def _join(module: nn.Module) -> None:
-    """Let convolutions pool where a max-pooling follows, in plain sequences.
+    """Join convolutions with the max-pooling that follows them, in plain sequences.
 
-    Nobody else calls the layers of those.
+    Only there is it certain that nothing else calls these layers.
     """
     if type(module) is not nn.Sequential:
         return
@@ -206,8 +209,6 @@ def _stand_in(layer: nn.Module, name: str) -> nn.Module | None:
     elif type(layer) is nn.MaxPool2d and pools_by_two(layer):
         new = MaxPool2d(layer)
     for setting in getattr(layer, "__constants__", ()) if new is not None else ():
-        if not hasattr(
-            new, setting
-        ):  # sizes and settings of the layer: a user's module may read them
+        if not hasattr(new, setting):  # a user's module may read the sizes of its layers
             setattr(new, setting, getattr(layer, setting))
     return new

@@ -1,4 +1,4 @@
-"""What methods share that send class statistics of features, or a linear head over them."""
+"""What is shared by methods that send class statistics of features, or a linear head over them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedgist.errors import MethodError
 class LinearHead:
     """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
 
-    It travels without the names that an architecture gives to its last layer, so that one head
+    It does not contain the names that an architecture gives to its last layer, so that one head
     serves several architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
     """
 
@@ -40,8 +40,8 @@ def with_constant(z: Tensor) -> Tensor:
 def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
 
-    Absent rows count for nothing. Of features with the constant 1 put first, the first column of
-    the sums is how many rows each class has.
+    Absent rows count for nothing. If ``values`` are features with the constant 1 put first, the
+    first column of the sums is the number of rows of each class.
     """
     members = F.one_hot(y, num_classes) * mask.unsqueeze(1)
     return members.to(values.dtype).T @ values
@@ -59,7 +59,7 @@ def one_feature_width(task: Task, method: str) -> int:
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())
         msg = f"method {method} shares one head, so all bodies need one feature width; "
-        msg += f"found {listed}"
+        msg += f"they have {listed}"
         raise MethodError(msg)
     if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
         msg = f"method {method} needs a head with a bias; that of {bare[0]} has none"

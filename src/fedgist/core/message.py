@@ -11,8 +11,8 @@ its message.
 >>> payload_bytes(Sums(torch.zeros(10, 51)))
 2040
 
-What comes from another machine is checked against a :class:`Form` before anybody looks at it: the
-type, the names, the element types and the shapes of a valid message, made beforehand.
+What comes from another machine is checked against a :class:`Form` before it is used. A form is
+worked out beforehand: the type, the names, the element types and the shapes of a valid message.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _TYPES: dict[str, type] = {}  # every message type declared, by its registered n
 def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[T]]:
     """Declare a message, and register its type under :func:`type_name`.
 
-    ``reduce="sum"``: the server only ever sees the total over clients: over all of them, or one per
-    architecture (``over="architecture"``: weights, whose shapes differ). ``reduce="each"``: it sees
-    one message per client.
+    With ``reduce="sum"`` the server sees nothing but totals: one over all clients, or, with
+    ``over="architecture"`` (weights, whose shapes differ), one over those of each architecture.
+    With ``reduce="each"`` it sees one message per client.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -64,8 +64,8 @@ def type_name(kind: type) -> str:
 def registered(name: str) -> type:
     """Return the message type of this name.
 
-    A type is found only if this process has declared it itself: nothing is imported because a peer
-    named it.
+    Only types that this process has declared are known: nothing is imported because another
+    machine names it.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def registered(name: str) -> type:
 
 @message(reduce="sum")
 class Nothing:
-    """A message without content: what a method sends that sends nothing."""
+    """A message without content: what is sent where a method sends nothing."""
 
 
 def reduction(kind: type) -> Reduce:
@@ -93,19 +93,19 @@ def reduction(kind: type) -> Reduce:
     """
     how: Reduce | None = getattr(kind, "reduce", None)
     if how is None:
-        msg = f"{kind.__name__} is no message: declare it with @message(reduce='sum' | 'each')"
+        msg = f"{kind.__name__} is not a message: declare it with @message(reduce='sum' | 'each')"
         raise TypeError(msg)
     return how
 
 
 def scope(kind: type) -> Scope:
-    """Return over whom messages of this type are summed."""
+    """Return over which clients messages of this type are summed."""
     over: Scope = getattr(kind, "over", "all")
     return over
 
 
 def payload_bytes(value: object) -> int:
-    """Bytes of a message: the sum over its tensors of elements times element size."""
+    """Return the bytes of a message: the sum over its tensors of elements times element size."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))
 
 
@@ -116,7 +116,7 @@ def pack(value: object) -> bytes:
 
 
 def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy the arrays that share memory, as rows of one tensor do: safetensors refuses them."""
+    """Return the arrays, with those copied that share memory, which safetensors refuses."""
     seen: set[int] = set()
     out = {}
     for name, array in arrays.items():
@@ -134,7 +134,7 @@ def unpack(kind: type[T], blob: bytes) -> T:
     Raises
     ------
     MessageError
-        If ``blob`` is no such message.
+        If ``blob`` is not such a message.
     """
     try:
         arrays = safetensors.torch.load(blob)
@@ -149,7 +149,7 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def shapes(value: object) -> Shapes:
-    """Type and shape of every array, by name."""
+    """Return the type and shape of every array, by name."""
     return {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in named(value).items()}
 
 
@@ -172,10 +172,10 @@ class Form:
 
 
 def refuse(value: object, form: Form) -> str | None:
-    """Say why a message is unacceptable, or return None: the one gate that all of them pass.
+    """Return why a message is unacceptable, or None: the one gate that all messages pass.
 
-    Checked: its type, the arrays' names, element types and shapes (and so the size), and that every
-    number is finite.
+    It checks the type, the arrays' names, element types and shapes (and so the size), and that
+    every number is finite.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -189,7 +189,7 @@ def refuse(value: object, form: Form) -> str | None:
 
 
 def is_finite(array: torch.Tensor) -> bool:
-    """Whether all numbers are finite: so is their sum in double precision then, and only then."""
+    """Return whether all numbers are finite: exactly then their sum in double precision is."""
     if not array.is_floating_point():
         return True
     if array.dtype == torch.float64:  # whose sum may overflow

@@ -1,4 +1,4 @@
-"""The whole vocabulary of a method: what it says, and when.
+"""The whole vocabulary of a method: its functions, and when each is called.
 
 A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE
 client; engines stack clients. A round is a sequence of *stages* (one, for most methods). In a stage
@@ -54,7 +54,7 @@ What a function is given:
     The client's model as a value (:class:`~fedgist.core.net.Net`): parameters and buffers by name.
 ``own``
     What a client keeps beside its net, a tree: what ``init_client``, ``receive`` or ``upload``
-    returned last. It stays home.
+    returned last. It never leaves the client.
 ``down``
     The message that this client was sent in this stage.
 ``sums``
@@ -82,9 +82,9 @@ before_test    client  no    -           at evaluation               phases on a
 predict        client  yes   evaluation  per batch to be predicted   logits (batch, classes)
 =============  ======  ====  ==========  ==========================  ===============================
 
-``ctx.key`` is, at the server, the key of this round and stage; in a client's functions the
-client's own key of it, in ``loss`` another one for each step. Functions under ``torch.func.vmap``
-may branch on ``ctx.stage`` and ``ctx.round``, never on a tensor: they use masks.
+``ctx.key`` is, at the server, the key of this round and stage; in a client's functions, the
+client's own key of this round and stage; in ``loss``, another key for each step. Functions under
+``torch.func.vmap`` may branch on ``ctx.stage`` and ``ctx.round``, never on a tensor: use masks.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Phase:
     """A piece of local training: what learns, for how long, and by which loss.
 
     ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``).
-    ``epochs`` passes over the client's rows, or ``steps`` batches. ``loss=None`` is the method's;
-    ``optimizer=None`` the recipe's. ``remembers`` says how long the optimizer's state lives.
+    It takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. ``loss=None``
+    is the method's, ``optimizer=None`` the recipe's. ``remembers``: how long its state lives.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -150,8 +150,8 @@ class Phase:
 class Exchange(Protocol):
     """What crosses in a stage, as one value that several methods delegate to.
 
-    A method's functions of these names, where it does not write its own, are those of its
-    ``exchange``: averaging methods differ in what learns, not in what crosses.
+    Where a method does not define a function of these names, that of its ``exchange`` is called:
+    averaging methods differ in what learns, not in what crosses.
     """
 
     def init_server(self, ctx: Context) -> Tree:
@@ -161,7 +161,7 @@ class Exchange(Protocol):
         """Return the message for one client."""
 
     def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
-        """Install what came."""
+        """Return the net with the download installed, and the client's own state."""
 
     def upload(
         self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
@@ -176,7 +176,7 @@ class Exchange(Protocol):
 
 
 class Silence:
-    """Nothing crosses."""
+    """The exchange of methods in which nothing crosses."""
 
     def init_server(self, ctx: Context) -> Tree:
         """Keep nothing."""
@@ -201,7 +201,7 @@ class Silence:
         return server
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
-        """There are none."""
+        """Return nothing: the server has no model."""
         return {}
 
 
@@ -214,7 +214,7 @@ class Method:
     exchange: ClassVar[Exchange] = Silence()
 
     def __post_init__(self) -> None:
-        """Check the bounds that the types of the hyper-parameters name."""
+        """Check the bounds that the types of the hyper-parameters declare."""
         check_bounds(self)
 
     def check(self, task: Task) -> None:
@@ -235,8 +235,8 @@ class Method:
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
         """Return who takes part in this round: by default ``fraction_train`` of all clients.
 
-        Called once a round, with the context of its first stage; ``online`` are those who are
-        there.
+        Called once a round, with the context of its first stage; ``online`` holds the clients that
+        are online in this round.
         """
         size = max(1, round(ctx.task.training.fraction_train * ctx.task.num_clients))
         chosen = random.choice(ctx.draw("select", ctx.stage), len(online), size)
@@ -247,16 +247,16 @@ class Method:
     ) -> Sequence[Order] | None:
         """Return whom a stage asks: by default all selected clients that failed no earlier stage.
 
-        None: nobody is asked, the stage is the server's own work.
+        None means that nobody is asked: the stage is the server's own work.
         """
         return selected
 
     def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Return the message for one client; those made of the same tensors are one broadcast."""
+        """Return the message for one client; the same tensors for several are one broadcast."""
         return self.exchange.download(server, order, ctx)
 
     def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
-        """Return the net with what came installed, and the client's own state."""
+        """Return the net with the download installed, and the client's own state."""
         return self.exchange.receive(net, own, down, ctx)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:

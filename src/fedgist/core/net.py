@@ -27,9 +27,10 @@ Part = Literal["all", "body", "head", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """The shape of a model.
+    """The shape of a model: its body as a module, and the name and the sizes of its head.
 
-    Its body as a module (the head replaced by an identity) and its head's name and sizes.
+    In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
+    seed.
     """
 
     name: str
@@ -58,9 +59,10 @@ class Architecture:
 
 @tree
 class Net:
-    """A model with its numbers.
+    """A model with its numbers: parameters and buffers by name.
 
-    ``x`` (batch, *input) -> features ``z`` (batch, m) -> logits (batch, classes).
+    It maps ``x`` (batch, *input) to features ``z`` (batch, m), and these to logits
+    (batch, classes).
     """
 
     params: dict[str, Tensor]
@@ -71,9 +73,8 @@ class Net:
     def features(self, x: Tensor) -> Tensor:
         """Run the body: (batch, *input) -> (batch, m)."""
         module = self.arch.module
-        if module.training != (
-            self.run is not None
-        ):  # a user's module may ask whether it is being trained
+        # a user's module may ask whether it is being trained
+        if module.training != (self.run is not None):
             module.train(self.run is not None)
         token = current.set(self.run)
         try:
@@ -87,7 +88,7 @@ class Net:
         return linear(z, *self.head)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits of ``x``."""
+        """Return the logits (batch, classes) of ``x`` (batch, *input)."""
         return self.logits(self.features(x))
 
     @property
@@ -104,7 +105,13 @@ class Net:
         return self.part(part) | {k: v for k, v in self.buffers.items() if self.arch.holds(part, k)}
 
     def having(self, arrays: Mapping[str, Tensor]) -> Net:
-        """Return the same net with some parameters or buffers replaced."""
+        """Return the same net with some parameters or buffers replaced.
+
+        Raises
+        ------
+        ValueError
+            If the net has no array of a given name.
+        """
         if unknown := [k for k in arrays if k not in self.params and k not in self.buffers]:
             msg = f"{self.arch.name} has no array {unknown[0]!r}"
             raise ValueError(msg)
@@ -137,8 +144,8 @@ def split(
     Parameters
     ----------
     build
-        Makes the module; called with torch's generator seeded, so that a start is a function of its
-        seed.
+        Makes the module. It is called with torch's generator seeded, so that a start depends on its
+        seed alone.
     input_shape
         Shape of one example.
     num_classes
@@ -176,7 +183,7 @@ def split(
 def _head_of(
     module: nn.Module, num_classes: int, name: str, head: str | None
 ) -> tuple[str, nn.Linear]:
-    """Return name and layer of the head: the one asked for, or the last linear layer."""
+    """Return name and layer of the head: the layer asked for, or the last linear one."""
     linear = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linear and head is None:
         msg = f"{name} has no linear layer to be the head"
@@ -188,7 +195,8 @@ def _head_of(
         raise ValueError(msg)
     if linear[head].out_features != num_classes:
         outputs = linear[head].out_features
-        msg = f"the head {head!r} of {name} has {outputs} outputs, the data {num_classes} classes"
+        msg = f"the head {head!r} of {name} has {outputs} outputs, the data have "
+        msg += f"{num_classes} classes"
         raise ValueError(msg)
     return head, linear[head]
 
@@ -196,7 +204,7 @@ def _head_of(
 def _cut(
     build: Callable[[], nn.Module], seed: int, head: str
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
-    """Build the module, take its head off, and return the body, all parameters, all buffers."""
+    """Build the module and take its head off; return the body, all parameters, all buffers."""
     body = _seeded(build, seed)
     outer, _, leaf = head.rpartition(".")
     top = body.get_submodule(head)
@@ -219,9 +227,9 @@ def _check(net: Net, whole: nn.Module) -> None:
             raise ValueError(msg) from z  # noqa: TRY004  # the caller asks for values that fit
         whole_works = isinstance(expected, Tensor) and expected.shape == (2, arch.num_classes)
         if isinstance(z, Tensor) and z.shape != (2, arch.feature_width) and not whole_works:
-            found = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
+            output = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
             msg = (
-                f"the body of {arch.name} gives {found}, its head {arch.head!r} takes "
+                f"the body of {arch.name} gives {output}, but its head {arch.head!r} takes "
                 f"{arch.feature_width} features"
             )
             raise ValueError(msg)
@@ -235,12 +243,10 @@ def _check(net: Net, whole: nn.Module) -> None:
 
 
 def _attempt(function: Callable[[], Tensor]) -> Any:
-    """Return what a user's module gives, or how it fails."""
+    """Return what a user's module gives, or the exception with which it fails."""
     try:
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # the same draws for the whole and the part, if it draws
-            torch.manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a module that draws makes the same draws as whole and as body
             return function()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return error

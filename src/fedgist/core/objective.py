@@ -1,7 +1,7 @@
 """What a task asks of a model: its loss, and by which metrics it is judged.
 
-An objective belongs to the task, not to the method: FedAvg or FedProx serve classes today, and next
-words or contrastive views once there is an objective for them, without a file of their own.
+An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers today, and
+will train on words or contrastive views, once there is an objective for these, without new files.
 
 A metric has a name, a unit and a direction; reports read these, and never guess them from the name
 of a column.
@@ -41,7 +41,7 @@ LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
 
 @tree
 class Marks:
-    """What is kept of each row that was predicted, until metrics are made of it.
+    """What is kept of each row that was predicted, until metrics are computed from it.
 
     ``loss`` (rows,) in nats, ``label`` (rows,) the class predicted, ``scores`` (rows, classes) the
     probabilities, or (rows, 0) where no metric needs them. Absent rows hold zeros.
@@ -57,11 +57,11 @@ class Objective(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in recipes."""
+        """The name in recipes."""
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Its metrics: the one that reports show first, then the others; the loss is one more."""
+        """The metrics beside the loss; the first is the one that reports show first."""
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of a batch over the rows present: a scalar."""
@@ -72,7 +72,7 @@ class Objective(Protocol):
     def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return each client's metrics, loss included, from marks (clients, rows): (clients,) each.
 
-        In double precision; NaN where a metric is not defined for a client.
+        They are in double precision, and NaN where a metric is not defined for a client.
         """
 
     def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """One class for each example: cross-entropy, and the metrics named (all of them by default)."""
+    """One class for each example: cross-entropy, and the metrics chosen (by default all)."""
 
     num_classes: int
     chosen: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
@@ -158,7 +158,7 @@ def balanced_accuracy(p: Predictions) -> Tensor:
 
 
 def macro_f1(p: Predictions) -> Tensor:
-    """Return the mean F1 over the classes that a client has or that are predicted there."""
+    """Return the mean F1 over the classes that a client has or that its model predicts."""
     counts = p.counts().to(torch.float64)
     either = counts.sum(1) + counts.sum(2)
     return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)

@@ -1,8 +1,8 @@
 """Optimizers over stacked parameters: row k of every tensor belongs to client k.
 
 Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step
-counter, so clients that have done different numbers of steps can stand in one stack. ``step`` works
-in place, on the rows it is given: leaving rows out leaves their clients untouched.
+counter, so clients that have done different numbers of steps can be in one stack. ``step`` works in
+place, on the rows it is given: clients whose rows are left out stay as they are.
 
 The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1).
 """
@@ -24,9 +24,10 @@ OptimizerName = Literal["sgd", "momentum", "adam"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What steps a client's parameters.
+    """An optimizer and its settings, with their names in ``torch.optim``.
 
-    ``sgd``, ``momentum`` or ``adam``, with the names of ``torch.optim``.
+    ``name`` is ``sgd``, ``momentum`` or ``adam``; ``momentum`` is read by the second alone,
+    ``betas`` and ``eps`` by the third.
     """
 
     name: OptimizerName = "adam"
@@ -39,7 +40,7 @@ class Optimizer:
 
 @tree
 class OptimizerState:
-    """Moments by parameter (those that the rule uses), and each client's steps, (clients,)."""
+    """Moments by parameter (those that the rule uses), and each client's step count, (clients,)."""
 
     first: dict[str, Tensor]
     second: dict[str, Tensor]
@@ -47,16 +48,13 @@ class OptimizerState:
 
 
 def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
-    """Fresh state for ``params``, each (clients, ...)."""
-    one = next(iter(params.values()))
+    """Return a fresh state for ``params``, each (clients, ...)."""
+    has_first, has_second = optimizer.name != "sgd", optimizer.name == "adam"
+    any_param = next(iter(params.values()))
     return OptimizerState(
-        first={}
-        if optimizer.name == "sgd"
-        else {n: torch.zeros_like(p) for n, p in params.items()},
-        second={n: torch.zeros_like(p) for n, p in params.items()}
-        if optimizer.name == "adam"
-        else {},
-        count=torch.zeros(len(one), dtype=torch.int64, device=one.device),
+        first={n: torch.zeros_like(p) for n, p in params.items() if has_first},
+        second={n: torch.zeros_like(p) for n, p in params.items() if has_second},
+        count=torch.zeros(len(any_param), dtype=torch.int64, device=any_param.device),
     )
 
 
@@ -76,17 +74,14 @@ def step(
         count = state.count.to(torch.float64)
         scale, spread = optimizer.lr / (1.0 - beta1**count), (1.0 - beta2**count).rsqrt()
     for name, p in params.items():
-        g = (
-            grads[name].add(p, alpha=optimizer.weight_decay)
-            if optimizer.weight_decay
-            else grads[name]
-        )
+        g = grads[name]
+        if optimizer.weight_decay:
+            g = g.add(p, alpha=optimizer.weight_decay)
         if optimizer.name == "sgd":
             p.sub_(g, alpha=optimizer.lr)
         elif optimizer.name == "momentum":
-            m = (
-                state.first[name].mul_(optimizer.momentum).add_(g)
-            )  # from zero, so the first step is the gradient itself
+            # it starts from zero, so the first step is the gradient itself
+            m = state.first[name].mul_(optimizer.momentum).add_(g)
             p.sub_(m, alpha=optimizer.lr)
         else:
             shape = (-1, *(1 for _ in p.shape[1:]))
@@ -97,9 +92,9 @@ def step(
 
 
 def _in_step(count: Tensor) -> bool:
-    """Whether all clients have done equally many steps, as in a fresh stack.
+    """Return whether all clients have done equally many steps, as in a fresh stack.
 
-    Asked on a CPU only, where it is free.
+    False on a GPU, where looking at the numbers would make the CPU wait.
     """
     return count.device.type == "cpu" and len(count) > 0 and bool((count == count[0]).all())
 
@@ -110,7 +105,7 @@ def _fused_adam(
     grads: Mapping[str, Tensor],
     state: OptimizerState,
 ) -> None:
-    """Let torch go through each tensor once, where the rule below goes through it nine times."""
+    """Let torch read each tensor once, where the rule in :func:`step` reads it nine times."""
     done = [(state.count[0] - 1).to(torch.float32) for _ in params]
     adam(
         list(params.values()),

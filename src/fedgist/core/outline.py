@@ -1,8 +1,9 @@
 """What a server may know of a model whose body stays at the site: an outline.
 
-The width of its features, its classes, its head, and the shapes of whatever else the method shares;
-nothing of how the features are made. It stands where an architecture stands, so that the server can
-work out what a valid message looks like. Its features are of the right shape and say nothing.
+It holds the width of the features, the number of classes, the head, and the shapes of whatever else
+the method shares, and nothing of how features are made. It is used in place of an architecture, so
+that the server can work out what a valid message looks like; its features have the right shape and
+mean nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedgist.core.net import Architecture, Net
 
 @dataclass(frozen=True)
 class Outline:
-    """What is told of an architecture: sizes, the head's name, and shapes of shared arrays."""
+    """What a server knows of an architecture: sizes, the head's name, shapes of shared arrays."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -30,7 +31,7 @@ class Outline:
 
     @staticmethod
     def of(arch: Architecture) -> Outline:
-        """Return what is told of an architecture whose head alone may be known."""
+        """Return the outline of an architecture of which the head alone may be known."""
         return Outline(
             arch.name,
             arch.input_shape,
@@ -41,7 +42,7 @@ class Outline:
         )
 
     def architecture(self) -> Architecture:
-        """Return an architecture that stands for the real one at the server."""
+        """Return an architecture that the server uses in place of the real one."""
         shapes = {f"{self.head}.weight": (self.num_classes, self.feature_width), **self.shared}
         if self.head_bias:
             shapes[f"{self.head}.bias"] = (self.num_classes,)

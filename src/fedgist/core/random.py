@@ -40,12 +40,12 @@ def _number(word: Word) -> int | Tensor:
 
 
 def key(seed: int, *words: Word) -> Tensor:
-    """Make a key from a seed and words: numbers, names, or integer tensors (a key each)."""
+    """Make a key from a seed and words: numbers, names, or integer tensors (a key per element)."""
     return fold(_mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN), *words)
 
 
 def fold(key: Tensor, *words: Word) -> Tensor:
-    """Derive a key: another for every other sequence of words."""
+    """Derive a key, a different one for each sequence of words."""
     for word in words:
         key = _mix((key ^ _number(word)) * 3 + _GOLDEN)
     return key
@@ -57,7 +57,7 @@ def _bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw uniform float32 numbers in [0, 1): multiples of 2^-24.
+    """Draw uniform float32 numbers, multiples of 2^-24, from 0 to just below 1.
 
     ``key`` is a scalar, or has leading dimensions that broadcast against ``shape``.
     """
@@ -65,7 +65,7 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def integers(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
-    """Draw integers 0..high-1, ``high`` below 2^31."""
+    """Draw integers from 0 to ``high`` - 1, for ``high`` below 2^31."""
     return (_shift(_bits(key, shape), 32) * high) >> 32
 
 
@@ -79,19 +79,19 @@ def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def permutation(key: Tensor, length: int) -> Tensor:
-    """Draw a random order of 0..length-1."""
+    """Draw a random order of the numbers from 0 to ``length`` - 1, (length,)."""
     return torch.argsort(_shift(_bits(key, (length,)), 1), stable=True)
 
 
 def choice(key: Tensor, length: int, size: int) -> list[int]:
-    """Draw ``size`` different numbers of 0..length-1, in increasing order."""
+    """Draw ``size`` different numbers from 0 to ``length`` - 1, in increasing order."""
     return sorted(permutation(key, length)[:size].tolist())
 
 
 def order(key: Tensor, present: Tensor) -> Tensor:
-    """Draw a random order of the true places of each line of ``present`` (lines, places).
+    """Draw, for each line of ``present`` (lines, places), a random order of its true places.
 
-    The false ones come last.
+    The false ones come last. Returned are the places, (lines, places).
     """
     draws = _shift(_bits(key, (present.shape[1],)), 1)
     return torch.argsort(

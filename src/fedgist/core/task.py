@@ -30,8 +30,8 @@ class Training:
 class Task:
     """What server and clients both know: the classes, the architectures, the plan of training.
 
-    ``starts`` holds each architecture's common start. ``test_sets`` are rows of the server's own,
-    by name, on which its models are scored; a site has none of them.
+    ``starts`` holds each architecture's common start. ``test_sets`` are the server's own rows, by
+    name, on which its models are scored; a site has none of them.
     """
 
     input_shape: tuple[int, ...]
@@ -48,8 +48,8 @@ class Task:
 class Context:
     """Where and when a function runs.
 
-    ``key`` is the source of all randomness. In a client's functions it is the client's own, another
-    one for every round and stage; at the server it is the stage's. ``round`` is 0 before training.
+    ``key`` is the source of all randomness: a different one for every round and stage, and in a
+    client's functions for every client. ``round`` is 0 before training.
     ``stage`` is one of the method's stages, or ``"init"`` where a state is made, or ``"evaluate"``
     where a model is downloaded to be tested, predicted with or exported.
     """

@@ -17,13 +17,13 @@ from typing import Any, TypeAlias, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
-# The registry that torch.func.vmap itself consults; torch has no public door to it that allows
-# fields which are not tensors.
+# The registry that torch.func.vmap itself consults; torch has no public function that registers
+# types with fields which are not tensors.
 from torch.utils import _pytree
 
 T = TypeVar("T")
 SEPARATOR = "/"
-#: What messages, states and summaries are: a class declared with :func:`tree`, whichever one.
+#: What messages, states and summaries are: a value of any class declared with :func:`tree`.
 Tree: TypeAlias = Any
 STATIC = {"static": True}  # metadata of a field that vmap does not look into
 
@@ -32,27 +32,26 @@ STATIC = {"static": True}  # metadata of a field that vmap does not look into
 def tree(cls: type[T]) -> type[T]:
     """Make ``cls`` a frozen dataclass that vmap looks into.
 
-    A field declared ``field(metadata=STATIC)`` is carried along unseen; every other field holds
+    A field declared ``field(metadata=STATIC)`` is carried along as it is; every other field holds
     tensors.
     """
-    made = dataclasses.dataclass(frozen=True)(cls)
-    fields = dataclasses.fields(made)  # type: ignore[arg-type]  # just made one
+    frozen = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(frozen)  # type: ignore[arg-type]  # it is a dataclass now
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        there = tuple(
-            n for n in leaves if getattr(value, n) is not None
-        )  # vmap would take None for a tensor
-        return [getattr(value, n) for n in there], (there, *(getattr(value, n) for n in static))
+        # vmap would take None for a tensor
+        filled = tuple(n for n in leaves if getattr(value, n) is not None)
+        return [getattr(value, n) for n in filled], (filled, *(getattr(value, n) for n in static))
 
     def unflatten(children: Iterable[Any], context: tuple[Any, ...]) -> T:
-        there, *fixed = context
-        found = dict.fromkeys(leaves) | dict(zip(there, children, strict=True))
-        return made(**found, **dict(zip(static, fixed, strict=True)))
+        filled, *fixed = context
+        tensors = dict.fromkeys(leaves) | dict(zip(filled, children, strict=True))
+        return frozen(**tensors, **dict(zip(static, fixed, strict=True)))
 
-    _pytree.register_pytree_node(made, flatten, unflatten)
-    return made
+    _pytree.register_pytree_node(frozen, flatten, unflatten)
+    return frozen
 
 
 def leaves(value: object) -> list[Tensor]:
@@ -61,12 +60,12 @@ def leaves(value: object) -> list[Tensor]:
 
 
 def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
-    """Apply ``function`` to each tensor of ``value`` (and those at its place in ``others``)."""
+    """Apply ``function`` to each tensor of ``value`` and those at its place in ``others``."""
     return typing.cast("T", _pytree.tree_map(function, value, *others))
 
 
 def take(value: T, rows: Tensor | slice | int) -> T:
-    """Rows of a stacked tree: every tensor indexed along its first dimension."""
+    """Return rows of a stacked tree: every tensor indexed along its first dimension."""
     return map_leaves(lambda leaf: leaf[rows], value)
 
 
@@ -103,8 +102,8 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
         )
     else:
         msg = (
-            f"{prefix or 'a tree'} holds a {type(value).__name__}; only tensors, dictionaries and "
-            "trees travel"
+            f"{prefix or 'a tree'} holds a {type(value).__name__}; it may hold tensors, "
+            "dictionaries and trees"
         )
         raise TypeError(msg)
     out: dict[str, Tensor] = {}
@@ -160,7 +159,7 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
         hints = _hints(kind)
         fields = [f for f in dataclasses.fields(kind) if not f.metadata.get("static")]
         return kind(**{f.name: _build(hints[f.name], arrays, below(f.name), used) for f in fields})
-    msg = f"{_title(kind)} is no tree: use Tensor, dict[str, ...] or a class declared with @tree"
+    msg = f"{_title(kind)} is not a tree: use Tensor, dict[str, ...] or a class declared with @tree"
     raise TypeError(msg)
 
 
