@@ -77,7 +77,7 @@ def test_the_size_is_compared_before_anything_is_parsed() -> None:
 
 
 def forged(**changes: Any) -> bytes:
-    """An envelope of somebody who knows the form: its header has the right digest."""
+    """Return an envelope with a changed header that has the right digest, as a forger makes it."""
     start = len(MAGIC) + 4 + CHECKSUM
     length = int.from_bytes(GOOD[len(MAGIC) : len(MAGIC) + 4], "big")
     fields = json.loads(GOOD[start : start + length])

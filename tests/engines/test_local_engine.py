@@ -60,9 +60,9 @@ class Recurrent(nn.Module):
 
 
 class DrawsFromTorch(nn.Module):
-    """Dropout as a function.
+    """Dropout as a function, which draws from torch's generator.
 
-    It asks torch's generator, which depends on who stands in the stack.
+    What it draws for a client would depend on the others in the stack.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class DrawsFromTorch(nn.Module):
 
 
 class Branching(nn.Module):
-    """A branch on data."""
+    """A model that branches on its data, which cannot be stacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ def with_model(build: type[nn.Module], method: str = "fedavg", **sections: Any) 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlog", "local"])
 def test_the_same_bits_for_one_and_two_workers(method: str) -> None:
-    one, two = (trace(world(method, engine={"workers": n})) for n in (1, 2))
-    assert same(one, two)
+    alone, shared_out = (trace(world(method, engine={"workers": n})) for n in (1, 2))
+    assert same(alone, shared_out)
 
 
 @pytest.mark.parametrize("convolutions", ["each", "stacked"])
@@ -116,51 +116,52 @@ def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> N
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_optimizers_with_memory_agree_between_stacks(optimizer: str) -> None:
-    one, many = (trace(world("local", train={"optimizer": optimizer}), Plan(k)) for k in (1, 5))
-    far = [(one.state[k].double() - many.state[k].double()).abs() > 1e-4 for k in one.state]
-    assert sum(int(f.sum()) for f in far) <= 0.01 * sum(
-        f.numel() for f in far
-    )  # Adam magnifies the last bits
+    alone, stacked = (
+        trace(world("local", train={"optimizer": optimizer}), Plan(k)) for k in (1, 5)
+    )
+    far = [(alone.state[k].double() - stacked.state[k].double()).abs() > 1e-4 for k in alone.state]
+    # Adam magnifies the last bits
+    assert sum(int(f.sum()) for f in far) <= 0.01 * sum(f.numel() for f in far)
 
 
 @pytest.mark.parametrize("build", [Recurrent, Branching])
 def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Module]) -> None:
-    here = with_model(build)
+    small_world = with_model(build)
     plan = choose_plans(
-        here.server.method,
-        here.server.task,
-        here.population,
-        host_settings(here.server.recipe),
-        start_server(here.server),
+        small_world.server.method,
+        small_world.server.task,
+        small_world.population,
+        host_settings(small_world.server.recipe),
+        start_server(small_world.server),
         {},
     )["mine"]
     assert plan.cohort_size == 1
     assert not plan.stack
     assert "runs client by client" in plan.note
-    assert same(trace(here, plan), trace(here, plan))
+    assert same(trace(small_world, plan), trace(small_world, plan))
 
 
 def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() -> None:
-    here = with_model(DrawsFromTorch)
+    small_world = with_model(DrawsFromTorch)
     plan = choose_plans(
-        here.server.method,
-        here.server.task,
-        here.population,
-        host_settings(here.server.recipe),
-        start_server(here.server),
+        small_world.server.method,
+        small_world.server.task,
+        small_world.population,
+        host_settings(small_world.server.recipe),
+        start_server(small_world.server),
         {},
     )["mine"]
     assert not plan.stack
     torch.manual_seed(1)
-    first = trace(here, plan)
+    first = trace(small_world, plan)
     torch.manual_seed(2)
-    assert same(first, trace(here, plan))
+    assert same(first, trace(small_world, plan))
 
 
 def test_own_starts_differ_and_shared_starts_do_not() -> None:
     def spread(init: str) -> float:
-        here = world("local", clients={"init": init}, train={"lr": 1e-12, "num_rounds": 1})
-        weights = trace(here, rounds=1).state["clients/mlp/net/1.weight"]
+        small_world = world("local", clients={"init": init}, train={"lr": 1e-12, "num_rounds": 1})
+        weights = trace(small_world, rounds=1).state["clients/mlp/net/1.weight"]
         return float((weights - weights[0]).abs().max())
 
     assert spread("shared") < 1e-6
@@ -202,22 +203,22 @@ def _act(task: str) -> str:
 
 
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    crew = WorkerPool(_act, 2)
+    pool = WorkerPool(_act, 2)
     try:
         tasks = ["sleep", "a", "b", "sleep", "c"]
-        assert crew.run(tasks) == tasks
+        assert pool.run(tasks) == tasks
     finally:
-        crew.close()
+        pool.close()
 
 
 @pytest.mark.parametrize(
     ("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")]
 )
 def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: str) -> None:
-    crew = WorkerPool(_act, 2)
+    pool = WorkerPool(_act, 2)
     with pytest.raises(WorkerError, match=says):
-        crew.run(["a", task, "b"])
-    assert not crew.workers
+        pool.run(["a", task, "b"])
+    assert not pool.workers
 
 
 def test_the_fastest_plan_is_chosen_and_a_larger_stack_must_pay() -> None:
@@ -254,17 +255,17 @@ def test_a_plan_is_measured_once_and_remembered() -> None:
 
 
 def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
-    here = world()
+    small_world = world()
     plans = []
     for workers in (1, 2):
-        s = HostSettings(seed=0, workers=workers)
+        settings = HostSettings(seed=0, workers=workers)
         plans.append(
             choose_plans(
-                here.server.method,
-                here.server.task,
-                here.population,
-                s,
-                start_server(here.server),
+                small_world.server.method,
+                small_world.server.task,
+                small_world.population,
+                settings,
+                start_server(small_world.server),
                 {},
             )
         )
@@ -272,14 +273,14 @@ def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
 
 
 def test_the_memory_limit_bounds_the_stack() -> None:
-    here = world()
-    s = host_settings(here.server.recipe)
+    small_world = world()
+    settings = host_settings(small_world.server.recipe)
     tight = choose_plans(
-        here.server.method,
-        here.server.task,
-        here.population,
-        s,
-        start_server(here.server),
+        small_world.server.method,
+        small_world.server.task,
+        small_world.population,
+        settings,
+        start_server(small_world.server),
         {},
         memory_limit=1,
     )

@@ -1,4 +1,4 @@
-"""What breaks the vocabulary is told by the names of method and function, before round 1."""
+"""A method that breaks the vocabulary is refused before round 1, with the function's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECIPE = {
 
 
 def method(**functions: Any) -> fedgist.Method:
-    """A method with these functions; others are the defaults."""
+    """Return a method with these functions and the defaults of the others."""
     return type("Mine", (fedgist.Method,), functions)()  # type: ignore[no-any-return]
 
 
@@ -57,13 +57,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stages": lambda self, ctx: "train"}, r"Mine.stages returned 'train': return a tuple"),
     ({"keeps": "bodies"}, "Mine.keeps = 'bodies'; did you mean 'body'?"),
     ({"receive": lambda self, *a: None}, "Mine.receive returned nothing"),
-    ({"receive": lambda self, net, own, down, ctx: (own, net)}, "a Nothing in the place of the n"),
+    ({"receive": lambda self, net, own, down, ctx: (own, net)}, "a Nothing in place of the net"),
     ({"upload": lambda self, net, own, sums, down, ctx: sums}, "a Count, not the pair"),
     (
         {"upload": lambda self, net, own, *a: (3, own)},
-        "Mine.upload returned a int: int is no messa",
+        "Mine.upload returned a int: int is not a mes",
     ),
-    ({"upload": lambda self, net, own, *a: (Nothing(), [1])}, "own state that is no tree"),
+    ({"upload": lambda self, net, own, *a: (Nothing(), [1])}, "own state that is not a tree"),
     ({"download": lambda self, *a: {"a": torch.zeros(1)}}, "Mine.download returned a dict"),
     ({"init_server": lambda self, ctx: None}, "Mine.init_server returned nothing"),
     ({"server_update": lambda self, *a: None}, "Mine.server_update returned nothing"),

@@ -58,11 +58,11 @@ class Meddler(LoopbackWire):
         return [(client, blob) for client, reply in replies for blob in self.change(client, reply)]
 
 
-def with_wire(here: Any, change: Change) -> Federation:
+def with_wire(small_world: Any, change: Change) -> Federation:
     wire = Meddler(change)
-    engine = loopback(here, ALONE, wire)
+    engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    return Federation(here.server, engine, start_server(here.server))
+    return Federation(small_world.server, engine, start_server(small_world.server))
 
 
 def resealed(blob: bytes, change: Callable[[Any], Any] | None = None, **fields: Any) -> bytes:
@@ -83,10 +83,10 @@ BAD: list[tuple[Callable[[bytes], list[bytes]], str]] = [
     (lambda b: [resealed(b, lambda a: a.unsqueeze(0))], "has shape"),
     (lambda b: [b + b"x" * (2 << 20)], "bytes; at most"),
     (lambda b: [resealed(b, run="another")], "it is of run 'another', not 'loopback'"),
-    (lambda b: [resealed(b, client=4)], "signed client 4 and came from client 2"),
+    (lambda b: [resealed(b, client=4)], "names client 4, but came from client 2"),
     (lambda b: [seal(unseal(b, ANY_SIZE)[0], {})], "it holds no upload"),
     (lambda b: [seal(unseal(b, ANY_SIZE)[0], {"upload": Nothing()})], "it is a Nothing, not a"),
-    (lambda b: [b"hello"], "no envelope"),
+    (lambda b: [b"hello"], "not an envelope"),
 ]
 
 
@@ -94,16 +94,16 @@ BAD: list[tuple[Callable[[bytes], list[bytes]], str]] = [
 def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
     change: Callable[[bytes], list[bytes]], says: str
 ) -> None:
-    here = world("fedavg")
-    fed = with_wire(here, only(2, change))
+    small_world = world("fedavg")
+    fed = with_wire(small_world, only(2, change))
     line, _ = fed.advance()
     (entry,) = line["refused"]
     assert entry["client"] == 2
     assert says in entry["reason"]
     assert line["clients/replied"] == len(SIZES) - 1
     assert "absent" not in line
-    # what the other four said is all that counts
-    without = federation(here, ALONE, loopback)
+    # only the replies of the other four count
+    without = federation(small_world, ALONE, loopback)
     orders, downs, ctx = without.downloads(0)
     ctx = replace(ctx, round=1, stage="train")
     others = [i for i in range(5) if i != 2]
@@ -112,12 +112,15 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
 
 
 def test_silence_is_absence_and_repetition_counts_once() -> None:
-    here = world("fedavg")
-    silent = with_wire(here, only(2, lambda b: []))
+    small_world = world("fedavg")
+    silent = with_wire(small_world, only(2, lambda b: []))
     line, _ = silent.advance()
     assert line["absent"] == [{"client": 2, "reason": "no reply in time"}]
     assert line["clients/replied"] == 4
-    twice, once = with_wire(here, lambda c, b: [b, b]), federation(here, ALONE, loopback)
+    twice, once = (
+        with_wire(small_world, lambda c, b: [b, b]),
+        federation(small_world, ALONE, loopback),
+    )
     first, second = twice.advance()[0], once.advance()[0]
     assert first["comm/up_bytes"] == second["comm/up_bytes"]
     name = "weights/mlp/arrays/1.weight"
@@ -125,7 +128,7 @@ def test_silence_is_absence_and_repetition_counts_once() -> None:
 
 
 class SlowTraining(LoopbackWire):
-    """What client 2 trained in round 1 arrives while the models are evaluated."""
+    """A wire on which client 2's reply of round 1 arrives while the models are evaluated."""
 
     held: ClassVar[list[tuple[int, bytes]]] = []
 
@@ -142,11 +145,11 @@ class SlowTraining(LoopbackWire):
 
 
 def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
-    here = world("fedavg")
+    small_world = world("fedavg")
     wire = SlowTraining({})
-    engine = loopback(here, ALONE, wire)
+    engine = loopback(small_world, ALONE, wire)
     wire.clients = {client: site.handle for client, site in engine.sites.items()}
-    fed = Federation(here.server, engine, start_server(here.server))
+    fed = Federation(small_world.server, engine, start_server(small_world.server))
     first, second = fed.advance()[0], fed.advance()[0]
     assert first["absent"] == [{"client": 2, "reason": "no reply in time"}]
     assert second["late"] == [{"client": 2, "answers": 1}]
@@ -177,8 +180,8 @@ def test_a_score_that_is_none_is_missing_and_the_others_count(spoil: dict[str, A
 
 
 def test_a_client_that_is_gone_is_not_connected() -> None:
-    here = world("fedavg")
-    fed = federation(here, ALONE, loopback)
+    small_world = world("fedavg")
+    fed = federation(small_world, ALONE, loopback)
     assert isinstance(fed.engine, LoopbackEngine)
     wire = fed.engine.remote.wire
     assert isinstance(wire, LoopbackWire)
@@ -189,8 +192,8 @@ def test_a_client_that_is_gone_is_not_connected() -> None:
 
 def test_a_site_refuses_a_download_that_is_not_valid() -> None:
     # seen: a NaN head trained silently at a site
-    here = world("fedlog")
-    fed = federation(here, ALONE, loopback)
+    small_world = world("fedlog")
+    fed = federation(small_world, ALONE, loopback)
     fed.server = map_leaves(lambda a: a * float("nan"), fed.server)
     before = state_of(fed)
     line, _ = fed.do_round(1)
@@ -205,17 +208,17 @@ def test_a_site_refuses_a_download_that_is_not_valid() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"run": "x"}, "run 'x'; this site is in run 'loopback'"),
-        ({"client": 1}, "client 1 is not here"),
-        ({"architecture": "x"}, "no x here"),
+        ({"run": "x"}, "this site is in run 'loopback', not 'x'"),
+        ({"client": 1}, "this site has no client 1"),
+        ({"architecture": "x"}, "this site has no model 'x'"),
         ({"stage": "x"}, "no stage 'x' in round 1"),
         ({"purpose": "reply"}, "a reply cannot be answered"),
-        ({"purpose": "score", "split": "test"}, "no rows: test"),
+        ({"purpose": "score", "split": "test"}, "no rows of the split 'test'"),
     ],
 )
 def test_a_site_answers_nothing_that_it_was_not_made_for(fields: dict[str, Any], says: str) -> None:
-    here = world("local")
-    engine = loopback(here)
+    small_world = world("local")
+    engine = loopback(small_world)
     header = Header(purpose="train", run=RUN, round=1, stage="train", client=0, architecture="mlp")
     asked = seal(header.model_copy(update=fields), {"download": Nothing()})
     answer, messages = unseal(engine.sites[0].handle(asked), ANY_SIZE)
@@ -224,8 +227,8 @@ def test_a_site_answers_nothing_that_it_was_not_made_for(fields: dict[str, Any],
 
 
 def test_a_site_goes_back_as_far_as_it_remembers() -> None:
-    here = world("local", train={"num_rounds": 9})
-    site = loopback(here).sites[0]  # remembers four rounds
+    small_world = world("local", train={"num_rounds": 9})
+    site = loopback(small_world).sites[0]  # remembers four rounds
 
     def ask(number: int) -> Header:
         header = Header(
@@ -243,9 +246,11 @@ def test_a_site_goes_back_as_far_as_it_remembers() -> None:
 
 
 def test_a_server_without_data_writes_a_complete_run_directory(tmp_path: Path) -> None:
-    here = world("fedlog", architectures=two_architectures(METHODS["fedlog"]()))
-    sites = loopback(here).sites
-    side = replace(here.server, task=outlined(replace(here.server.task, test_sets={})))
+    small_world = world("fedlog", architectures=two_architectures(METHODS["fedlog"]()))
+    sites = loopback(small_world).sites
+    side = replace(
+        small_world.server, task=outlined(replace(small_world.server.task, test_sets={}))
+    )
     wire = LoopbackWire({client: site.handle for client, site in sites.items()})
     engine: Engine = RemoteEngine(side.method, wire, run=RUN)
     assert not isinstance(engine, Simulation)
@@ -266,7 +271,7 @@ def test_a_server_without_data_writes_a_complete_run_directory(tmp_path: Path) -
         "checkpoint/state.safetensors",
     }
     lines = read_lines(tmp_path / "rounds.jsonl")
-    local = federation(here, ALONE)
+    local = federation(small_world, ALONE)
     for line in lines:
         column = "eval/client/accuracy_mean"
         assert line[column] == local.advance()[0][column]
@@ -351,8 +356,8 @@ def test_late_replies_are_recorded_dropped_or_used_and_resumed(
 def test_forms_by_fake_tensors_are_those_of_real_rows(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = law_world(method)
-    fed = federation(here, ALONE)
+    small_world = law_world(method)
+    fed = federation(small_world, ALONE)
     ctx: Context = fed.context(
         "train" if "train" in method.stages(fed.context("", 1)) else "scale", 1
     )

@@ -1,7 +1,4 @@
-"""What the vocabulary promises to methods still to come.
-
-Phases, own parameters, memory, fine-tuning, stages.
-"""
+"""What methods can rely on: phases, own parameters, optimizer memory, fine-tuning, stages."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, 
 
 @dataclass(frozen=True)
 class TwoPhases(Method):
-    """FedRep's shape: the head learns, then the body; the head stays home, bodies are averaged."""
+    """FedRep's shape: the head learns, then the body; heads are kept, bodies are averaged."""
 
     keeps: ClassVar[Part] = "head"
 
@@ -44,10 +41,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class OwnBias(Method):
-    """FedDBE's shape.
-
-    Parameters of the client's own learn beside the net; Adam lives for the whole run.
-    """
+    """FedDBE's shape: a client's own parameters learn beside the net, with one Adam for the run."""
 
     def init_client(self, net: Net, ctx: Context) -> Bias:
         return Bias(torch.zeros(net.arch.feature_width))
@@ -72,7 +66,7 @@ class FineTuned(TwoPhases):
 
 @dataclass(frozen=True)
 class Stages(Method):
-    """CS-FL's shape: two stages a round; and one in which the server works alone."""
+    """CS-FL's shape: two stages a round, and a third in which the server works alone."""
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         return ("first", "second", "server") if ctx.round else ()
@@ -96,9 +90,9 @@ class Stages(Method):
 
 
 def test_each_phase_moves_its_part_alone() -> None:
-    here = with_method(world("local"), TwoPhases())
-    before = here.server.task.starts["mlp"].params
-    result = trace(here, Plan(3), rounds=1).state
+    small_world = with_method(world("local"), TwoPhases())
+    before = small_world.server.task.starts["mlp"].params
+    result = trace(small_world, Plan(3), rounds=1).state
     assert set(result) == {
         "server/weights/mlp/arrays/1.weight",
         "server/weights/mlp/arrays/1.bias",
@@ -112,13 +106,13 @@ def test_each_phase_moves_its_part_alone() -> None:
 
 
 def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> None:
-    here = with_method(
+    small_world = with_method(
         world("local", train={"optimizer": "adam", "lr": 0.05, "batch_size": max(SIZES)}), OwnBias()
     )
-    state = trace(here, Plan(5), rounds=3).state
-    net, x = here.server.task.starts["mlp"], (here.data.x - 0.5) / 2
+    state = trace(small_world, Plan(5), rounds=3).state
+    net, x = small_world.server.task.starts["mlp"], (small_world.data.x - 0.5) / 2
     for client in range(len(SIZES)):
-        rows = here.population.train[client]
+        rows = small_world.population.train[client]
         w, b, bias = (
             t.clone().requires_grad_()
             for t in (net.params["4.weight"], net.params["4.bias"], torch.zeros(5))
@@ -127,7 +121,7 @@ def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> N
         z = torch.relu(x[rows] @ net.params["1.weight"].T + net.params["1.bias"])
         for _ in range(3):  # one optimizer through three rounds: rejects a fresh one each round
             adam.zero_grad()
-            torch.autograd.backward(F.cross_entropy((z + bias) @ w.T + b, here.data.y[rows]))
+            torch.autograd.backward(F.cross_entropy((z + bias) @ w.T + b, small_world.data.y[rows]))
             adam.step()
         assert torch.allclose(state["clients/mlp/own/bias"][client], bias.detach(), atol=1e-4)
         assert torch.allclose(state["clients/mlp/net/4.weight"][client], w.detach(), atol=1e-4)
@@ -136,9 +130,8 @@ def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> N
 
 def test_fine_tuning_before_a_test_is_on_a_copy_and_helps_each_client_in_any_stack() -> None:
     plain = trace(with_method(world("local"), TwoPhases()), Plan(2))
-    uneven = {
-        "clients_test": [torch.arange(n) for n in (3, 30, 10, 25, 7)]
-    }  # the order by test rows is another one
+    # sorted by test rows, clients come in another order than sorted by training rows
+    uneven = {"clients_test": [torch.arange(n) for n in (3, 30, 10, 25, 7)]}
     for size in (1, 2, 5):
         tuned = trace(with_method(world("local"), FineTuned()), Plan(size))
         assert all(torch.allclose(plain.state[k], tuned.state[k], atol=1e-5) for k in plain.state)
@@ -167,11 +160,11 @@ def test_optimizers_that_live_for_an_epoch_are_new_in_each() -> None:
         def phases(self, ctx: Context) -> tuple[Phase, ...]:
             return (Phase(epochs=3, remembers="round"),)
 
-    def moved(method: Method, rounds: int) -> Tensor:
-        here = with_method(
+    def learned_weights(method: Method, rounds: int) -> Tensor:
+        small_world = with_method(
             world("local", train={"optimizer": "momentum", "batch_size": max(SIZES)}), method
         )
-        return trace(here, Plan(5), rounds=rounds).state["clients/mlp/net/1.weight"]
+        return trace(small_world, Plan(5), rounds=rounds).state["clients/mlp/net/1.weight"]
 
     @dataclass(frozen=True)
     class One(Method):
@@ -179,5 +172,5 @@ def test_optimizers_that_live_for_an_epoch_are_new_in_each() -> None:
             return (Phase(epochs=1, remembers="round"),)
 
     # with one batch an epoch, three epochs of fresh optimizers are three rounds of one epoch
-    assert torch.allclose(moved(Epochs(), 1), moved(One(), 3), atol=1e-6)
-    assert not torch.allclose(moved(Rounds(), 1), moved(One(), 3), atol=1e-4)
+    assert torch.allclose(learned_weights(Epochs(), 1), learned_weights(One(), 3), atol=1e-6)
+    assert not torch.allclose(learned_weights(Rounds(), 1), learned_weights(One(), 3), atol=1e-4)

@@ -331,7 +331,7 @@ def bare() -> nn.Module:
         (split(bare, (4,), 3, name="bare"), "needs a head with a bias; that of bare has none"),
         (
             split(lambda: MODELS["mlp"]((4,), 3, hidden=[6]), (4,), 3, name="wide"),
-            "one feature width; found toy 5, wide 6",
+            "one feature width; they have toy 5, wide 6",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""Engines: where clients live. Each has one verb, ``ask``, and none knows any method."""
+"""Engines: what runs clients. Each has one verb, ``ask``, and none knows any method."""

@@ -1,8 +1,9 @@
-"""The clients of one machine: their rows, their models, what they keep; and what they are asked.
+"""The clients of one machine: their rows, their models, what they keep, and how they answer.
 
 A :class:`ClientHost` answers three requests about a cohort: to train and upload, to score its
 clients' models on their own rows, or to mark rows by one model that all of them share. It is the
-clients' side of the local engine, in each of its processes, and of a real site, where it hosts one.
+clients' side of the local engine, in each of its processes, and of a real site, which hosts one
+client.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedgist.engines.stacking_plan import Plan
 
 
 class ClientHost:
-    """The clients of this machine."""
+    """The clients of one machine, asked a cohort at a time."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ClientHost:
         self.own_type, self.stores = self._stores()
 
     def answer(self, request: TrainRequest | ScoreRequest | MarkRequest) -> Any:
-        """Do what is asked."""
+        """Return the answer to a request, as the request's type describes it."""
         if isinstance(request, TrainRequest):
             return self.train(request.sent)
         if isinstance(request, ScoreRequest):
@@ -60,7 +61,7 @@ class ClientHost:
         return self.mark(request.sent, request.split, request.rows)
 
     def train(self, sent: Sent) -> Trained:
-        """Receive, train, upload, and keep what stays home."""
+        """Install the downloads, train, make the uploads, and store what clients keep."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         phases = self.method.phases(cohort.ctx)
@@ -76,7 +77,7 @@ class ClientHost:
         return Trained(accepted, refused, message, losses)
 
     def score(self, sent: Sent, split: Split) -> dict[str, ScoreTable]:
-        """Score each client's model, and the one it becomes by the phases before a test."""
+        """Score each client's model and, if there are phases before a test, the one they make."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         models = {"": clients}
@@ -96,7 +97,7 @@ class ClientHost:
         }
 
     def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
-        """Mark rows by the shared model: what is kept of each, (rows, ...)."""
+        """Return the marks of rows by the model that all clients share, (rows, ...)."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         table = rows.unsqueeze(0).to(self.settings.device)
@@ -104,7 +105,7 @@ class ClientHost:
         return take(inference.predict(cohort, clients, table, examples), 0)
 
     def cohort(self, sent: Sent) -> Cohort:
-        """The clients asked, for the trainer."""
+        """Return the clients of a request as the trainer needs them."""
         device = self.settings.device
         ctx = Context(self.key, self.task, sent.round, sent.stage)
         down = map_leaves(lambda leaf: leaf.to(device), sent.down)
@@ -123,7 +124,7 @@ class ClientHost:
         )
 
     def clients(self, sent: Sent) -> Clients:
-        """The clients as they are at home, or at their start; the rest is the common start."""
+        """Return what the clients hold: what they kept, or their first; else the common start."""
         store, arch = self.stores[sent.architecture], self.laid_out[sent.architecture]
         for client in store.absent(sent.ids):
             first = self._kept(self._newcomer(client, sent.architecture))
@@ -141,7 +142,7 @@ class ClientHost:
         return Clients(net.having(under("net/")), own, memory)
 
     def state(self) -> dict[str, Tensor]:
-        """What clients keep, by architecture and name."""
+        """Return what clients keep, by architecture and name."""
         return {
             f"{architecture}/{name}": array
             for architecture, store in self.stores.items()
@@ -152,8 +153,10 @@ class ClientHost:
         """Put a checkpoint's state back."""
         for architecture, store in self.stores.items():
             start = f"{architecture}/"
-            mine = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-            store.restore(mine)
+            own_arrays = {
+                n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)
+            }
+            store.restore(own_arrays)
 
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing
@@ -167,7 +170,7 @@ class ClientHost:
         return own_type, stores
 
     def _client(self, architecture: str, own: Tree) -> Clients:
-        """One client at its start, with the optimizer memory that it will keep."""
+        """Return one client at its start, with the optimizer memory that it will keep."""
         clients = cohorts.begin(self._start_net(self.laid_out[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}
         for stage in self.method.stages(Context(self.key, self.task, 1, "")):
@@ -179,7 +182,7 @@ class ClientHost:
         return replace(self.task.starts[arch.name], arch=arch)
 
     def _kept(self, clients: Clients) -> dict[str, Tensor]:
-        """The arrays that stay home, by name; ``clients`` may be one client or a stack."""
+        """Return the arrays that clients keep, by name; ``clients`` is one client or a stack."""
         return {
             **{f"net/{n}": a for n, a in clients.net.state(self.method.keeps).items()},
             **{f"own/{n}": a for n, a in named(clients.own).items()},
@@ -201,7 +204,7 @@ class ClientHost:
 def score_table(
     ctx: Context, ids: Sequence[int], marks: Marks, table: Tensor, y: Tensor
 ) -> ScoreTable:
-    """Measure marks (K, rows) of the rows in a table; in the last round with a confusion matrix."""
+    """Measure marks (K, rows) of the rows in a table; the last round has a confusion matrix."""
     objective, mask = ctx.task.objective, table >= 0
     labels = torch.where(mask, y[table.clamp(min=0)], 0)
     last = ctx.round == ctx.task.training.num_rounds

@@ -1,4 +1,4 @@
-"""What a host of clients is asked, and what it answers."""
+"""The requests that a host of clients answers, and the answer to a request to train."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MarkRequest:
 
 @tree
 class Trained:
-    """The accepted uploads (their sum, if they sum), who was refused and why, mean losses."""
+    """The accepted uploads or their sum, who was refused and why, and mean losses (K,)."""
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
     refused: dict[int, str] = field(metadata=STATIC)

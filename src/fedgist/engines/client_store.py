@@ -17,7 +17,7 @@ PRESENT = "present"
 
 
 def shared(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros that forked processes share (on a CPU)."""
+    """Return zeros that, on a CPU, processes forked later share."""
     size = math.prod(shape) * dtype.itemsize
     if device != "cpu" or size == 0:
         return torch.zeros(*shape, dtype=dtype, device=device)
@@ -36,16 +36,16 @@ class ClientStore:
         self.present = shared((len(clients),), torch.bool, "cpu")
 
     def absent(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that have nothing here yet."""
+        """Return those of the clients of which nothing is stored yet."""
         return [c for c in clients if self.arrays and not self.present[self.place[c]]]
 
     def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
-        """Copy the arrays of some clients, stacked."""
+        """Return copies of the arrays of these clients, stacked."""
         at = torch.tensor([self.place[c] for c in clients])
         return {name: a[at.to(a.device)] for name, a in self.arrays.items()}
 
     def put(self, clients: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Store the arrays of some clients, stacked."""
+        """Store the arrays of these clients, given stacked."""
         at = torch.tensor([self.place[c] for c in clients])
         for name, array in self.arrays.items():
             array[at.to(array.device)] = values[name]

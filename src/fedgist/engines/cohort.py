@@ -25,9 +25,9 @@ from fedgist.data.examples import Examples
 
 @tree
 class Clients:
-    """What K clients hold, stacked.
+    """What K clients hold, stacked: nets, own states, and optimizer states by phase.
 
-    Nets, own states, and optimizer states that live for the whole run (by phase).
+    Only optimizer states that live for the whole run are kept here.
     """
 
     net: Net
@@ -37,10 +37,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Cohort:
-    """K clients of one architecture at one stage.
-
-    Who they are, what they were sent, which rows they hold.
-    """
+    """K clients of one architecture in one stage: their ids, downloads and rows."""
 
     method: Method
     ctx: Context  # its key is the run's, without client
@@ -59,44 +56,44 @@ class Cohort:
     def lift(
         self, function: Callable[..., Any], dims: tuple[int | None, ...]
     ) -> Callable[..., Any]:
-        """Turn a function of one client into one of all.
+        """Turn a function of one client into a function of all.
 
-        ``None`` in ``dims`` marks what they share.
+        ``dims`` holds, for each argument, the dimension of the clients, or None if they share it.
         """
         if self.stack:
             return torch.func.vmap(function, in_dims=dims)
 
         def alone(*args: Any) -> Any:
-            one = [take(a, 0) if d == 0 else a for a, d in zip(args, dims, strict=True)]
-            return map_leaves(lambda leaf: leaf.unsqueeze(0), function(*one))
+            client_args = [take(a, 0) if d == 0 else a for a, d in zip(args, dims, strict=True)]
+            return map_leaves(lambda leaf: leaf.unsqueeze(0), function(*client_args))
 
         return alone
 
     @property
     def down_dim(self) -> int | None:
-        """Where the clients stand in the download."""
+        """The dimension of the clients in the download, or None if they share it."""
         return None if self.broadcast else 0
 
     def at(self, key: Tensor) -> Context:
-        """Return the context of one client."""
+        """Return the context of the client that has this key."""
         return replace(self.ctx, key=key)
 
 
 def receive(cohort: Cohort, clients: Clients) -> Clients:
-    """Install the downloads."""
+    """Return the clients with their downloads installed."""
 
-    def one(net: Net, own: Tree, down: Tree, key: Tensor) -> tuple[Net, Tree]:
+    def install(net: Net, own: Tree, down: Tree, key: Tensor) -> tuple[Net, Tree]:
         return cohort.method.receive(net, own, down, cohort.at(key))
 
     with torch.no_grad():
-        net, own = cohort.lift(one, (0, 0, cohort.down_dim, 0))(
+        net, own = cohort.lift(install, (0, 0, cohort.down_dim, 0))(
             clients.net, clients.own, cohort.down, cohort.keys
         )
     return replace(clients, net=net, own=own)
 
 
 def begin(net: Net, own: Tree, count: int) -> Clients:
-    """Return K clients at one start."""
+    """Return ``count`` clients that all hold this net and this own state."""
     return Clients(
         stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {}
     )

@@ -1,7 +1,7 @@
 """Late replies, simulated: some uploads reach the server a round after they were asked for.
 
-It stands around another engine. Who is late is drawn by key, so that a run can be repeated; what is
-under way belongs to a checkpoint.
+It wraps another engine. Who is late is drawn by key, so that a run can be repeated; late replies
+that are under way are saved in the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATE = "delayed: its reply comes a round late"
 
 @dataclass
 class DelayedEngine:
-    """An engine some of whose clients are late: ``is_late`` says who, of those ordered."""
+    """An engine some of whose clients reply late: ``is_late`` says which, for a list of orders."""
 
     engine: Engine
     is_late: Callable[[Context, Sequence[Order]], Sequence[bool]]
@@ -39,7 +39,7 @@ class DelayedEngine:
             start()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Return the replies in time, and those of earlier rounds that arrive now."""
+        """Return the replies that are in time, and those of earlier rounds that arrive now."""
         late = self.is_late(ctx, orders)
         arriving = [p for p in self.under_way if p.stage == ctx.stage and p.round < ctx.round]
         taken = {id(part) for part in arriving}
@@ -75,7 +75,7 @@ class DelayedEngine:
         return self._simulation().client(ctx, order, down)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what clients keep, and what is under way."""
+        """Return what clients keep, and the replies under way."""
         sealed = {f"{UNDER_WAY}/{i}": _sealed(part) for i, part in enumerate(self.under_way)}
         return self._simulation().state() | sealed
 
@@ -97,7 +97,7 @@ class DelayedEngine:
 
 
 def by_chance(seed: int, chance: float) -> Callable[[Context, Sequence[Order]], Sequence[bool]]:
-    """Return who is late by chance: another draw for every client, round and stage."""
+    """Return a function that draws who is late: anew for every client, round and stage."""
 
     def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
         key = random.key(seed, "delay", ctx.round, ctx.stage)

@@ -1,22 +1,22 @@
 """What every engine is: one verb between a server and its clients, and one to score them.
 
-A whole engine, of clients that live in a list and only count their rows:
+A whole engine, whose clients are entries of a list and only count their rows:
 
 >>> from fedgist.core.method import Context, Count, Order
 >>> from fedgist.core.replies import Subtotal, gather
 >>> class ToyEngine:
 ...     def __init__(self, rows):
-...         self.rows = rows  # how many each client has; None: it is not there
+...         self.rows = rows  # how many each client has; None: it is not connected
 ...
 ...     def ask(self, ctx, orders, downs):
-...         there = [o for o in orders if self.rows[o.client] is not None]
-...         absent = tuple((o.client, "not here") for o in orders if o not in there)
-...         uploads = [Count(torch.tensor(float(self.rows[o.client]))) for o in there]
+...         reached = [o for o in orders if self.rows[o.client] is not None]
+...         absent = tuple((o.client, "not connected") for o in orders if o not in reached)
+...         uploads = [Count(torch.tensor(float(self.rows[o.client]))) for o in reached]
 ...         subtotals = tuple(
 ...             Subtotal(o.architecture, (o.client,), ctx.round, ctx.stage, upload)
-...             for o, upload in zip(there, uploads)
+...             for o, upload in zip(reached, uploads)
 ...         )
-...         return Answer(subtotals, absent=absent, upload_bytes=4 * len(there))
+...         return Answer(subtotals, absent=absent, upload_bytes=4 * len(reached))
 ...
 ...     def score(self, ctx, orders, downs, split):
 ...         return Scores({})  # it measures nothing
@@ -27,22 +27,22 @@ A whole engine, of clients that live in a list and only count their rows:
 >>> ctx = Context(torch.tensor(0), task=None, round=1, stage="train")
 >>> answer = engine.ask(ctx, [Order(client, "mlp") for client in range(3)], [Nothing()] * 3)
 >>> answer.absent, answer.upload_bytes
-(((1, 'not here'),), 8)
+(((1, 'not connected'),), 8)
 >>> gather(answer.subtotals, answer.each).total()
 Count(rows=tensor(18.))
 >>> engine.close()
 
 **Life.** An engine is made with all it needs, asked stage after stage from one thread, and closed
-once, in whatever state it is. It may start processes or connections when it is first asked.
+once, whether or not an error occurred. It may start processes or connections when first asked.
 
 **Deadlines** are the engine's own: ``ask`` and ``score`` return when everybody has answered or the
-time is up. Who did not answer by then is *absent*. What arrives afterwards comes with a later
-answer and names the round it belongs to: the round loop, not the engine, decides whether it is
-*late*.
+time is up. A client that has not answered by then is *absent*. What arrives afterwards is part of a
+later answer and names the round it belongs to: the round loop, not the engine, decides whether it
+is *late*.
 
 **Failures** of clients are part of an answer: a client is absent with a reason, or its upload is
-*refused* with a reason; the others are not lost. What concerns all of them (a worker process that
-died, a wire that broke) is an exception, and the run ends with its checkpoint.
+*refused* with a reason; the other uploads are kept. What concerns all clients (a worker process
+that died, a wire that broke) is an exception, and the run ends with its checkpoint.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrainingLoss:
 
 @message(reduce="each")
 class Score:
-    """How one client's model does on its rows: a measurement, which it may keep to itself.
+    """How good one client's model is on its rows: a measurement, which it may keep to itself.
 
     ``values`` holds the metrics that are defined for this client; ``confusion`` (true class,
     predicted class) counts, where they are asked for.
@@ -100,10 +100,10 @@ class Score:
 
 @tree
 class ScoreTable:
-    """How some clients' models do: one line a client, NaN where a metric is not defined for it.
+    """How good clients' models are: one row per client, NaN where a metric is not defined for it.
 
-    ``rows`` (clients,) were predicted, ``values`` (clients,) by metric; ``confusion`` is summed
-    over the clients.
+    ``rows`` (clients,) counts the rows predicted; ``values`` holds (clients,) for each metric;
+    ``confusion`` is summed over the clients.
     """
 
     clients: tuple[int, ...] = field(metadata=STATIC)
@@ -126,12 +126,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a stage brought.
+    """What came back in a stage.
 
     ``subtotals`` of messages that sum, ``each`` message of those that do not; clients whose message
     was ``refused`` and clients that were ``absent``, each with the reason; the mean training
-    ``losses`` of those that told them; the payload of all uploads accepted; and what really went
-    over a wire, up and down, where there is one.
+    ``losses`` of the clients that share them; the payload of all uploads accepted; and, where there
+    is a wire, the bytes that crossed it, up and down.
     """
 
     subtotals: tuple[Subtotal, ...] = ()
@@ -144,7 +144,7 @@ class Answer:
 
 
 class Engine(Protocol):
-    """Where clients live; nothing else separates a simulation from a federation."""
+    """What a server asks its clients through: all that differs between simulation and reality."""
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back in time."""
@@ -160,10 +160,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Simulation(Protocol):
-    """What only an engine can do that has all clients in its hands."""
+    """What only an engine can do that hosts all clients itself: look into them, save them."""
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Any:
-        """Return what one client holds after this download: something with ``net`` and ``own``."""
+        """Return what one client holds after this download: a value with ``net`` and ``own``."""
 
     def state(self) -> dict[str, Tensor]:
         """Return what all clients keep, by name, for a checkpoint."""

@@ -87,7 +87,7 @@ def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
     Raises
     ------
     MessageError
-        If it is larger than ``limit`` bytes, or not whole, or holds what nobody declared.
+        If it is larger than ``limit`` bytes or damaged, or if a message's type is not declared.
     """
     if len(envelope) > limit:
         msg = f"an envelope of {len(envelope)} bytes; at most {limit} are accepted"
@@ -101,13 +101,13 @@ def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
             raise MessageError(msg)
         messages[name] = unpack(registered(enclosed.type), bytes(blob))
     if rest:
-        msg = f"{len(rest)} bytes after the last message"
+        msg = f"there are {len(rest)} bytes after the last message"
         raise MessageError(msg)
     return header, messages
 
 
 def digest(blob: bytes | memoryview) -> str:
-    """Return the SHA-256 of some bytes."""
+    """Return the SHA-256 of bytes, as hexadecimal digits."""
     return hashlib.sha256(blob).hexdigest()
 
 
@@ -119,22 +119,22 @@ def _header(envelope: bytes) -> tuple[Header, memoryview]:
     view = memoryview(envelope)
     start = len(MAGIC) + 4 + CHECKSUM
     if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < start:
-        msg = "no envelope of this version of fedgist"
+        msg = "it is not an envelope of this version of fedgist"
         raise MessageError(msg)
     length = int.from_bytes(view[len(MAGIC) : len(MAGIC) + 4], "big")
     if length > LONGEST_HEADER or start + length > len(view):
-        msg = f"a header of {length} bytes"
+        msg = f"its header is to have {length} bytes, more than there are or than {LONGEST_HEADER}"
         raise MessageError(msg)
     head = bytes(view[start : start + length])
     if _checksum(head) != bytes(view[start - CHECKSUM : start]):
         msg = "the header is not what its digest says: it was cut or changed"
         raise MessageError(msg)
     try:
-        # strict JSON: no number for a text, no further key
+        # strict JSON: no text in place of a number, no unknown key
         header = Header.model_validate_json(head)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
+        where = ".".join(str(part) for part in first["loc"]) or "the whole header"
         msg = f"the header cannot be read: {where}: {first['msg']}"
         raise MessageError(msg) from error
     return header, view[start + length :]

@@ -1,4 +1,4 @@
-"""What a cohort makes of its rows without learning: summaries, uploads, and predictions."""
+"""What a cohort computes from its rows without learning: summaries, uploads, and predictions."""
 
 from __future__ import annotations
 
@@ -60,30 +60,26 @@ def _add_first(total: Tensor, part: Tensor) -> Tensor:
 def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]:
     if count == len(cohort.ids):
         return clients, cohort.down
-    return take(clients, slice(0, count)), cohort.down if cohort.broadcast else take(
-        cohort.down, slice(0, count)
-    )
+    first = slice(0, count)
+    return take(clients, first), cohort.down if cohort.broadcast else take(cohort.down, first)
 
 
 def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Cut a table of rows into pieces of bounded size.
 
-    Each names how many clients, from the first, it has rows for.
+    Each comes with the number of clients, counted from the first, that it has rows for.
     """
     width = max(1, ROWS_AT_ONCE // max(1, len(table)))
-    pieces = (
-        torch.split(table, width, dim=1)
-        if table.shape[1]
-        else [table.new_full((len(table), 1), -1)]
-    )
+    no_rows = table.new_full((len(table), 1), -1)
+    pieces = torch.split(table, width, dim=1) if table.shape[1] else [no_rows]
     for index, rows in enumerate(pieces):
-        somebody = (rows >= 0).any(1).nonzero()
-        count = len(table) if index == 0 or not len(somebody) else int(somebody[-1]) + 1
+        with_rows = (rows >= 0).any(1).nonzero()
+        count = len(table) if index == 0 or not len(with_rows) else int(with_rows[-1]) + 1
         yield count, rows[:count]
 
 
 def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Marks:
-    """Predict the rows of a table (K, rows): what is kept of each, 0 where there is none."""
+    """Predict the rows of a table (K, rows); return their marks, zeros where there is no row."""
     objective = cohort.ctx.task.objective
 
     def one_client(net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor) -> Marks:

@@ -1,8 +1,8 @@
 """The local engine: clients simulated on this machine.
 
 Each stage is cut into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts are
-the unit of everything (of work, of sums, of stacking), and they depend on the plan alone, not on
-the number of workers: the same plan gives the same bits.
+the unit of work, of sums and of stacking, and they depend on the plan alone, not on the number of
+workers: the same plan gives the same bits.
 """
 
 from __future__ import annotations
@@ -100,14 +100,10 @@ class LocalEngine:
             table, on_all = score_shared(self.host, self.pool, sent, split, alone=len(names) == 1)
             tables.setdefault("", []).append(table)
             whole = on_all or whole
-        learns = bool(self.method.before_test(ctx))  # whoever learns is sorted by steps
+        sorted_by: Split = "train" if self.method.before_test(ctx) else split  # steps, if any
         for_each = [orders[i] for i in apart], [downs[i] for i in apart]
-        for result in self.pool.run(
-            [
-                ScoreRequest(sent, split)
-                for sent in self._cut(ctx, *for_each, "train" if learns else split)
-            ]
-        ):
+        requests = [ScoreRequest(sent, split) for sent in self._cut(ctx, *for_each, sorted_by)]
+        for result in self.pool.run(requests):
             for model, table in result.items():
                 tables.setdefault(model, []).append(table)
         return Scores({model: collect(parts) for model, parts in tables.items()}, whole)
@@ -140,7 +136,7 @@ class LocalEngine:
     def _cut(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Iterator[Sent]:
-        """Cut orders into cohorts, sorted by their rows of a split."""
+        """Cut orders into cohorts, sorted by how many rows of a split their clients have."""
         counts, place = self._counts(split), self.host.population.place
 
         # by architecture, then by steps, then by client: arrival order cannot matter
@@ -163,7 +159,7 @@ class LocalEngine:
         return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
     def _shared(self, ctx: Context, downs: Sequence[Tree]) -> bool:
-        """Whether clients of one architecture, sent these, all hold the same model."""
+        """Return whether clients of one architecture all hold the same model after ``downs``."""
         if self.method.before_test(ctx):
             return False
         kept = any(store.arrays for store in self.host.stores.values())
@@ -171,7 +167,7 @@ class LocalEngine:
         return self.method.merges_clients or alike
 
     def _counts(self, split: Split) -> list[int]:
-        """How many rows each client has in a split."""
+        """Return how many rows each client has in a split."""
         population = self.host.population
         if split == "test":
             return [len(population.test_examples.y)] * len(population.clients)

@@ -1,8 +1,8 @@
 """Local training: a cohort goes through the phases of a stage, every client by its own gradient.
 
 One backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
-optimizer step moves all. Clients are sorted by their number of steps, so those that still have rows
-are always the first k: the others are simply left out of the step.
+optimizer step moves all. Clients are sorted by their number of steps, so that those that still have
+rows are always the first k; the others are left out of the step.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
 
 
 def train(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> tuple[Clients, Tensor]:
-    """Go through the phases.
-
-    Return the clients and each one's mean loss over the rows it saw, (K,).
-    """
+    """Go through the phases; return the clients and their mean losses over the rows seen, (K,)."""
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     for index, phase in enumerate(phases):
         clients, sums = _phase(cohort, clients, phase, f"{cohort.ctx.stage}-{index}")
@@ -65,8 +62,8 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
 
 def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
     net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
-    mine = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
-    return net, build(type(own), mine)
+    own_arrays = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
+    return net, build(type(own), own_arrays)
 
 
 def _own_name(path: str) -> str:
@@ -129,7 +126,7 @@ class _Step:
         self.clients, self.learned, self.memory = clients, learned, memory
         loss = phase.loss or cohort.method.loss
 
-        def one(
+        def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
             run = Pass(batch.mask, key)
@@ -137,7 +134,7 @@ class _Step:
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
             return value, run.updates
 
-        self.loss = cohort.lift(one, (0, 0, 0, cohort.down_dim, 0, 0))
+        self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
         self.count = -1
 
     def _slice(self, count: int) -> None:
@@ -163,8 +160,8 @@ class _Step:
             )
             for name, new in updates.items():
                 self.clients.net.buffers[name][:count] = new
-        mine: Tensor = losses.detach()
-        return mine
+        detached: Tensor = losses.detach()
+        return detached
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
         """Reset the optimizer of the clients that begin an epoch at this step."""
@@ -175,9 +172,9 @@ class _Step:
 
 @contextlib.contextmanager
 def _torch_draws(cohort: Cohort, keys: Tensor) -> Iterator[None]:
-    """Seed torch's generator for one step of a model that draws from it.
+    """Seed torch's generator for one step of an unstacked client.
 
-    Such a model runs alone, never stacked.
+    A model that draws from this generator cannot be stacked, so it always gets here.
     """
     if cohort.stack:
         yield

@@ -1,7 +1,7 @@
 """The loop-back: sites in one process, cut out of one data set, each with only its own rows.
 
-Every message crosses as bytes, through the same gate as over a network; nothing but the wire is
-different. It is a simulation as well: it can look into its sites and save what they keep.
+Every message crosses as bytes, through the same gate as over a network; only the wire is different.
+It is a simulation as well: it can look into its sites and save what they keep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUN = "loopback"
 
 
 class LoopbackEngine:
-    """A remote engine whose sites are here."""
+    """A remote engine whose sites are in this process."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LoopbackEngine:
         rounds_kept: int = 2,
         wire: Wire | None = None,
     ) -> None:
-        """Another ``wire`` may stand in, if it reaches ``sites`` by their ``handle``."""
+        """A ``wire`` given here is used in place of the loop-back's; it must reach ``sites``."""
         self.sites = {
             client.id: Site(
                 method,
@@ -94,7 +94,7 @@ class LoopbackEngine:
 
 
 def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
-    """Return what a site needs of a task: its own architectures, and no rows of the server's."""
+    """Return what a site needs of a task: its own architectures, and none of the server's rows."""
     return replace(
         task,
         architectures={name: task.architectures[name] for name in architectures},
@@ -104,7 +104,7 @@ def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
 
 
 def outlined(task: Task) -> Task:
-    """Return a task as a server may know it whose clients' bodies stay at home: outlines only."""
+    """Return a task as a server knows it whose clients do not show their bodies: as outlines."""
     outlines = {
         name: replace(Outline.of(arch), name=name).architecture()
         for name, arch in task.architectures.items()

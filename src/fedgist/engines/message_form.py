@@ -1,8 +1,8 @@
 """What a valid message looks like, worked out beforehand; and which uploads are valid.
 
 A form is made by letting the method make the message once. On fake tensors (torch's device
-``meta``), which have a type and a shape and no numbers, that costs nothing, however large a
-client's work; a method that looks at numbers fails on them, and is run on one row of zeros instead.
+``meta``), which have a type and a shape and no numbers, that costs nothing, however large the work
+of a client is; a method that looks at numbers fails on them, and gets one row of zeros instead.
 Where clients are simulated, the first message of a stage is the form of the others.
 """
 
@@ -68,8 +68,8 @@ def form_of_stack(message: Tree) -> Form:
 def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
 
-    Of messages that sum, the total is made first: if it is finite, so is every term, and nothing
-    else need be looked at.
+    Messages that sum are added up first: if the total is finite, so is every term, and the terms
+    need not be checked one by one.
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message

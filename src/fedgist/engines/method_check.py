@@ -1,9 +1,9 @@
-"""A look at a method before it runs: what breaks the vocabulary is told by its function's name.
+"""Checks a method before it runs; an error names the function that breaks the vocabulary.
 
 Each of the client's functions is called once, for one client and a few made-up rows, and what it
-returns is looked at. Loss and summaries are evaluated twice, with other numbers in absent rows: if
-that changes them, the method has forgotten ``batch.mask``, and its results would depend on how many
-clients the machine at hand stacks together.
+returns is checked. Loss and summaries are evaluated twice, with different numbers in absent rows:
+if that changes them, the method has forgotten ``batch.mask``, and its results would depend on how
+many clients the machine at hand stacks together.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ABSENT = "depends on rows that are absent: weigh rows by batch.mask"
 
 
 def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[str]:
-    """Look at a method before its first round; return notes on its models, if there are any.
+    """Check a method before its first round; return notes on its models, if there are any.
 
     Raises
     ------
     MethodError
-        If a function breaks the vocabulary: which one, and what it should do.
+        If a function breaks the vocabulary; the message names it and what it should do.
     """
     _check_class(method)
     notes = []
@@ -50,7 +50,7 @@ def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[
 def why_unstackable(
     method: Method, task: Task, server: Tree, key: Tensor, architecture: str
 ) -> str | None:
-    """Return which function of a method cannot be stacked, and why; None: it is the model."""
+    """Return which function of a method cannot be stacked, and why; None if it is the model."""
     for stage in _stages(method, Context(key, task, 1, "")):
         trial = Trial(method, Context(key, task, 1, stage), architecture, server)
         if trial.asks_clients() and (reason := trial.unstackable()):
@@ -58,8 +58,8 @@ def why_unstackable(
     return None
 
 
-def told(value: Any, method: Method, function: str) -> Any:
-    """Return what a function returned, unless it is nothing.
+def check_returned(value: Any, method: Method, function: str) -> Any:
+    """Return ``value``, what a function of the method returned, unless it is None.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _check_class(method: Method) -> None:
 
 
 def _stages(method: Method, ctx: Context) -> Sequence[str]:
-    names: Any = told(method.stages(ctx), method, "stages")
+    names: Any = check_returned(method.stages(ctx), method, "stages")
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         msg = f"{type(method).__name__}.stages returned {names!r}: return a tuple, ({names!r},)"
         raise MethodError(msg)
@@ -96,11 +96,11 @@ class Trial:
         self.order = Order(0, architecture)
 
     def asks_clients(self) -> bool:
-        """Whether this stage asks anybody."""
+        """Return whether this stage asks any client."""
         return self.method.orders(self.server, [self.order], self.ctx) is not None
 
     def look(self) -> list[str]:
-        """Call every function of the client once and look at what it returns."""
+        """Call every function of the client once and check what it returns; return notes."""
         self.down = self._call("download", self.server, self.order)
         self._message("download", self.down)
         own = self._call("init_client", self.net)
@@ -117,7 +117,7 @@ class Trial:
         return notes
 
     def batch(self, absent: float) -> Batch:
-        """Return made-up rows; in the last one, which is absent, stands one number."""
+        """Return made-up rows; the last one is absent and filled with the number ``absent``."""
         task, device = self.ctx.task, self.ctx.key.device
         x = random.normal(random.fold(self.ctx.key, "rows"), (ROWS, *task.input_shape))
         x[PRESENT:] = absent
@@ -131,18 +131,18 @@ class Trial:
         batch = self.batch(0.0)
 
         def body(net: Net, batch: Batch, own: Tree) -> Tensor:
-            del own  # the model does without
+            del own  # the model does not need it
             return self._pass(net, batch.mask).features(batch.x)
 
         def summaries(net: Net, batch: Batch, own: Tree) -> Any:
             return self.method.summarize(net, batch, own, self.down, self.ctx)
 
-        tried = {"the model": body, "loss": self._losses, "summarize": summaries}
-        for name, function in tried.items():
-            pair = [stacked(self.net, 2), *(_twice(value) for value in (batch, self.own))]
+        functions = {"the model": body, "loss": self._losses, "summarize": summaries}
+        for name, function in functions.items():
+            stacked_args = [stacked(self.net, 2), *(_twice(value) for value in (batch, self.own))]
             try:
                 with torch.no_grad():
-                    torch.func.vmap(function)(*pair)
+                    torch.func.vmap(function)(*stacked_args)
             except Exception as error:  # noqa: BLE001  # a user's function may fail in any way
                 if name == "the model":
                     return None
@@ -151,7 +151,7 @@ class Trial:
         return None
 
     def _check_mask(self) -> list[str]:
-        """Compare loss and summaries under other numbers in the absent row."""
+        """Compare loss and summaries for two different numbers in the absent row."""
         first, other = self.batch(0.0), self.batch(7.0)
         with torch.no_grad():
             a, b = (self._pass(self.net, batch.mask).features(batch.x) for batch in (first, other))
@@ -173,7 +173,7 @@ class Trial:
     def _losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
         """Return the loss of each phase."""
         losses = []
-        phases: Any = told(self.method.phases(self.ctx), self.method, "phases")
+        phases: Any = check_returned(self.method.phases(self.ctx), self.method, "phases")
         for phase in phases:
             if not isinstance(phase, Phase):
                 self._complain("phases", f"returned {_what(phase)} among its phases")
@@ -193,7 +193,7 @@ class Trial:
             return self._named(function, getattr(self.method, function), *args)
 
     def _named(self, function: str, code: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the method; if it fails, say which it was."""
+        """Call a function of the method; if it fails, the error names it."""
         try:
             value = code(*args, self.ctx)
         except MethodError:
@@ -202,7 +202,7 @@ class Trial:
             why = f"{type(error).__name__}: {first_line(error)}"
             msg = f"{self._name(function)} failed in stage {self.ctx.stage!r}: {why}"
             raise MethodError(msg) from error
-        return told(value, self.method, function)
+        return check_returned(value, self.method, function)
 
     def _pair(self, function: str, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, tuple) or len(value) != 2:  # noqa: PLR2004  # a pair
@@ -210,11 +210,11 @@ class Trial:
             self._complain(function, f"returned {_what(value)}, not the pair {pair}")
         first, own = value
         if function == "receive" and not isinstance(first, Net):
-            self._complain(function, f"returned {_what(first)} in the place of the net")
+            self._complain(function, f"returned {_what(first)} in place of the net")
         try:
             named(own)
         except (TypeError, ValueError) as error:
-            self._complain(function, f"returned an own state that is no tree: {error}")
+            self._complain(function, f"returned an own state that is not a tree: {error}")
         return first, own
 
     def _message(self, function: str, value: Any) -> None:

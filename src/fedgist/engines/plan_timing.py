@@ -39,9 +39,9 @@ def choose_plans(
     memory_limit: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Plan]:
-    """Return a plan for each architecture.
+    """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine.
 
-    The ``fixed`` one, or the fastest on this machine (``say`` hears of it).
+    Before a plan is timed, ``say`` is called with a line about it.
     """
     plans = dict(fixed)
     probe = _Probe(method, task, population, settings, server, memory_limit, say)
@@ -77,38 +77,40 @@ class _Probe:
         clients = [c for c in self.population.clients if name in c.architectures]
         if self.stage is None or not clients:
             return Plan(fixed or 1)
-        # of the machine, not of engine.workers: the plan must not depend on how many there are
+        # the machine's cores, not engine.workers: the plan must not depend on how many workers run
         cores = default_workers(self.settings.device)
         at_once = math.ceil(self.task.training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
-        tried = [fixed] if fixed else sizes(at_once, cores, most)
+        candidates = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
             "model": repr(arch.module),
             "input": arch.input_shape,
             "method": repr(self.method),
             "training": repr(self.task.training),
-            "sizes": tried,
+            "sizes": candidates,
             "device": self.settings.device,
             "rows": int(self.population.train.counts.max()),
         }
-        return remembered(description, lambda: self._measured(name, arch, tried, cores))
+        return remembered(description, lambda: self._measured(name, arch, candidates, cores))
 
-    def _measured(self, name: str, arch: Architecture, tried: Sequence[int], cores: int) -> Plan:
+    def _measured(
+        self, name: str, arch: Architecture, candidates: Sequence[int], cores: int
+    ) -> Plan:
         self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
         pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
         with contextlib.closing(pool):
             return choose(
                 # all cores at once, as in a run: caches and memory are shared
                 lambda plan: max(pool.run([plan] * cores)),
-                tried,
+                candidates,
                 try_out=lambda plan: self._seconds(name, plan),
                 has_convolutions=any(isinstance(m, Conv2d) for m in arch.module.modules()),
             )
 
     def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients, tuple[Phase, ...]]:
         assert self.stage is not None  # asked for only where something learns
-        arch = replace(self.task, architectures={name: self.task.architectures[name]})
-        engine = LocalEngine(self.method, arch, self.population, self.settings, {name: plan})
+        task = replace(self.task, architectures={name: self.task.architectures[name]})
+        engine = LocalEngine(self.method, task, self.population, self.settings, {name: plan})
         ctx = Context(engine.host.key, self.task, 1, self.stage)
         clients = [c for c in self.population.clients if name in c.architectures]
         orders = [Order(c.id, name) for c in clients[: max(64, plan.cohort_size)]]
@@ -117,7 +119,7 @@ class _Probe:
         return cohort, state, tuple(replace(p, steps=STEPS) for p in self.method.phases(ctx)[:1])
 
     def _seconds(self, name: str, plan: Plan) -> float:
-        """Seconds per client and step."""
+        """Return the seconds that a plan takes per client and step."""
         with one_thread():
             cohort, clients, phases = self._prepare(name, plan)
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
@@ -129,9 +131,9 @@ class _Probe:
         return best / (STEPS * len(cohort.ids))
 
     def _bytes(self, name: str) -> int:
-        """Memory that one more client in a stack takes.
+        """Return the bytes that one more client in a stack takes.
 
-        Parameters, gradient, two moments, and what backward needs.
+        These are parameters, gradient, two moments, and what backward needs.
         """
         held = 0
 

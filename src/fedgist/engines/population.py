@@ -31,19 +31,19 @@ class Population:
 
     @functools.cached_property
     def place(self) -> Mapping[int, int]:
-        """Where each client stands."""
+        """The place of each client in ``clients``, by id."""
         return {client.id: i for i, client in enumerate(self.clients)}
 
     def rows(self, split: Split) -> Rows:
-        """Each client's rows of a split."""
+        """Return each client's rows of a split."""
         return {"client": self.test, "train": self.train, "validation": self.validation}[split]
 
     def examples_of(self, split: Split) -> Examples:
-        """The examples that a split's rows are of."""
+        """Return the examples among which the rows of a split are numbered."""
         return self.test_examples if split in {"client", "test"} else self.examples
 
     def table(self, split: Split, ids: Sequence[int]) -> Tensor:
-        """Return some clients' rows of a split: (clients, rows), -1 where there is none."""
+        """Return these clients' rows of a split: (clients, rows), -1 where there is none."""
         if split == "test":
             return torch.arange(len(self.test_examples.y)).expand(len(ids), -1)
         return self.rows(split).table([self.place[client] for client in ids])
@@ -51,7 +51,7 @@ class Population:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How clients are hosted: no setting but the seed and ``own_start`` moves results."""
+    """How clients are hosted; only ``seed`` and ``own_start`` change results."""
 
     seed: int
     own_start: bool = False

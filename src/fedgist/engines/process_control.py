@@ -1,4 +1,4 @@
-"""How a process of ours behaves: its torch threads, its memory, its end with its parent."""
+"""How fedgist's own processes behave: their torch threads, their memory, and how they end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def one_thread() -> Iterator[None]:
 
 
 def keep_memory() -> None:
-    """Tell the C library to keep freed memory, which it gives back and faults in at each step.
+    """Make the C library keep freed memory instead of returning it to the system at each step.
 
-    Page faults cost more than some layers do. Only workers do this, and only with glibc; elsewhere
-    nothing happens.
+    The page faults that follow cost more than some layers do. Only workers call this, and it has an
+    effect with glibc alone.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -42,7 +42,7 @@ def keep_memory() -> None:
 
 
 def die_with_parent() -> None:
-    """End this process with its parent, even one killed in the middle of a task."""
+    """Wait until the parent process ends, even if it is killed, and end this process then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

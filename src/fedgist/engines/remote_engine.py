@@ -3,7 +3,7 @@
 It seals each download in an envelope, sends it, and passes what comes back through the same gate as
 the local engine: the right run, a registered type, the form worked out beforehand, finite numbers.
 A reply counts at most once. One that arrives after its stage has closed is handed on with the round
-it answers; whether it is of use is for the round loop and the method to say.
+it answers; the round loop and the method decide whether it is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Asked:
 
 @dataclass
 class _Inbox:
-    """What has come over the wire and was not handed on yet."""
+    """What has come over the wire and has not been handed on yet."""
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
@@ -149,7 +149,7 @@ class RemoteEngine:
             key = (header.round, header.stage, client, header.architecture)
             asked = self.under_way.pop(key, None)
             if asked is None:
-                return  # it was counted before, or nobody asked
+                return  # it was counted before, or never asked for
             if header.purpose == "refusal":
                 self.inbox.refused.append((client, printable(header.reason)))
                 return
@@ -176,7 +176,7 @@ class RemoteEngine:
     def _absent(
         self, ctx: Context, orders: Sequence[Order], inbox: _Inbox
     ) -> tuple[tuple[int, str], ...]:
-        """Return who neither answered nor was refused, and why."""
+        """Return the clients that neither answered nor were refused, each with the reason."""
         refused, present = {client for client, _ in inbox.refused}, self.wire.present()
         return tuple(
             (o.client, "no reply in time" if o.client in present else "not connected")
@@ -187,12 +187,12 @@ class RemoteEngine:
     def _tables(
         self, ctx: Context, client: int, messages: Mapping[str, Tree]
     ) -> dict[str, ScoreTable]:
-        """Return what a client told of its models, if it is what may be told.
+        """Return a client's scores, a table of one row for each of its models, by name.
 
         Raises
         ------
         MessageError
-            If it is not.
+            If something else than valid scores of known models was sent.
         """
         objective, classes = ctx.task.objective, ctx.task.num_classes
         known = {LOSS.name, *(metric.name for metric in objective.metrics)}
@@ -200,7 +200,7 @@ class RemoteEngine:
         for name, score in messages.items():
             model = name.removeprefix("score-")
             if model not in {"", FINETUNED} or not _sound(score, known, classes):
-                msg = f"client {client} sent no score"
+                msg = f"client {client} sent something that is not a score"
                 raise MessageError(msg)
             values = {metric: value.view(1).double() for metric, value in score.values.items()}
             rows = score.rows.view(1)
@@ -208,15 +208,15 @@ class RemoteEngine:
         return tables
 
     def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
-        """Raise MessageError if an envelope is not from whom it came, or of another run."""
+        """Raise MessageError if an envelope is of another run or client, or not an answer."""
         if header.run != self.run:
             msg = f"it is of run {header.run!r}, not {self.run!r}"
             raise MessageError(msg)
         if header.client != client:
-            msg = f"it is signed client {header.client} and came from client {client}"
+            msg = f"it names client {header.client}, but came from client {client}"
             raise MessageError(msg)
         if header.purpose not in ({purpose} if purpose else {"reply", "refusal"}):
-            msg = header.reason or f"a {header.purpose} is no answer"
+            msg = header.reason or f"a {header.purpose} is not an answer"
             raise MessageError(msg)
 
     def _form(self, ctx: Context, order: Order, down: Tree) -> Form:
@@ -232,7 +232,7 @@ def _key(ctx: Context, order: Order) -> StageKey:
 
 
 def _sound(score: Any, known: set[str], classes: int) -> bool:
-    """Whether a message is a score: known metrics, one finite number each, counts in their form."""
+    """Return whether a message is a score: finite numbers of known metrics, and valid counts."""
     if not isinstance(score, Score) or score.rows.shape != () or int(score.rows) < 0:
         return False
     numbers = score.values.values()

@@ -1,4 +1,4 @@
-"""Scoring a model that several clients share: each row is predicted once, whoever it belongs to."""
+"""Scoring a model that several clients share: each row is predicted once, whoever holds it."""
 
 from __future__ import annotations
 

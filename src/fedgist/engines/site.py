@@ -1,9 +1,9 @@
 """A site: one real client, with its own rows and its own model, that answers envelopes.
 
-What it keeps is its own. It remembers its state before each stage of the last rounds together with
-the reply it gave, because a server may ask again: for a stage whose reply it never saw, or after it
-went back to a checkpoint. Asked for the same stage with the same download, the site sends the same
-reply and does nothing; with another download it goes back to its state before that stage.
+It remembers its state before each stage of the last rounds, together with the reply it gave,
+because a server may ask again: for a stage whose reply never reached it, or after going back to a
+checkpoint. Asked for the same stage with the same download, the site sends the same reply and does
+nothing; with another download, it goes back to its state before that stage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SLACK = 1 << 20  # bytes of an envelope beside the payload that is expected
 
 @dataclass(frozen=True)
 class _Done:
-    """A stage that was answered: with what it was asked, the state before it, and the reply."""
+    """A stage that was answered: the download's digest, the state before it, and the reply."""
 
     digest: str
     before: Mapping[str, Tensor]
@@ -41,7 +41,7 @@ class _Done:
 
 
 class Site:
-    """One client: it hosts itself, unstacked."""
+    """One client, unstacked, that answers a server's envelopes."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Site:
             return seal(refusal, {})
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back; of stages done before it nothing is remembered."""
+        """Put a checkpoint's state back, and forget the stages that were answered."""
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")
 
     def _limit(self, size: int) -> int:
-        """Return the bytes of the largest envelope to open; large ones have it worked out."""
+        """Return the size in bytes of the largest envelope to open, given one of ``size`` bytes."""
         if size > self.largest:  # larger than a few models: is any download so large?
             for number in (0, 1):
                 stages = self.method.stages(Context(self.host.key, self.task, number, ""))
@@ -114,20 +114,22 @@ class Site:
         return self.forms[key]
 
     def _download(self, asked: Header, messages: Mapping[str, Any]) -> Any:
-        """Return the download that an envelope holds, if it is in order.
+        """Return the download that an envelope holds.
 
         Raises
         ------
         MessageError
-            If it is not: one line that says why.
+            If the envelope or the download is not valid; the message says why.
         """
+        models = self.client.architectures
+        no_rows = asked.purpose == "score" and asked.split in {None, "test"}
         problems = [
-            (asked.run != self.run, f"run {asked.run!r}; this site is in run {self.run!r}"),
-            (asked.client != self.client.id, f"client {asked.client} is not here"),
+            (asked.run != self.run, f"this site is in run {self.run!r}, not {asked.run!r}"),
+            (asked.client != self.client.id, f"this site has no client {asked.client}"),
             (asked.purpose not in {"train", "score"}, f"a {asked.purpose} cannot be answered"),
-            (asked.architecture not in self.client.architectures, f"no {asked.architecture} here"),
-            (set(messages) != {"download"}, f"messages {sorted(messages)}; expected a download"),
-            (asked.purpose == "score" and asked.split in {None, "test"}, f"no rows: {asked.split}"),
+            (asked.architecture not in models, f"this site has no model {asked.architecture!r}"),
+            (set(messages) != {"download"}, f"it holds {sorted(messages)}, not one download"),
+            (no_rows, f"this site has no rows of the split {asked.split!r}"),
         ]
         if problem := next((text for wrong, text in problems if wrong), None):
             raise MessageError(problem)
@@ -155,12 +157,12 @@ class Site:
         return reply
 
     def _go_back(self, key: StageKey) -> None:
-        """Return to the state before a stage, if it or what comes after it was done already.
+        """Return to the state before a stage, if it or a later one was answered already.
 
         Raises
         ------
         MessageError
-            If that was so long ago that it is no longer remembered.
+            If that state is no longer remembered.
         """
         if key <= self.forgotten:
             msg = f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
@@ -172,7 +174,7 @@ class Site:
             del self.done[later]
 
     def _forget(self, last_round: int) -> None:
-        """Forget the stages up to a round."""
+        """Forget the stages of all rounds up to this one."""
         old = [key for key in self.done if key[0] <= last_round]
         self.forgotten = max([self.forgotten, *old])
         for key in old:

@@ -1,9 +1,9 @@
 """How many clients to stack, and how their convolutions run: measured on the machine at hand, once.
 
-On a CPU stacked linear layers win and stacked convolutions often lose; on a GPU stacking is the
-point. Nobody can tell beforehand, so a few steps of the real work are timed before round 1, under a
-lock (runs that time at once mislead each other), and remembered for the next run. The choice moves
-the last bits of results, so a run keeps its plan for life.
+On a CPU stacking makes linear layers faster and convolutions often slower; on a GPU it makes both
+faster. What is best cannot be known in advance, so a few steps of the real work are timed before
+round 1, under a lock (runs that time at once mislead each other), and the choice is remembered for
+the next run. It changes the last bits of results, so a run keeps its plan to its end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from platformdirs import user_cache_path
 from fedgist.errors import first_line
 
 Convolutions = Literal["each", "stacked"]
-LIKELY = 16  # sizes near this one are tried first, in case patience ends
+LIKELY = 16  # sizes near this one are tried first, in case the time runs out
 PATIENCE_S = 6.0  # stop trying larger stacks after this long
 GAIN = 0.98  # a less likely size must be this much faster
 
 
 @dataclass(frozen=True)
 class Plan:
-    """K clients a stack, the layout of convolutions, and whether the model stacks at all."""
+    """How many clients a stack has, how convolutions run, and whether the model stacks at all."""
 
     cohort_size: int
     convolutions: Convolutions = "stacked"
@@ -46,12 +46,12 @@ Measure = Callable[[Plan], float]  # seconds per client and step
 
 
 def sizes(clients: int, cores: int, most: int) -> list[int]:
-    """Return sizes of stacks, at most ``most``, that give each core equally many stacks."""
-    found, stacks = {1}, 1
+    """Return sizes of stacks, at most ``most``, with which each core gets equally many stacks."""
+    candidates, stacks = {1}, 1
     while (size := math.ceil(clients / (cores * stacks))) > 1:
-        found.add(min(size, most))
+        candidates.add(min(size, most))
         stacks += max(1, stacks // 2)
-    return sorted(found)
+    return sorted(candidates)
 
 
 def choose(
@@ -65,9 +65,8 @@ def choose(
     layouts: tuple[Convolutions, ...] = ("each", "stacked") if has_convolutions else ("stacked",)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # torch warns where a layer has no batching rule and is looped over
+            # torch warns where a layer has no batching rule and is looped over
+            warnings.simplefilter("error")
             try_out(Plan(min(2, max(sizes)), layouts[0]))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
         try_out(Plan(1, stack=False))  # if it fails alone too, this is the error to show
@@ -94,7 +93,7 @@ def remembered(description: Mapping[str, Any], make: Callable[[], Plan]) -> Plan
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock")
         lock.acquire()
-    except OSError:  # no cache to be had: measure every time
+    except OSError:  # the cache cannot be written: measure every time
         return make()
     try:
         if (plan := _read(path)) is None:

@@ -1,7 +1,7 @@
 """The wire: how bytes go from a server to its clients and back.
 
-A wire knows neither methods nor messages. Whatever carries bytes to a named peer and brings some
-back is one; a network's replaces the loop-back, and nothing else.
+A wire knows neither methods nor messages: it carries bytes to a client and brings bytes back. For a
+network, the loop-back wire is replaced by another, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Protocol
 
 
 class Wire(Protocol):
-    """Bytes to clients, and bytes from them."""
+    """What carries bytes to clients and brings bytes back."""
 
     def present(self) -> frozenset[int]:
-        """Return the clients that are there now."""
+        """Return the clients that can be reached now."""
 
     def exchange(
         self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
         """Send an envelope to each client; return what arrived until all answered or time is up.
 
-        Each arrival is (the client it came from, its bytes), in any order. A client that is gone
-        is passed over. What arrives after the deadline is kept, and returned by a later exchange.
+        Each arrival is (the client it came from, its bytes), in any order. A client that cannot be
+        reached is left out. What arrives after the deadline is returned by a later exchange.
         """
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
 """Worker processes: forked, one torch thread each, fed one task at a time.
 
-Small nets lose by torch's own threads; a process per core wins. Forking gives every worker the data
-and the clients' memory without a copy, and needs nothing to be importable or picklable but
-messages. Results come back in the order of the tasks, so they do not depend on the number of
-workers.
+Torch's own threads make small nets slower; a process per core makes them faster. Forking gives
+every worker the data and the clients' memory without a copy, and only messages need be picklable.
+Results come back in the order of the tasks, so they do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Work = Callable[[Any], Any]
 
 
 def default_workers(device: str) -> int:
-    """One worker a core; on a GPU, and where processes cannot be forked safely, one."""
+    """Return one worker per core; on a GPU, and where processes cannot be forked safely, one."""
     if device != "cpu" or not sys.platform.startswith("linux"):
         return 1
     return len(os.sched_getaffinity(0))
 
 
 class WorkerPool:
-    """Runs tasks by a function: here, if there is one worker, else in forked processes."""
+    """Calls a function on tasks: in this process if there is one worker, else in forked ones."""
 
     def __init__(self, work: Work, size: int) -> None:
         self.work, self.size = work, size
@@ -61,13 +60,13 @@ class WorkerPool:
             self._next(connection, todo, busy)
         while busy:
             for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)  # of all that can be waited for, these were
+                assert isinstance(ready, Connection)  # nothing else was waited for
                 results[busy.pop(ready)] = self._result(ready)
                 self._next(ready, todo, busy)
         return results
 
     def start(self) -> None:
-        """Fork the workers, if there are to be any."""
+        """Fork the workers, if there is to be more than one."""
         if self.size == 1 or self.workers:
             return
         fork = multiprocessing.get_context("fork")
@@ -76,15 +75,15 @@ class WorkerPool:
             # computes, on one thread.
             warnings.simplefilter("ignore", DeprecationWarning)
             for _ in range(self.size):
-                here, there = fork.Pipe()
+                parent_end, worker_end = fork.Pipe()
                 process = fork.Process(
                     target=_serve,
-                    args=(self.work, there, [*(c for _, c in self.workers), here]),
+                    args=(self.work, worker_end, [*(c for _, c in self.workers), parent_end]),
                     daemon=True,
                 )
                 process.start()
-                there.close()
-                self.workers.append((process, here))
+                worker_end.close()
+                self.workers.append((process, parent_end))
 
     def close(self) -> None:
         """End the workers."""
@@ -100,9 +99,8 @@ class WorkerPool:
         self, connection: Connection, todo: Iterator[tuple[int, Any]], busy: dict[Any, int]
     ) -> None:
         for index, task in todo:
-            with contextlib.suppress(
-                OSError
-            ):  # a dead worker is found when its result is waited for
+            # that a worker has died is noticed when its result is waited for
+            with contextlib.suppress(OSError):
                 connection.send_bytes(_dump(task))
             busy[connection] = index
             return
@@ -115,8 +113,8 @@ class WorkerPool:
             process.join(timeout=5)
             self.close()
             msg = (
-                f"a worker process died ({process.exitcode}); out of memory? lower engine.workers "
-                "or cohort_size"
+                f"a worker process died (exit code {process.exitcode}); if memory ran out, lower "
+                "engine.workers or engine.cohort_size"
             )
             raise WorkerError(msg) from error
         if not good:
@@ -127,13 +125,10 @@ class WorkerPool:
 
 def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection]) -> None:
     """Do tasks until the other end is closed."""
-    for end in (
-        parents_ends
-    ):  # forking copied them: while a copy is open, nobody sees that the parent closed it
+    # forking copied the parent's ends: that it closed one is seen only when all copies are closed
+    for end in parents_ends:
         end.close()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -154,9 +149,9 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
 
 
 def _dump(value: Any) -> bytes:
-    """Pickle between our own processes.
+    """Pickle a value for another of fedgist's own processes.
 
-    Tensors travel as arrays (torch's own way passes file handles).
+    Tensors are sent as arrays, because torch would send file handles.
     """
     return pickle.dumps(
         map_leaves(lambda v: v.detach().cpu().numpy() if isinstance(v, Tensor) else v, value),

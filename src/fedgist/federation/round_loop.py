@@ -16,7 +16,7 @@ from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
-from fedgist.engines.method_check import told
+from fedgist.engines.method_check import check_returned
 from fedgist.engines.process_control import one_thread
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
@@ -116,7 +116,7 @@ class Federation:
         except TooFewRepliesError as error:
             record.events.append(str(error))
         else:
-            self.server = told(server, self.method, "server_update")
+            self.server = check_returned(server, self.method, "server_update")
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Leave out what came late, unless the method accepts it, and what is too few."""
@@ -188,7 +188,9 @@ def context(side: ServerSide, number: int, stage: str) -> Context:
 
 def start_server(side: ServerSide) -> Any:
     """Return the server's state before round 1."""
-    return told(side.method.init_server(context(side, 0, "init")), side.method, "init_server")
+    return check_returned(
+        side.method.init_server(context(side, 0, "init")), side.method, "init_server"
+    )
 
 
 def loop(
