@@ -170,7 +170,7 @@ def auroc(p: Predictions) -> Tensor:
     By ranks (Mann and Whitney): the share of pairs of a row of the class and another row in which
     the former has the higher probability, ties counting half. NaN where a client has one class.
     """
-    scores = p.marks.scores.movedim(2, 1).to(torch.float64)  # (K, classes, rows)
+    scores = p.marks.scores.movedim(2, 1)  # (K, classes, rows)
     scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
     ordered = scores.contiguous().sort(2).values
     below = torch.searchsorted(ordered, scores.contiguous())
