@@ -53,7 +53,7 @@ def fails(self: Any, *args: Any) -> Any:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"sumarize": forgetful_sums}, "defines 'sumarize', which nobody calls; did you mean 'summari"),
+    ({"sumarize": forgetful_sums}, "defines 'sumarize', which is never called; did you mean 'summ"),
     ({"stages": lambda self, ctx: "train"}, r"Mine.stages returned 'train': return a tuple"),
     ({"keeps": "bodies"}, "Mine.keeps = 'bodies'; did you mean 'body'?"),
     ({"receive": lambda self, *a: None}, "Mine.receive returned nothing"),
@@ -89,7 +89,7 @@ def test_a_class_in_the_place_of_an_object_and_fields_without_a_dataclass() -> N
     with pytest.raises(MethodError, match=r"method is the class FedProx: give an object, FedProx"):
         fedgist.run(RECIPE, method=FedProx)  # type: ignore[arg-type]
     annotated = {"mu": 1.0, "__annotations__": {"mu": "float"}}
-    with pytest.raises(MethodError, match="has fields but is no dataclass"):
+    with pytest.raises(MethodError, match="has fields but is not a dataclass"):
         fedgist.run(RECIPE, method=method(**annotated))
 
 

@@ -40,13 +40,13 @@ def accuracy_by_hand(net: Net, chosen: torch.Tensor) -> float:
 
 
 def test_the_servers_models_are_scored_on_each_of_its_test_sets() -> None:
-    here = world(
+    small_world = world(
         "fedavg",
         architectures=TWO,
         evaluate={"on": "global", "sets": {"rare": {"classes": [2]}}},
         given={"test_sets": {"mine": (blobs().x_test[:4], blobs().y_test[:4])}},
     )
-    fed = federation(here)
+    fed = federation(small_world)
     line, details = fed.advance()
     assert details == []
     assert not [c for c in line if c.startswith("eval/client")]
@@ -78,8 +78,8 @@ def test_held_out_rows_are_a_set_of_the_servers() -> None:
 
 
 def test_one_model_of_the_server_is_the_global_one() -> None:
-    here = world("fedavg", evaluate={"on": "global"})
-    line, _ = federation(here).advance()
+    small_world = world("fedavg", evaluate={"on": "global"})
+    line, _ = federation(small_world).advance()
     assert line["eval/global/accuracy"] == line["eval/global/mlp/all/accuracy"]
     scored = trace(world("fedavg", evaluate={"on": "test"}), rounds=1).rounds[0]
     assert scored["eval/global/accuracy"] == pytest.approx(line["eval/global/accuracy"])
@@ -89,7 +89,7 @@ def test_one_model_of_the_server_is_the_global_one() -> None:
     ("evaluate", "says"),
     [
         ({"on": "global"}, "method local has none; use 'client' or 'test'"),
-        ({"sets": {"x": {"classes": [7]}}}, "evaluate.sets.x.classes names 7; there are 3"),
+        ({"sets": {"x": {"classes": [7]}}}, "classes names class 7; the data have classes 0..2"),
         ({"sets": {"x": {"classes": []}}}, "evaluate.sets.x.classes"),
     ],
 )
@@ -109,8 +109,8 @@ def test_stateless_clients_of_several_architectures_are_predicted_once_each(
         predicted.append(int((table >= 0).sum()))
         return predict(cohort, clients, table, examples)
 
-    here = world("fedavg", architectures=TWO)
-    fed = federation(here)
+    small_world = world("fedavg", architectures=TWO)
+    fed = federation(small_world)
     monkeypatch.setattr(inference, "predict", counting)
     line, details = fed.advance()
     assert sum(predicted) == 30  # every test row once, by its owner's model
@@ -118,8 +118,8 @@ def test_stateless_clients_of_several_architectures_are_predicted_once_each(
     # an oracle: each client's own rows under its architecture's weights
     nets = fed.method.models(fed.server, fed.context("evaluate"))
     for entry in details:
-        client = here.population.clients[entry["client"]]
-        chosen = here.population.test[entry["client"]]
+        client = small_world.population.clients[entry["client"]]
+        chosen = small_world.population.test[entry["client"]]
         oracle = accuracy_by_hand(nets[client.architectures[0]], chosen)
         assert entry["accuracy"] == pytest.approx(oracle)
     mean = sum(entry["accuracy"] for entry in details) / len(SIZES)
@@ -165,7 +165,7 @@ def test_fine_tuning_in_the_last_round_alone_is_not_skipped() -> None:
 
 @dataclass(frozen=True)
 class Watched(Method):
-    """Two stages; it writes down whom each could have asked."""
+    """Two stages; it writes down which clients each stage could ask."""
 
     seen: ClassVar[dict[tuple[int, str], list[int]]] = {}
 
@@ -179,8 +179,8 @@ class Watched(Method):
 
 def test_one_draw_serves_all_stages_of_a_round_but_not_who_failed() -> None:
     Watched.seen.clear()
-    here = world(Watched(), train={"fraction_train": 0.6})
-    fed = federation(here)
+    small_world = world(Watched(), train={"fraction_train": 0.6})
+    fed = federation(small_world)
     for _ in range(3):
         fed.advance()
     draws = [Watched.seen[number, "one"] for number in (1, 2, 3)]
@@ -211,8 +211,8 @@ def test_reports_take_direction_and_unit_from_the_run(tmp_path: Path) -> None:
     described["macro_f1"]["better"] = "lower"
     path.write_text(json.dumps(described))
     runs = run_files.find([tmp_path / "run"])
-    found = study(runs, metric="eval/client/macro_f1_mean")
-    assert (found.measure.better, found.measure.unit) == ("lower", "fraction")
+    comparison = study(runs, metric="eval/client/macro_f1_mean")
+    assert (comparison.measure.better, comparison.measure.unit) == ("lower", "fraction")
     with pytest.raises(ReportError, match="which is no share"):
         study(runs, metric="eval/client/loss_mean", target_accuracy=0.9)
     assert read_described({"x": 3}) == read_described({})

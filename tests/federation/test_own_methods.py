@@ -1,4 +1,4 @@
-"""A method from outside the package, through all that a registered one can do."""
+"""A method from outside the package can do all that a registered one can."""
 
 from __future__ import annotations
 

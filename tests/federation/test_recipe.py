@@ -1,4 +1,4 @@
-"""Recipes: what is wrong is said in one line that names the key, the value and the choices."""
+"""Recipes: an error is one line that names the key, the value and the choices."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_what_is_wrong_is_named(raw: dict[str, object], says: str) -> None:
 
 
 def test_settings_change_the_recipe_and_bare_words_are_strings() -> None:
-    made = make(
+    recipe = make(
         {}, ["train.lr=0.5", "method.name=fedprox", "method.mu=2", "partition.name=iid", "seed=7"]
     )
-    assert (made.train.lr, made.method.name, made.method.options, made.seed) == (
+    assert (recipe.train.lr, recipe.method.name, recipe.method.options, recipe.seed) == (
         0.5,
         "fedprox",
         {"mu": 2},
@@ -90,7 +90,7 @@ def test_the_table_of_the_method_named_is_used_and_the_others_are_inert() -> Non
 
 
 def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
-    made = make(
+    recipe = make(
         {
             "clients": {
                 "architectures": {
@@ -101,8 +101,8 @@ def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
         }
     )
     path = tmp_path / "recipe.toml"
-    path.write_text(made.to_toml())
-    assert read(path) == made
+    path.write_text(recipe.to_toml())
+    assert read(path) == recipe
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Records and checkpoints: whole or not at all, and what is damaged is named."""
+"""Records and checkpoints: they are written whole or not at all, and a damaged file is named."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_what_is_not_finite_is_null_and_the_line_stays_json() -> None:
 
 def test_the_summary_labels_final_best_and_last_ten() -> None:
     rounds = [{"round": r, "acc": v} for r, v in enumerate([0.1, 0.9, *[0.5] * 9, 0.7], start=1)]
-    found = summary(rounds, "acc")
-    assert (found["final"], found["final_round"]) == (0.7, 12)
-    assert (found["best"], found["best_round"]) == (0.9, 2)
-    assert found["last10_mean"] == pytest.approx((0.5 * 9 + 0.7) / 10)
+    column = summary(rounds, "acc")
+    assert (column["final"], column["final_round"]) == (0.7, 12)
+    assert (column["best"], column["best_round"]) == (0.9, 2)
+    assert column["last10_mean"] == pytest.approx((0.5 * 9 + 0.7) / 10)
     assert summary(rounds, "nothing") == {}
 
 
@@ -57,14 +57,14 @@ def arrays() -> Checkpoint:
 
 
 def test_a_checkpoint_reads_back_bit_for_bit(tmp_path: Path) -> None:
-    made = arrays()
-    checkpoint.save(tmp_path, made)
+    saved = arrays()
+    checkpoint.save(tmp_path, saved)
     back = checkpoint.load(tmp_path)
     assert back is not None
     assert back.round == 7
-    for mine, theirs in ((made.server, back.server), (made.clients, back.clients)):
-        assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    for before, after in ((saved.server, back.server), (saved.clients, back.clients)):
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[k], after[k]) for k in before)
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {
 }
 
 
-def mine() -> tuple[np.ndarray, ...]:
+def user_arrays() -> tuple[np.ndarray, ...]:
     data = blobs()
     return tuple(a.numpy() for a in (data.x.double(), data.y, data.x_test, data.y_test))
 
@@ -36,7 +36,9 @@ def plain() -> nn.Sequential:
 
 
 def test_ten_lines_with_ones_own_arrays_clients_and_module() -> None:
-    result = fedgist.run(QUICK, data=mine(), clients=[r.numpy() for r in rows()], model=plain())
+    result = fedgist.run(
+        QUICK, data=user_arrays(), clients=[r.numpy() for r in rows()], model=plain()
+    )
     assert [line["round"] for line in result.rounds] == [1, 2, 3]
     assert len(result.clients) == 3 * len(SIZES)
     assert result.ledger[0] == {
@@ -44,13 +46,13 @@ def test_ten_lines_with_ones_own_arrays_clients_and_module() -> None:
         "comm/up_bytes": 5 * 3 * 5 * 4,
         "comm/down_bytes": 5 * 3 * 5 * 4,
     }
-    logits = result.model(2)(torch.as_tensor(mine()[2][:7]))
+    logits = result.model(2)(torch.as_tensor(user_arrays()[2][:7]))
     assert logits.shape == (7, 3)
     assert result.folder is None
 
 
 def test_a_torch_data_set_and_a_model_for_each_group() -> None:
-    x, y, *_ = mine()
+    x, y, *_ = user_arrays()
     data = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
     model = {
         "small": (plain(), [0, 2]),
@@ -68,7 +70,7 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
 
 def test_a_modules_own_numbers_are_the_start() -> None:
     module = plain()
-    world = fedgist.run(QUICK, data=mine(), clients=rows(), model=module).world
+    world = fedgist.run(QUICK, data=user_arrays(), clients=rows(), model=module).world
     assert torch.equal(
         world.server.task.starts["model"].params["0.weight"], module.state_dict()["0.weight"]
     )
@@ -83,7 +85,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Talk(Method):
-    """A method that nobody registered: the server sees each client's number."""
+    """A method that is not registered, in which the server sees each client's number."""
 
     def init_server(self, ctx: Context) -> Mean:
         return Mean(torch.zeros(len(SIZES)))
@@ -98,12 +100,12 @@ class Talk(Method):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> None:
     recipe = QUICK | {"engine": {"workers": workers, "cohort_size": 2}}
-    result = fedgist.run(recipe, data=mine(), clients=rows(), method=Talk())
+    result = fedgist.run(recipe, data=user_arrays(), clients=rows(), method=Talk())
     assert result.federation.server.value.tolist() == [float(n) for n in SIZES]
 
 
 def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": mine(), "clients": rows()}
+    given: dict[str, Any] = {"data": user_arrays(), "clients": rows()}
     whole = fedgist.run(
         QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}, out=tmp_path / "a", **given
     )
@@ -130,7 +132,7 @@ def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": mine(), "clients": rows(), "out": tmp_path}
+    given: dict[str, Any] = {"data": user_arrays(), "clients": rows(), "out": tmp_path}
     fedgist.run(QUICK, **given)
     with pytest.raises(ValueError, match=r"holds a run \(3 rounds done\).*--resume.*--overwrite"):
         fedgist.run(QUICK, **given)
@@ -154,7 +156,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
     ],
 )
 def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) -> None:
-    given: dict[str, Any] = {"data": mine(), "clients": rows(), "model": plain()} | change
+    given: dict[str, Any] = {"data": user_arrays(), "clients": rows(), "model": plain()} | change
     with pytest.raises(ValueError, match=says):
         fedgist.run(QUICK, **given)
 
@@ -162,11 +164,13 @@ def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) ->
 def test_bodies_of_different_widths_are_refused_by_fedlog() -> None:
     recipe = QUICK | {"clients": {"num_clients": 5, "architectures": {"mlp": 0.5, "logistic": 0.5}}}
     with pytest.raises(ValueError, match="one feature width; they have mlp 64, logistic 6"):
-        fedgist.run(recipe, data=mine(), clients=rows())
+        fedgist.run(recipe, data=user_arrays(), clients=rows())
 
 
 def test_too_few_replies_change_nothing_and_are_recorded() -> None:
-    result = fedgist.run(QUICK | {"privacy": {"min_replies": 6}}, data=mine(), clients=rows())
+    result = fedgist.run(
+        QUICK | {"privacy": {"min_replies": 6}}, data=user_arrays(), clients=rows()
+    )
     assert all("min_replies is 6" in line["events"][0] for line in result.rounds)
 
 
@@ -176,7 +180,7 @@ def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
     trace = tmp_path / "trace.csv"
     trace.write_text("round,client\n1,0\n1,3\n3,2\n")
     recipe = QUICK | {"clients": {"num_clients": 5, "availability": str(trace)}}
-    result = fedgist.run(recipe, data=mine(), clients=rows())
+    result = fedgist.run(recipe, data=user_arrays(), clients=rows())
     assert [line["clients/replied"] for line in result.rounds] == [2, 0, 1]
     assert (
         result.rounds[1]["eval/client/accuracy_mean"]
@@ -184,7 +188,7 @@ def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
     )
     trace.write_text("round,client\n1,9\n")
     with pytest.raises(ValueError, match=r"names client 9, outside 0..4"):
-        fedgist.run(recipe, data=mine(), clients=rows())
+        fedgist.run(recipe, data=user_arrays(), clients=rows())
 
 
 def test_validation_rows_are_held_out_of_training() -> None:
@@ -211,7 +215,7 @@ def test_the_public_names_are_all_there_and_no_others() -> None:
 
 
 def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
-    # rejects a record in which every round stands twice
+    # rejects a record in which every round is written twice
     recipe = {
         "train": {"num_rounds": 1},
         "data": {"train_rows": 100},
@@ -220,7 +224,7 @@ def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
     with (
         FileLock(tmp_path / "run" / "checkpoint" / "lock"),
-        pytest.raises(ValueError, match="another process is at"),
+        pytest.raises(ValueError, match="another process is using"),
     ):
         fedgist.run(recipe, out=tmp_path / "run")
     assert len(fedgist.run(recipe, out=tmp_path / "run").rounds) == 1

@@ -1,1 +1,1 @@
-"""Runs: recipes, the round loop, records and checkpoints."""
+"""What makes a run: recipes, the round loop, records and checkpoints."""

@@ -11,12 +11,12 @@ from fedgist.errors import OutputError
 def write(path: Path, content: bytes | str) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
 
-    What is no ordinary file (a device, a pipe) is written to as it is, and a link is followed.
+    A device or a pipe is written to directly, and a link is followed.
 
     Raises
     ------
     OutputError
-        If ``path`` is a folder, or in a place that cannot be written to.
+        If ``path`` is a folder, or cannot be written to.
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():

@@ -17,7 +17,7 @@ from fedgist.federation.recipe import Recipe
 def availability(
     recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor
 ) -> Callable[[int], list[ClientInfo]]:
-    """Return who is online in a round: by chance, or as a file of "round,client" lines says."""
+    """Return a function from a round to the clients online in it, by chance or by a file."""
     chance = recipe.clients.availability
     if isinstance(chance, str):
         trace = _trace(Path(chance).expanduser(), len(clients))
@@ -31,13 +31,13 @@ def availability(
 
 
 def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
-    """Read who is online when: lines "round,client" under that header."""
+    """Read the clients online in each round: lines "round,client" under that header."""
     out: dict[int, set[int]] = {}
     try:
         with path.open(encoding="utf-8", newline="") as file:
             pairs = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        msg = f"clients.availability: {path} is no file of 'round,client' lines ({error})"
+        msg = f"clients.availability: {path} is not a file of 'round,client' lines ({error})"
         raise RecipeError(msg) from error
     for number, client in pairs:
         if not 0 <= client < num_clients:

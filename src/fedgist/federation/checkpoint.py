@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on, in one file, replaced whole."""
+"""Checkpoints: everything a run needs to go on, in one file that is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load(folder: Path) -> Checkpoint | None:
             number = json.loads(file.metadata()["fedgist"])["round"]
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        msg = f"{path} is damaged ({error}); remove it to start again with --overwrite"
+        msg = f"{path} is damaged ({error}); start the run again with --overwrite"
         raise CheckpointError(msg) from error
 
     def under(prefix: str) -> dict[str, Tensor]:

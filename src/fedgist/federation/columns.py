@@ -1,9 +1,10 @@
 """The columns of a record: their names, and what each of them measures.
 
-Names are made and taken apart here and nowhere else. ``eval/<split>/<metric>_mean`` and ``_std`` go
-over clients, with ``finetuned_`` before the metric for the models that went through the phases
-before a test. ``eval/global/<metric>`` is of the one model that serves all, on the whole test set;
-``eval/global/<model>/<set>/<metric>`` of each model of the server on each of its test sets.
+Names are made and taken apart in this file alone. ``eval/<split>/<metric>_mean`` and ``_std`` are
+taken over clients, with ``finetuned_`` before the metric for the models that went through the
+phases before a test. ``eval/global/<metric>`` is of the one model that serves all clients, on the
+whole test set; ``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test
+sets.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def over_clients(split: str, metric: str, model: str = "", statistic: str = MEAN
 
 
 def of_all(metric: str) -> str:
-    """Return the name of a metric of the one model that serves all."""
+    """Return the name of a metric of the one model that serves all clients."""
     return f"eval/global/{metric}"
 
 
@@ -57,8 +58,8 @@ GLOBAL_ACCURACY = of_all("accuracy")
 def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     """Return what a column measures.
 
-    ``metrics`` are those of the run's objective, by name. Of a column that nobody has described, a
-    method's own number for instance, the title is its name, and more is better.
+    ``metrics`` are those of the run's objective, by name. A column that is not described, for
+    instance a method's own number, has its name as title, and more is better.
 
     >>> measured("eval/client/finetuned_loss_mean").better
     'lower'
@@ -74,7 +75,7 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
 
 
 def spread_of(column: str) -> str | None:
-    """Return the column that holds the spread of a mean over clients, if it is one."""
+    """Return the column with the spread of a mean over clients; None for another column."""
     return f"{column.removesuffix(MEAN)}{STD}" if column.endswith(MEAN) else None
 
 
@@ -84,7 +85,7 @@ def described(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def read_described(table: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return the metrics that a run describes; what is damaged is left out."""
+    """Return the metrics that a run describes; damaged descriptions are left out."""
     metrics = {}
     for name, values in table.items():
         if isinstance(values, Mapping) and set(values) == {"name", "title", "unit", "better"}:

@@ -1,4 +1,4 @@
-"""From a world to the engine that its recipe names, with the plans by which clients are stacked."""
+"""From a world to the engine that its recipe names, and to the plans that stack its clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fedgist.federation.world import Given, World, make_world
 def open_world(
     recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
 ) -> tuple[World, Any]:
-    """Return the world of a recipe, its plans chosen, and the server's first state."""
-    how = host_settings(recipe)  # an impossible device is found before any work
+    """Return the world of a recipe with its plans chosen, and the server's first state."""
+    settings = host_settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world.server)
     side, key = world.server, random.key(recipe.seed).to(recipe.engine.device)
@@ -39,7 +39,7 @@ def open_world(
         world.server.method,
         world.server.task,
         world.population,
-        how,
+        settings,
         server,
         engine.plans,
         cohort_size=None if engine.cohort_size == "auto" else engine.cohort_size,
@@ -57,7 +57,7 @@ def open_world(
 
 
 def make_engine(world: World, workers: int | None = None) -> Engine:
-    """Return the engine of a world; ``workers`` stands in for the recipe's.
+    """Return the engine of a world; ``workers``, if given, replaces the recipe's number.
 
     Raises
     ------
@@ -85,7 +85,8 @@ def make_engine(world: World, workers: int | None = None) -> Engine:
 def _check_loopback(world: World) -> None:
     recipe, method = world.server.recipe, world.server.method
     if method.merges_clients:
-        msg = f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows"
+        msg = f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows, "
+        msg += "which sites keep to themselves; use 'local'"
         raise RecipeError(msg)
     if recipe.evaluate.on == "test":
         msg = (
@@ -96,7 +97,7 @@ def _check_loopback(world: World) -> None:
 
 
 def host_settings(recipe: Recipe) -> HostSettings:
-    """Return what an engine of this machine needs to know."""
+    """Return how a recipe's clients are hosted on this machine."""
     return HostSettings(
         seed=recipe.seed,
         own_start=recipe.clients.init == "own",

@@ -1,4 +1,4 @@
-"""Scores into the columns of the record, and the server's own models into scores."""
+"""Turns scores into columns of the record, and scores the server's own models."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ROWS_AT_ONCE = 1024
 def columns(scores: Scores, split: str) -> Line:
     """Return mean and spread over clients of each model's metrics, as ``eval/<split>/...``.
 
-    Each client counts alike, whatever its rows; a client does not count where a metric is not
-    defined for it. The spread is the standard deviation over clients (population).
+    Each client counts equally, however many rows it has; a client for which a metric is not defined
+    is left out of it. The spread is the population standard deviation over clients.
     """
     line: Line = {}
     for model, table in scores.models.items():
@@ -44,7 +44,7 @@ def columns(scores: Scores, split: str) -> Line:
 
 
 def per_client(scores: Scores, number: int, split: str) -> list[Line]:
-    """Return one line a client that has been scored."""
+    """Return one line for each client that has been scored, ordered by client."""
     lines: dict[int, Line] = {}
     for model, table in scores.models.items():
         prefix = f"{model}_" if model else ""
@@ -59,7 +59,7 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
-    """Score each model of the server on each of its test sets."""
+    """Return the metrics of each model of the server on each of its test sets, by column."""
     line: Line = {}
     for model, net in models.items():
         for name, rows in ctx.task.test_sets.items():

@@ -1,8 +1,8 @@
-"""Methods by name, the user's own among them: made from a recipe, and told for the record.
+"""Methods by name, a user's own too: made from a recipe, and written into the record.
 
-A method of one's own is named ``package.module:Class``, as a model is; its fields are its keys. One
-passed as an object is recorded by the same name and its fields, so that its runs are told apart,
-resumed, compared and searched like any others.
+A user's own method is named ``package.module:Class``, as a model is; its fields are its keys. A
+method that is passed as an object is recorded by the same name and its fields, so that its runs can
+be distinguished, resumed, compared and searched like any others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedgist.core.method import Method
 from fedgist.errors import MethodError, RecipeError, did_you_mean, first_line, nearest, one_of
 from fedgist.methods import METHODS
 
-# what a method's author may define besides the vocabulary's functions is free, but a name that is
-# nearly one of them is taken for a slip
+# a method's author may define other functions than the vocabulary's, but a name that is almost one
+# of the vocabulary's is taken for a spelling mistake
 VOCABULARY = tuple(
     name for name, _ in inspect.getmembers(Method, inspect.isfunction) if not name.startswith("_")
 )
-SLIP = 0.75  # how alike two names are to be taken for one (difflib's ratio)
+SLIP = 0.75  # from this similarity on (difflib's ratio), a name is taken for a spelling mistake
 
 
 def method_class(name: str) -> type[Method]:
@@ -33,9 +33,9 @@ def method_class(name: str) -> type[Method]:
     Raises
     ------
     RecipeError
-        If there is none of this name.
+        If there is no class of this name.
     MethodError
-        If it is no method.
+        If the class is not a method.
     """
     if ":" not in name:
         try:
@@ -45,45 +45,47 @@ def method_class(name: str) -> type[Method]:
             raise RecipeError(msg) from error
     module, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        loaded: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            loaded = getattr(loaded, part)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         msg = f"method.name = {name!r}: {first_line(error)}"
         raise RecipeError(msg) from error
-    return checked_class(found, name)
+    return checked_class(loaded, name)
 
 
 def checked_class(cls: Any, name: str) -> type[Method]:
-    """Return a class if it is one of a method and says nothing that nobody reads.
+    """Return a class if it is a method's, and all that it defines is used.
 
     Raises
     ------
     MethodError
-        If it is not derived from Method, is no dataclass, or has a misspelt function.
+        If it is not derived from Method, has fields but is not a dataclass, or a function of it has
+        a misspelt name.
     """
     if isinstance(cls, Method):
         msg = f"method {name} is an object; name its class, and give its fields as keys"
         raise MethodError(msg)
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
-        msg = f"method {name} is no method: derive it from fedgist.Method"
+        msg = f"method {name} is not a method: derive it from fedgist.Method"
         raise MethodError(msg)
     for attribute, value in vars(cls).items():
         if attribute in VOCABULARY or attribute.startswith("_") or not callable(value):
             continue
         if meant := misspelt(attribute):
             msg = (
-                f"method {name} defines {attribute!r}, which nobody calls; did you mean {meant!r}?"
+                f"method {name} defines {attribute!r}, which is never called; did you mean "
+                f"{meant!r}?"
             )
             raise MethodError(msg)
     if dataclasses.is_dataclass(cls) or not inspect.get_annotations(cls):
         return cls
-    msg = f"method {name} has fields but is no dataclass: put @dataclass(frozen=True) above it"
+    msg = f"method {name} has fields but is not a dataclass: put @dataclass(frozen=True) above it"
     raise MethodError(msg)
 
 
 def misspelt(name: str) -> str | None:
-    """Return the function of the vocabulary that a name is nearly, if any."""
+    """Return the function of the vocabulary of which ``name`` looks like a misspelling, if any."""
     return None if name in VOCABULARY else nearest(name, VOCABULARY, SLIP)
 
 
@@ -116,7 +118,7 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
 
 
 def identity(method: Method) -> tuple[str, dict[str, Any]]:
-    """Return how a method object is recorded: its name, and its fields as a recipe writes them."""
+    """Return how a method object is recorded: its name, and its fields in a recipe's types."""
     cls = type(method)
     registered = {registered: name for name, registered in METHODS.items()}
     name = registered.get(cls) or f"{cls.__module__}:{cls.__qualname__}"
@@ -130,7 +132,7 @@ def field_names(cls: type[Method]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a recipe can hold it; what it cannot hold is told by its repr."""
+    """Return a value in a recipe's types; a value that a recipe cannot hold becomes its repr."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, list | tuple):

@@ -24,9 +24,9 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of one architecture.
+    """Clients of one architecture: how the model is built, and which clients, or what share.
 
-    How the model is built, and which clients (or which share of them).
+    ``head`` names the linear layer that is the head; None is the last one.
     """
 
     build: Build
@@ -89,7 +89,7 @@ def _builder(section: ModelSection, data: Dataset) -> Build:
 def module_group(
     module: nn.Module | Build, *, own_start: bool, clients: Sequence[int] | None = None
 ) -> Group:
-    """Return the group of a user's module (its numbers are the start) or factory."""
+    """Return the group of a user's module, whose numbers are the start, or of a factory."""
     members = None if clients is None else tuple(clients)
     if not isinstance(module, nn.Module):
         return Group(module, clients=members)
@@ -124,23 +124,29 @@ def architectures_of(
 
 
 def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
-    """Return each client's architecture.
+    """Return the name of each client's architecture.
 
-    The given clients, or shares of a random order (largest remainders).
+    Groups have the clients that they list or, drawn at random, their shares of all clients, rounded
+    by largest remainders.
+
+    Raises
+    ------
+    RecipeError
+        If the lists leave out a client, or name one that does not exist.
     """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
         if sorted(by_client) != list(range(num_clients)):
             missing = sorted(set(range(num_clients)) ^ set(by_client))
-            msg = f"every client needs exactly one model; look at client {missing[0]}"
+            problem = "has none" if missing[0] in range(num_clients) else "does not exist"
+            msg = f"every client needs exactly one model; client {missing[0]} {problem}"
             raise RecipeError(msg)
         return [by_client[i] for i in range(num_clients)]
     total = sum(g.share for g in groups.values())
     exact = {name: g.share / total * num_clients for name, g in groups.items()}
     counts = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[
-        : num_clients - sum(counts.values())
-    ]:
+    left_over = num_clients - sum(counts.values())
+    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[:left_over]:
         counts[name] += 1
     names = [name for name, count in counts.items() for _ in range(count)]
     out = [""] * num_clients

@@ -1,4 +1,4 @@
-"""What a notebook gives in place of a recipe's names: arrays, modules, rows of clients."""
+"""Objects that a notebook gives in place of a recipe's names: arrays, modules, clients' rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def rows_of_clients(clients: Sequence[Any] | None) -> list[Tensor] | None:
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:
-    """Write a method object into the recipe: its name and its fields.
+    """Return the recipe with a method object's name and fields written into it.
 
     Raises
     ------
     MethodError
-        If it is no method object.
+        If ``method`` is not a method object.
     RecipeError
-        If the recipe gives hyper-parameters beside it.
+        If the recipe gives hyper-parameters as well.
     """
     if isinstance(method, type):
         msg = f"method is the class {method.__name__}: give an object, {method.__name__}()"
@@ -42,7 +42,8 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     if recipe.method.options:
         key = next(iter(recipe.method.options))
         msg = (
-            f"method.{key} is given in the recipe, and a method object beside it: give one of them"
+            f"method.{key} is given in the recipe, and a method object as well: give only one of "
+            "the two"
         )
         raise RecipeError(msg)
     name, options = identity(method)
@@ -50,7 +51,13 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
 
 
 def dataset_of(data: Any) -> Dataset | None:
-    """Return arrays, a torch data set or a Dataset as a Dataset."""
+    """Return arrays, a torch data set or a Dataset as a Dataset.
+
+    Raises
+    ------
+    RecipeError
+        If ``data`` is none of these.
+    """
     if data is None or isinstance(data, Dataset):
         return data
     if isinstance(data, torch.utils.data.Dataset):
@@ -75,7 +82,7 @@ def _array(value: Any) -> Tensor:
 
 
 def groups_of(model: Any, *, own_start: bool) -> dict[str, Any] | None:
-    """Return the groups of clients that a module, a factory or a mapping of them says."""
+    """Return the groups of clients given by a module, a factory, or a mapping of these."""
     if model is None:
         return None
     if isinstance(model, Mapping):

@@ -1,4 +1,4 @@
-"""Recipes: what a run is, typed.
+"""Recipes: the complete, typed description of a run.
 
 A recipe is TOML. Everything is checked when it is read: an unknown key, an impossible value or an
 unknown name is a :class:`RecipeError` of one line that names the key, the value and the choices.
@@ -39,7 +39,7 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
 
 def read_recorded(path: Path) -> Recipe:
-    """Read the recipe of a run whose method may have been an object: it is not looked for."""
+    """Read the recipe of a run whose method may have been an object: its class is not loaded."""
     try:
         return Recipe.model_validate(_read_toml(path))
     except ValidationError as error:
@@ -51,7 +51,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        msg = f"no recipe {path}; `fedgist list recipes` names those that come with fedgist"
+        msg = f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"
         raise RecipeError(msg) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path}: {error}"
@@ -79,7 +79,7 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
 
 
 def _with_method_table(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the table ``[methods.NAME]`` of the method that runs in its place; the others go."""
+    """Merge the table ``[methods.NAME]`` of the method that runs, and leave out the others."""
     merged = {key: value for key, value in raw.items() if key != "methods"}
     tables = _table(raw, "methods")
     _check_tables(tables)
@@ -136,7 +136,7 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _first(error: ValidationError, model: type[BaseModel]) -> str:
-    """Say the first problem in one line: where, what was given, what would do."""
+    """Return the first problem in one line: the key, the value, and what is accepted."""
     first = error.errors()[0]
     loc = [str(part) for part in first["loc"]]
     where = ".".join(

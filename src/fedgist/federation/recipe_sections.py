@@ -1,8 +1,8 @@
-"""What a recipe can say: its sections, their keys, their bounds.
+"""The sections of a recipe, their keys and their bounds.
 
-A field's *role* says what it is to an experiment: most keys make it what it is; a few are only its
-``seed``, how the ``work`` is done, what is written into the ``record``, or what the paper
-``printed``. Whoever compares runs, resumes them or searches over them asks :func:`role_of`.
+Most keys define the experiment. The others have a *role*: they are only its ``seed``, or say how
+the ``work`` is done, what is written into the ``record``, or what the paper ``printed``. Code that
+compares runs, resumes them or searches over them asks :func:`role_of`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 def _role(role: Role) -> Any:
-    """Mark a field with what it is to an experiment."""
+    """Return a field that has this role in an experiment."""
     return Field(json_schema_extra={"role": role})
 
 
@@ -40,10 +40,7 @@ class _Section(BaseModel):
 
 
 class _Open(BaseModel):
-    """A section whose further keys belong to what it names.
-
-    A source's options, a model's, a method's.
-    """
+    """A section with options of what it names (a source, a model, a method) as further keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -54,18 +51,17 @@ class _Open(BaseModel):
 
 
 class Data(_Open):
-    """Which examples."""
+    """Which examples are used."""
 
     name: str = DEFAULT_SOURCE
-    train_rows: Positive | None = None  # only the first so many training rows
-    validation: Annotated[float, Field(ge=0, lt=1)] = (
-        0.0  # share of each client's training rows held out
-    )
+    train_rows: Positive | None = None  # only this many training rows, from the first
+    # share of each client's training rows that is held out
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     augment: tuple[Augmentation, ...] = ()
 
 
 class Partitioning(_Section):
-    """Who has what. Keys of other partitions than the one named are inert."""
+    """Which client has which rows. Keys of other partitions than the one named have no effect."""
 
     name: str = "dirichlet"
     alpha: Annotated[float, Field(gt=0)] = 0.5
@@ -85,10 +81,10 @@ class Partitioning(_Section):
 
 
 class ClientsSection(_Section):
-    """The clients: how many, with which models, from which start, and when they are there."""
+    """The clients: how many, with which models, from which start, and when they are online."""
 
     num_clients: Positive = 10
-    # share of the clients by model; empty: all have [model]
+    # share of the clients by model; if empty, all have [model]
     architectures: dict[str, dict[str, Any] | float] = {}
     init: Literal["shared", "own"] = "shared"
     # chance to be online in a round, or a file of "round,client" lines
@@ -123,7 +119,7 @@ class TrainSection(_Section):
 
 
 class ObjectiveSection(_Section):
-    """What the task asks of a model, and by which metrics it is judged; the loss is one more."""
+    """The loss that models are trained on, and the metrics by which they are judged beside it."""
 
     name: str = "classes"
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = tuple(CLASS_METRICS)
@@ -153,19 +149,19 @@ class TestSet(_Section):
 
 
 class EvaluateSection(_Section):
-    """What is measured, and when; the last round always is."""
+    """What is measured, and when; the last round is always measured."""
 
     every: Annotated[Positive, _role("record")] = 1
     # each client's own test rows, the whole test set, or the server's own models alone
     on: Literal["client", "test", "global"] = "client"
     train: bool = False  # also on each client's training rows
     sets: dict[str, TestSet] = {}  # further test sets of the server's own models, by name
-    # at the end, of so many test rows of each client, for pictures
+    # features of this many test rows of each client are saved at the end, for pictures
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
 
 
 class EngineSection(_Section):
-    """How the work is done. Only the plan can move results, in their last bits."""
+    """How the work is done. Only ``plans`` can change results, in their last bits."""
 
     name: EngineName = "local"
     device: str = "cpu"
@@ -178,20 +174,17 @@ class EngineSection(_Section):
 
 
 class PaperSection(_Section):
-    """What the paper printed for this experiment.
-
-    It stands beside our numbers and changes nothing.
-    """
+    """What the paper printed for this experiment; it is shown beside our numbers."""
 
     source: str = ""
     target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None  # percent
     accuracy: dict[str, tuple[float, float]] = {}  # by method: percent, and its standard error
     communication: dict[str, float] = {}  # by method: bits both ways until the target accuracy
-    departs: tuple[str, ...] = ()  # settings changed since, filled in when the recipe is read
+    departs: tuple[str, ...] = ()  # settings that differ from the paper's, filled in by reading
 
 
 class Recipe(_Section):
-    """A run, completely."""
+    """The complete description of a run."""
 
     seed: Annotated[int, _role("seed")] = 0
     data: Data = Data()
@@ -207,17 +200,17 @@ class Recipe(_Section):
     paper: Annotated[PaperSection, _role("printed")] = PaperSection()
 
     def settings(self) -> dict[str, Any]:
-        """Return all that decides a run's record: not how the work is done, nor a paper's print."""
+        """Return all settings that decide a run's record: none of role ``work`` or ``printed``."""
         aside = {name for name in type(self).model_fields if role_of(name) in {"work", "printed"}}
         return self.model_dump(mode="json", exclude=aside)
 
     def to_toml(self) -> str:
-        """Write the recipe, every value given."""
+        """Return the recipe as TOML, defaults included."""
         return tomli_w.dumps(_plain(self.model_dump()))
 
 
 def role_of(key: str) -> Role | None:
-    """Return what the key ``section.key`` is to an experiment; None: it makes it what it is."""
+    """Return the role of the key ``section.key``; None if it defines the experiment."""
     model: type[BaseModel] = Recipe
     for part in key.split("."):
         field = model.model_fields.get(part)
@@ -232,7 +225,7 @@ def role_of(key: str) -> Role | None:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a recipe's values into TOML's: no None, dataclasses as tables."""
+    """Return a recipe's value in TOML's types: None left out, dataclasses as tables."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """The record of a run: a directory of small files, or memory alone.
 
-``rounds.jsonl`` has a line a round, ``clients.jsonl`` a line per client and evaluation,
-``result.json`` the end. Lines are appended and flushed; after a kill the files are cut back to the
-checkpoint's round.
+``rounds.jsonl`` has a line per round, ``clients.jsonl`` a line per client and evaluation,
+``result.json`` how the run ended. Lines are appended and flushed; after a kill, the files are cut
+back to the checkpoint's round.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Line = dict[str, Any]
 
 
 class Record:
-    """Keeps the lines of a run, in memory and, if it has a folder, in files."""
+    """The lines of a run, in memory and, if it has a folder, in files."""
 
     def __init__(self, folder: Path | None, last_round: int = 0) -> None:
-        """Go on after ``last_round``: later lines in the files are dropped (``-1``: all)."""
+        """Go on after ``last_round``: lines of later rounds are dropped, with -1 all lines."""
         self.folder = folder
         self.rounds: list[Line] = []
         self.clients: list[Line] = []
@@ -34,12 +34,12 @@ class Record:
             )
 
     def add(self, line: Line, clients: Iterable[Line] = ()) -> None:
-        """Append one round."""
-        several = list(clients)
+        """Append the line of a round, and the clients' lines of its evaluation."""
+        client_lines = list(clients)
         self.rounds.append(line)
-        self.clients += several
+        self.clients += client_lines
         if self.folder:
-            _append(self.folder / CLIENTS, several)
+            _append(self.folder / CLIENTS, client_lines)
             _append(self.folder / ROUNDS, [line])
 
     def write(self, name: str, text: str) -> None:
@@ -61,23 +61,23 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def totals(rounds: Iterable[Line]) -> dict[str, int]:
-    """Add up what was sent: the ledger's last line."""
+    """Return the payload bytes sent up, down and both ways in all rounds."""
     lines = list(rounds)
     up, down = (sum(line.get(f"comm/{way}_bytes", 0) for line in lines) for way in ("up", "down"))
     return {"up_bytes": up, "down_bytes": down, "total_bytes": up + down}
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON; what is not finite becomes null."""
+    """Return one line of JSON; numbers that are not finite become null."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
 
 
 def summary(
     rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher"
 ) -> dict[str, Any]:
-    """Return final, best and last-10 mean of a column, each labelled.
+    """Return the final value of a column, its best, and its mean over the last ten lines.
 
-    The best is never the result.
+    The final value is the result; the best one never is.
     """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values:

@@ -1,7 +1,7 @@
 """The round loop: select, ask, aggregate, evaluate, record; checkpoint and go on.
 
-It knows what a server may know: the vocabulary of methods, the verb of engines, and neither any
-method nor any engine. What clients hold it never sees.
+It knows what a server may know: the vocabulary of methods and the verb of engines, but no
+particular method or engine. It never sees what clients hold.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 
 
 class Observer(Protocol):
-    """Who wants to know how a run goes."""
+    """What is called as a run proceeds: to show progress, for instance."""
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
-        """The run starts, or goes on after ``done`` rounds."""
+        """Take note that the run starts, or goes on after ``done`` rounds."""
 
     def finished_round(self, line: Line) -> None:
-        """A round is in the record."""
+        """Take the line of a round that was added to the record."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Take a line about something that a user should know."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Federation:
     # worker's core
     @one_thread()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
-        """Do one round (0: what a method does before training)."""
+        """Do one round; round 0 is what a method does before training."""
         begin = time.perf_counter()
         record = RoundRecord(number)
         stages = self.method.stages(self.context("", number))
@@ -119,7 +119,7 @@ class Federation:
             self.server = check_returned(server, self.method, "server_update")
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
-        """Leave out what came late, unless the method accepts it, and what is too few."""
+        """Return an answer's replies, without late ones that the method does not accept."""
 
         def usable(part: Subtotal | Reply) -> bool:
             in_time = part.round == ctx.round or self.method.accepts_late
@@ -165,7 +165,7 @@ class Federation:
         return orders, [self.method.download(self.server, order, ctx) for order in orders], ctx
 
     def checkpoint(self) -> Checkpoint:
-        """Return everything that is needed to go on: of the clients, where all are in our hands."""
+        """Return all that is needed to go on; the clients' part only where they are simulated."""
         clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
         return Checkpoint(self.round, named(self.server), clients)
 
@@ -178,10 +178,7 @@ class Federation:
 
 
 def context(side: ServerSide, number: int, stage: str) -> Context:
-    """Return the server's context of a stage.
-
-    Its key depends on the seed, the round and the stage.
-    """
+    """Return the server's context of a stage, with a key made of seed, round and stage."""
     key = random.key(side.recipe.seed, "server", number, stage)
     return Context(key.to(side.recipe.engine.device), side.task, number, stage)
 
@@ -201,8 +198,8 @@ def loop(
 ) -> bool:
     """Go through the remaining rounds; return False if asked to stop before the last one.
 
-    ``keep`` takes each round's lines, ``save`` writes a checkpoint: every so many rounds, when
-    stopped, and at the end.
+    ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
+    ``engine.checkpoint_every`` rounds, when stopped, and at the end.
     """
     recipe = federation.side.recipe
     last = federation.task.training.num_rounds

@@ -1,4 +1,4 @@
-"""What is written down of a round: who was asked, who answered, and what was sent."""
+"""The record of one round: who was asked, who answered, and what was sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from fedgist.federation.record import Line
 class RoundRecord:
     """The line of one round, filled stage by stage.
 
-    A client that was asked is *absent* (no answer in time), *refused* (its message, or what it was
-    sent, was not valid), or has replied; a reply of an earlier round that arrives now is *late*.
+    A client that was asked is *absent* (no answer in time) or *refused* (its message, or what it
+    was sent, was not valid), or it has replied; a reply to an earlier round that arrives now is
+    *late*.
     """
 
     number: int
@@ -34,7 +35,7 @@ class RoundRecord:
 
     @property
     def failed(self) -> set[int]:
-        """The clients that did not come through an earlier stage of this round."""
+        """The clients that were absent or refused in an earlier stage of this round."""
         return {line["client"] for line in (*self.refused, *self.absent)}
 
     def asked(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
@@ -44,7 +45,7 @@ class RoundRecord:
         self.down_bytes += sum(sizes[id(down)] for down in downs)
 
     def answered(self, answer: Answer, replies: Replies) -> None:
-        """Count what came back, and say what the server was not shown."""
+        """Count what came back, and note which totals were withheld from the server."""
         self.refused += [{"client": client, "reason": reason} for client, reason in answer.refused]
         self.absent += [{"client": client, "reason": reason} for client, reason in answer.absent]
         self.num_replied += len(replies) + sum(count for _, count in replies.withheld)

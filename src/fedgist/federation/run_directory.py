@@ -22,17 +22,23 @@ from fedgist.federation.record import (
 )
 from fedgist.federation.saved_features import FEATURES
 
-PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they have noticed
+PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
 
 def as_folder(name: str) -> str:
-    """Return a name as a folder can have it anywhere: other signs become an underscore."""
+    """Return a name that a folder can have on every system: other signs become underscores."""
     return re.sub(r"[^\w.=,+-]+", "_", name)
 
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock: two processes in one run directory would write every round twice."""
+    """Hold the folder's lock: two processes in one run directory would write each round twice.
+
+    Raises
+    ------
+    RecipeError
+        If another process holds it.
+    """
     place = None if folder is None else folder / checkpoints.FILE.parent
     if place is None or not _can_hold(place):
         yield
@@ -41,15 +47,13 @@ def alone(folder: Path | None) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        msg = f"{folder}: another process is at this run"
+        msg = f"{folder}: another process is using this run directory"
         raise RecipeError(msg) from error
     try:
         yield
     finally:
         lock.release()
-        if (
-            folder is not None and not (folder / RECIPE).exists()
-        ):  # nothing was begun: nothing is left
+        if folder is not None and not (folder / RECIPE).exists():  # the run was not begun
             with contextlib.suppress(OSError):
                 (place / "lock").unlink()
                 place.rmdir()
@@ -59,13 +63,19 @@ def alone(folder: Path | None) -> Iterator[None]:
 def _can_hold(place: Path) -> bool:
     try:
         place.mkdir(parents=True, exist_ok=True)
-    except OSError:  # the run itself will say what is wrong with its folder
+    except OSError:  # the run itself will raise an error about its folder
         return False
     return True
 
 
 def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
-    """Decide what to do with ``folder``: return True to go on with the run in it."""
+    """Return whether to go on with the run in ``folder``; if not, remove the files of that run.
+
+    Raises
+    ------
+    RecipeError
+        If there is no run to resume, or one that is not to be overwritten.
+    """
     if folder is None:
         return False
     if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
@@ -80,8 +90,8 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
         msg = (
-            f"{folder} holds a run ({done} rounds done); continue: fedgist run --resume {folder}; "
-            "or anew: --overwrite"
+            f"{folder} holds a run ({done} rounds done); go on with it: fedgist run --resume "
+            f"{folder}; or replace it: --overwrite"
         )
         raise RecipeError(msg)
     for name in (

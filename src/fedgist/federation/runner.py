@@ -1,4 +1,4 @@
-"""``fedgist.run``: what the command line calls, and a notebook."""
+"""``fedgist.run``, which the command line and notebooks call."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from fedgist.federation.world import Given, World, class_counts
 
 @dataclass(frozen=True)
 class Result:
-    """A run's outcome.
+    """What a run returns: its record and its trained models.
 
-    ``rounds`` holds a line a round, ``clients`` one per client and evaluation, ``summary`` the end.
+    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
+    the run ended. ``folder`` is None if nothing was written.
     """
 
     rounds: list[Line]
@@ -50,7 +51,7 @@ class Result:
 
     @property
     def ledger(self) -> list[Line]:
-        """Payload bytes by round and direction."""
+        """The payload bytes of each round, up and down."""
         columns = ("round", "comm/up_bytes", "comm/down_bytes")
         return [{name: line.get(name, 0) for name in columns} for line in self.rounds]
 
@@ -60,7 +61,7 @@ class Result:
 
 
 class _Silent:
-    """Observes nothing, but that Python warns of what slows a run down."""
+    """An observer that shows nothing; notes on slow models become Python's warnings."""
 
     def began(self, server: ServerSide, folder: str, done: int) -> None: ...
     def finished_round(self, line: Line) -> None: ...
@@ -132,10 +133,10 @@ def run(
     if method is not None:
         recipe_asked = with_method(recipe_asked, method)
     with alone(folder):
-        going_on = enter(folder, resume=resume, overwrite=overwrite)
-        if going_on and folder and (folder / RECIPE).exists():
+        resuming = enter(folder, resume=resume, overwrite=overwrite)
+        if resuming and folder and (folder / RECIPE).exists():
             recipe_asked = _resumed(recipe_asked, folder, method)
-        saved = checkpoints.load(folder) if going_on and folder else None
+        saved = checkpoints.load(folder) if resuming and folder else None
         return _run(recipe_asked, given, folder, saved, observer)
 
 
@@ -148,23 +149,32 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
 
 
 def _resumed(asked: Recipe, folder: Path, method: Method | None) -> Recipe:
-    """Return the recipe of the run in ``folder``.
+    """Return the recipe of the run in ``folder``, with the workers and the device asked for now.
 
-    How the work is done may be said anew, what is done may not: a method object must be the one
-    that the run was begun with.
+    Raises
+    ------
+    RecipeError
+        If ``method`` is given and differs from the method that the run was begun with.
     """
     old = read_recorded(folder / RECIPE) if method is not None else read(folder / RECIPE)
     if method is not None and asked.method != old.method:
-        here, there = ({"name": s.name, **s.options} for s in (asked.method, old.method))
-        key = next(k for k in {**there, **here} if here.get(k) != there.get(k))
-        msg = f"{folder} was begun with method.{key} = {there.get(key)!r}, not {here.get(key)!r}"
+        given_now, recorded = ({"name": s.name, **s.options} for s in (asked.method, old.method))
+        key = next(k for k in {**recorded, **given_now} if given_now.get(k) != recorded.get(k))
+        msg = f"{folder} was begun with method.{key} = {recorded.get(key)!r}, "
+        msg += f"not {given_now.get(key)!r}"
         raise RecipeError(msg)
     engine = {"workers": asked.engine.workers, "device": asked.engine.device}
     return old.model_copy(update={"engine": old.engine.model_copy(update=engine)})
 
 
 def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, World]:
-    """Return the federation of a run directory, as its checkpoint left it, and its world."""
+    """Return the federation of a run directory, as its checkpoint left it, and its world.
+
+    Raises
+    ------
+    RecipeError
+        If the folder holds no run, or no checkpoint.
+    """
     if not (folder / RECIPE).exists():
         seeds = sorted(p.name for p in folder.glob("seed-*")) if folder.is_dir() else []
         hint = f"; choose one of {', '.join(seeds)}" if seeds else ""

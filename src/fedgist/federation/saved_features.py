@@ -1,7 +1,4 @@
-"""Features of test rows out of a finished run, for pictures.
-
-What each client's body makes of its own examples.
-"""
+"""Features of test rows of a finished run, made by each client's own body, for pictures."""
 
 from __future__ import annotations
 

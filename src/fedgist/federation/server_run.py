@@ -1,7 +1,7 @@
 """A run at its server, from the first line of its record to the last.
 
-All it needs is what a server knows and an engine; whether the clients are simulated beside it or
-sit behind a wire makes no difference. A run directory written here is complete.
+It needs only what a server knows, and an engine, which may simulate the clients or reach them over
+a wire. A run directory written here is complete.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
 
-class Stopped(Exception):  # noqa: N818  # no error: somebody asked
-    """A run stopped early, its checkpoint written.
+class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+    """A run was stopped early, and its checkpoint written.
 
-    ``folder`` is what resumes it; None if the run was kept in memory only.
+    ``folder`` is the run directory to resume, None if the run was kept in memory only.
     """
 
     def __init__(self, folder: Path | None, options: str = "") -> None:
@@ -51,9 +51,9 @@ class Stopped(Exception):  # noqa: N818  # no error: somebody asked
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is kept: its folder (None: in memory), and the checkpoint it goes on from.
+    """Where a run is kept: its folder, or None for memory, and the checkpoint it goes on from.
 
-    ``files`` are written beside the record, by name: what a simulation knows of its clients' data.
+    ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     """
 
     folder: Path | None = None
@@ -106,7 +106,7 @@ def run_server(
 
 
 def plan_notes(side: ServerSide) -> list[str]:
-    """Return what is to be said of the plans: models that run client by client."""
+    """Return a note for each model that runs client by client."""
     plans = side.recipe.engine.plans.items()
     return [f"{name} {plan.note}" for name, plan in plans if plan.note]
 
@@ -125,7 +125,7 @@ def _open_record(side: ServerSide, place: Place) -> Record:
 
 
 def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
-    """Do the rounds; raise Stopped if somebody asked."""
+    """Do the rounds; raise Stopped if a signal asked for it."""
 
     def keep(line: Line, details: Sequence[Line]) -> None:
         record.add(line, details)
@@ -135,7 +135,7 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
         if folder:
             checkpoints.save(folder, federation.checkpoint())
 
-    hint = "stopping: this round is finished and saved first; once more to stop at once"
+    hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
     with stoppable(lambda: observer.note(hint)) as stop:
         whole = loop(federation, keep, save, stop)
     if not whole:
@@ -143,17 +143,17 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
 
 
 def _end_of(federation: Federation, record: Record, notes: Sequence[str]) -> dict[str, Any]:
-    """Return how a run ended: each of its main numbers, what was sent, and what it depends on."""
+    """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
     recipe = federation.side.recipe
     main = federation.task.objective.metrics[0]
     columns = (over_clients("client", main.name), of_all(main.name))
-    there = [c for c in columns if any(c in line for line in record.rounds)]
+    recorded = [c for c in columns if any(c in line for line in record.rounds)]
     return {
         "status": "finished",
         "seed": recipe.seed,
         "method": recipe.method.name,
         "rounds": federation.round,
-        **{column: summary(record.rounds, column, main.better) for column in there},
+        **{column: summary(record.rounds, column, main.better) for column in recorded},
         "communication": totals(record.rounds),
         "notes": list(notes),
         "versions": versions(),
@@ -161,7 +161,7 @@ def _end_of(federation: Federation, record: Record, notes: Sequence[str]) -> dic
 
 
 def versions() -> dict[str, str]:
-    """Return what a result depends on."""
+    """Return the versions of Python and packages, and the number of cores."""
     names = ("fedgist", "torch", "numpy")
     return {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a server knows, and all it knows."""
+"""All that a server knows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedgist.federation.recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class ServerSide:
-    """The recipe, the method, the task, who there is, and who is online in a round.
+    """The recipe, the method, the task, the clients, and which of them are online in a round.
 
-    ``holds_out`` says whether clients keep validation rows of their training rows; ``data_name`` is
-    what the data are called.
+    ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
+    training rows for validation.
     """
 
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as wishes: the first is passed on, the second is obeyed at once."""
+"""Ctrl-C and SIGTERM: the first asks a run to stop when it can, the second stops it at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 def stoppable(
     first: Callable[[], None], second: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[], bool]]:
-    """Yield whether somebody has asked to stop.
+    """Yield a function that returns whether a signal has asked to stop.
 
-    ``first`` is called at the first signal; at the second one ``second`` is, and KeyboardInterrupt
-    raised. Outside the main thread, which alone may catch signals, nothing changes.
+    ``first`` is called at the first signal; at the second one, ``second`` is called and
+    KeyboardInterrupt raised. Outside the main thread, which alone may catch signals, the function
+    always returns False.
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Trained models out of a run: as a module that stands by itself, for predictions and export."""
+"""The trained models of a run as modules of their own, for predictions and export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedgist.federation.world import World
 
 
 class ClientModel(nn.Module):
-    """One client's final model: raw examples (as the data source gives them) in, logits out."""
+    """One client's final model, from raw examples, as the data source gives them, to logits."""
 
     def __init__(
         self, method: Method, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
@@ -45,7 +45,7 @@ class ClientModel(nn.Module):
         self.register_buffer("std", (torch.tensor(data.std) * data.scale).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (batch, classes) of raw examples ``x`` (batch, *shape)."""
+        """Return the logits (batch, classes) of raw examples ``x`` (batch, *shape)."""
         arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
 
         def under(prefix: str) -> dict[str, Tensor]:
@@ -61,14 +61,14 @@ class ClientModel(nn.Module):
         return self.method.predict(net, own, down, x, self.ctx)
 
     def probabilities(self, x: Tensor, batch: int = 512) -> Tensor:
-        """Probabilities (rows, classes) of raw examples."""
+        """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time."""
         with torch.no_grad():
             parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(x, batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
 
 
 def client_model(federation: Federation, world: World, client: int) -> ClientModel:
-    """Return what a client holds after the last aggregation and its next download.
+    """Return the model that a client holds after the last aggregation and its next download.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def client_model(federation: Federation, world: World, client: int) -> ClientMod
         If there is no such client.
     """
     if not 0 <= client < len(world.partition.test):
-        msg = f"no client {client}; this run has clients 0..{len(world.partition.test) - 1}"
+        msg = f"there is no client {client}; this run has 0..{len(world.partition.test) - 1}"
         raise RecipeError(msg)
     method = federation.method
     engine = simulation(federation)
@@ -88,12 +88,12 @@ def client_model(federation: Federation, world: World, client: int) -> ClientMod
 
 
 def simulation(federation: Federation) -> Simulation:
-    """Return the federation's engine, if it has its clients in its hands.
+    """Return the federation's engine, if it simulates the clients.
 
     Raises
     ------
     RecipeError
-        If the clients are elsewhere.
+        If the clients are on other machines.
     """
     if not isinstance(federation.engine, Simulation):
         msg = "the clients' models are at their sites: only a simulation can look at them"
@@ -102,9 +102,15 @@ def simulation(federation: Federation) -> Simulation:
 
 
 def export(model: ClientModel, path: Path) -> None:
-    """Write a client's model to ``.pt2`` (loads without fedgist) or described ``.safetensors``.
+    """Write a client's model to a ``.pt2`` or ``.safetensors`` file.
 
-    The ``.pt2`` program takes raw examples, any number at a time, and gives logits.
+    The ``.pt2`` program needs no fedgist: it takes any number of raw examples and returns logits.
+    The ``.safetensors`` file holds parameters and buffers, with a description of the model.
+
+    Raises
+    ------
+    RecipeError
+        If ``path`` has another suffix.
     """
     try:
         suffix = one_of(path.suffix, [".pt2", ".safetensors"], "suffix of the file to export to")

@@ -1,7 +1,7 @@
 """From a recipe to a world: examples, clients, models and a method that fit each other.
 
-A world is a simulation's: what the server knows, and what all sites hold. A real server has its
-side alone.
+A world belongs to a simulation: it holds what the server knows and what all sites hold. A real
+server has only its own side.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ TestSets = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Given:
-    """A user's own objects, standing in for what a recipe names."""
+    """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
     clients: Sequence[Tensor] | None = None  # each client's training rows
     clients_test: Sequence[Tensor] | None = None
     groups: Mapping[str, Group] | None = None
     method: Method | None = None
-    test_sets: TestSets | None = None  # further test sets of the server's: x and y by name
+    test_sets: TestSets | None = None  # further test sets of the server: x and y by name
     root: Path | None = None  # where data sets are
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A simulation but its state: what the server knows, and what the sites hold."""
+    """A simulation without its state: what the server knows, and what the sites hold."""
 
     server: ServerSide
     data: Dataset
@@ -97,7 +97,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
 
 
 def _with_clients(recipe: Recipe, data: Dataset, given: Given) -> Recipe:
-    """Write into the recipe how many clients there are, where the data or the user say it."""
+    """Return the recipe with the number of clients that the user or the data give, if they do."""
     count = None if given.clients is None else len(given.clients)
     natural = recipe.partition.name == "natural" and data.clients is not None
     if count is None and natural and "num_clients" not in recipe.clients.model_fields_set:
@@ -142,7 +142,8 @@ def _test_sets(
         sets[HELD_OUT] = held_out
     for name, part in recipe.evaluate.sets.items():
         if strange := [c for c in part.classes if c >= data.num_classes]:
-            msg = f"evaluate.sets.{name}.classes names {strange[0]}; there are {data.num_classes}"
+            msg = f"evaluate.sets.{name}.classes names class {strange[0]}; the data have classes "
+            msg += f"0..{data.num_classes - 1}"
             raise RecipeError(msg)
         rows = torch.isin(on_test.y, torch.tensor(part.classes, device=on_test.y.device))
         sets[name] = replace(on_test, x=on_test.x[rows], y=on_test.y[rows])
@@ -158,7 +159,7 @@ def _test_sets(
 
 
 def _check_evaluation(side: ServerSide) -> None:
-    """Refuse an evaluation that would measure nothing."""
+    """Raise RecipeError if the evaluation would measure nothing."""
     if side.recipe.evaluate.on != "global":
         return
     ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
@@ -174,7 +175,7 @@ def _check_evaluation(side: ServerSide) -> None:
 
 
 def read_data(recipe: Recipe, given: Given) -> Dataset:
-    """Return the examples a recipe names, or the user's own."""
+    """Return the examples that a recipe names, or the user's own."""
     if given.data is not None:
         return check(given.data).first(recipe.data.train_rows)
     data = load(recipe.data.name, root=given.root, **recipe.data.options).first(
@@ -189,7 +190,7 @@ def read_data(recipe: Recipe, given: Given) -> Dataset:
 
 
 def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partition:
-    """Return who has what: the recipe's partition, or the user's own."""
+    """Return which client has which rows: by the recipe's partition, or the user's own lists."""
     if given.clients is None:
         p = recipe.partition
         return partition(
