@@ -1,6 +1,6 @@
 """Compare with another checkout: rounds in turns, and start-up, in one run.
 
-Machines are noisy: only ratios taken in one interleaved run say something. For example::
+Machines are noisy: only ratios taken in one interleaved run mean something. For example::
 
     git worktree add ../before HEAD~20
     python bench/against.py ../before --repeats 8
@@ -35,13 +35,13 @@ with fedgist_rounds(WORKLOADS[sys.argv[1]]) as round_of:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """The environment in which a checkout's own package and benchmark are imported."""
+    """Return the environment in which a checkout's own package and benchmark are imported."""
     paths = f"{checkout / 'src'}{os.pathsep}{checkout / 'bench'}"
     return {**os.environ, "PYTHONPATH": paths}
 
 
 def rounds(name: str, checkouts: Sequence[Path], repeats: int) -> list[list[float]]:
-    """Best seconds a round in each turn, for each checkout."""
+    """Return the best seconds per round in each turn, for each checkout."""
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, name],
@@ -68,7 +68,7 @@ def rounds(name: str, checkouts: Sequence[Path], repeats: int) -> list[list[floa
 
 
 def starts(checkouts: Sequence[Path], repeats: int) -> list[list[float]]:
-    """Seconds of a whole process that runs one round."""
+    """Return the seconds of a whole process that runs one round, for each checkout."""
     seconds: list[list[float]] = [[] for _ in checkouts]
     for _ in range(repeats):
         for path, values in zip(checkouts, seconds, strict=True):

@@ -2,9 +2,9 @@
 
     python bench/bench.py [--out bench.json] [--repeats 5] [--only W1 W3]
 
-A ratio is the fastest bare loop's best round over fedgist's best round: how many times as fast.
-Memory is the peak of all processes of a run, shared pages counted once (Linux: the sum of their
-proportional set sizes).
+A ratio is the best round of the fastest bare loop over fedgist's best round: how many times as fast
+fedgist is. Memory is the peak of all processes of a run, shared pages counted once (on Linux, the
+sum of their proportional set sizes).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LIMITS = {
 
 
 def main() -> None:
-    """Run what was asked for, print a table, write the figures."""
+    """Run the parts asked for, print their figures, and write these to a file if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def times(work: Workload, repeats: int) -> dict[str, float]:
-    """Seconds a round of every contender, in turns."""
+    """Return seconds per round of every contender, taken in turns, and their ratios."""
     threads = torch.get_num_threads()
     kinds = [(False, 1), (False, threads)] + (
         [(True, 1), (True, threads)] if work.optimizer == "adam" else []
@@ -105,9 +105,9 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         for f, n in kinds
     }
     seconds: dict[str, list[float]] = {}
-    one = fedgist_rounds(work, workers=1)
-    every = fedgist_rounds(work)
-    with one as with_one, every as with_all:
+    single_worker = fedgist_rounds(work, workers=1)
+    all_workers = fedgist_rounds(work)
+    with single_worker as with_one, all_workers as with_all:
         contenders = {
             f"fedgist, {default_workers('cpu')} workers": with_all,
             "fedgist, 1 worker": with_one,
@@ -125,8 +125,10 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
         out[f"{key}: {name}, best s"] = min(values)
         out[f"{key}: {name}, median s"] = statistics.median(values)
     fastest = min(min(v) for n, v in seconds.items() if n.startswith("bare"))
-    ours = min(v for n, values in seconds.items() if n.startswith("fedgist") for v in values)
-    out[f"{key}.ratio"] = fastest / ours
+    best_of_fedgist = min(
+        v for n, values in seconds.items() if n.startswith("fedgist") for v in values
+    )
+    out[f"{key}.ratio"] = fastest / best_of_fedgist
     medians = [statistics.median(v) for n, v in seconds.items() if n.startswith("bare")]
     out[f"{key}.median_ratio"] = min(medians) / min(
         statistics.median(v) for n, v in seconds.items() if n.startswith("fedgist")
@@ -135,9 +137,9 @@ def times(work: Workload, repeats: int) -> dict[str, float]:
 
 
 def turn(round_of: Callable[[], float]) -> list[float]:
-    """Do rounds for a third of a second, at least one.
+    """Do rounds for a third of a second, but at least one; return the seconds of each.
 
-    Idle threads of the contender before spin for a while.
+    It is so long because idle threads of the contender before spin for a while.
     """
     took = [round_of()]
     while sum(took) < TURN_S:
@@ -146,10 +148,7 @@ def turn(round_of: Callable[[], float]) -> list[float]:
 
 
 def head() -> dict[str, float]:
-    """FedLog's head for 100 classes and 101 features.
-
-    The exact solution against 1000 steps of Adam.
-    """
+    """Compare FedLog's exact head with 1000 steps of Adam, for 100 classes and 101 features."""
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(50_000) % 100
     z = torch.relu(
@@ -171,7 +170,7 @@ def head() -> dict[str, float]:
 
 
 def wire(repeats: int) -> dict[str, float]:
-    """The loop-back, every client a site, against the local engine unstacked on one worker."""
+    """Compare the loop-back, every client a site, with the local engine unstacked, one worker."""
     figures: dict[str, float] = {}
     for work in (W1, W3):
         model = str(work.model["name"])
@@ -194,12 +193,15 @@ def wire(repeats: int) -> dict[str, float]:
 
 
 def large(repeats: int) -> dict[str, float]:
-    """W3 with ten times the clients, as many of them a round: time, and memory beyond the data."""
+    """Compare W3 with ten times the clients, of which as many train in each round.
+
+    Compared are the time, and the memory beyond the data.
+    """
     seconds: dict[str, list[float]] = {W3.name: [], W3_LARGE.name: []}
     with fedgist_rounds(W3) as few, fedgist_rounds(W3_LARGE) as many:
         for repeat in range(repeats + 1):
-            for name, one in ((W3.name, few), (W3_LARGE.name, many)):
-                took = turn(one)
+            for name, round_of in ((W3.name, few), (W3_LARGE.name, many)):
+                took = turn(round_of)
                 if repeat:
                     seconds[name].extend(took)
     beyond = {}
@@ -214,26 +216,26 @@ def large(repeats: int) -> dict[str, float]:
 
 
 def memory() -> dict[str, float]:
-    """Peak memory of W1, fedgist and the bare loop."""
-    ours, bare = peak("fedgist", W1.name), peak("bare", W1.name)
+    """Return the peak memory of W1 with fedgist and with the bare loop."""
+    fedgist_bytes, bare_bytes = peak("fedgist", W1.name), peak("bare", W1.name)
     return {
-        "W1: fedgist, peak MB": ours / 1e6,
-        "W1: bare, peak MB": bare / 1e6,
-        "W1.memory_ratio": ours / bare,
+        "W1: fedgist, peak MB": fedgist_bytes / 1e6,
+        "W1: bare, peak MB": bare_bytes / 1e6,
+        "W1.memory_ratio": fedgist_bytes / bare_bytes,
     }
 
 
 def peak(kind: str, workload: str) -> int:
-    """Run three rounds in a process of its own; return the peak of what all its processes hold."""
+    """Run three rounds in a new process; return the peak bytes that all its processes hold."""
     command = [sys.executable, __file__, "--memory-of", kind, workload]
     most = 0
     with subprocess.Popen(command) as process:
         root = psutil.Process(process.pid)
         while process.poll() is None:
             held = 0
-            for one in [root, *_children(root)]:
+            for member in [root, *_children(root)]:
                 try:
-                    held += one.memory_full_info().pss
+                    held += member.memory_full_info().pss
                 except (psutil.Error, AttributeError):
                     continue
             most = max(most, held)
@@ -253,17 +255,20 @@ def _children(root: psutil.Process) -> list[psutil.Process]:
 def _rounds_for_memory(kind: str, workload: str) -> None:
     work = WORKLOADS[workload]
     if kind == "bare":
-        one = bare_rounds(work, fused=False, threads=torch.get_num_threads())
+        round_of = bare_rounds(work, fused=False, threads=torch.get_num_threads())
         for _ in range(3):
-            one()
+            round_of()
         return
-    with fedgist_rounds(work) as one_of_ours:
+    with fedgist_rounds(work) as round_of:
         for _ in range(3):
-            one_of_ours()
+            round_of()
 
 
 def shares() -> dict[str, float]:
-    """The share of start-up and evaluation in 10 rounds of FedLog's MNIST, on random images."""
+    """Return the shares of start-up and evaluation in 10 rounds of FedLog's MNIST recipe.
+
+    The images are random, as their content does not change the time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "random.npz")
         draw = np.random.default_rng(0)

@@ -16,11 +16,11 @@ METHODS = ("fedlog", "fedavg", "local")
 
 
 def write_runs(root: Path, count: int, rounds: int, seeds: int, clients: int) -> None:
-    """Write run directories.
+    """Write ``count`` run directories: ``seeds`` for each method and learning rate.
 
-    Cells of methods and learning rates, so many seeds each, every client every round.
+    Each run has this many rounds, in each of which all clients are evaluated.
     """
-    draw = random.Random(0)  # noqa: S311  # numbers to look at
+    draw = random.Random(0)  # noqa: S311  # made-up accuracies
     for cell, seed in ((i // seeds, i % seeds) for i in range(count)):
         sections = {"num_rounds": rounds, "lr": 1e-3 * (1 + cell // len(METHODS))}
         recipe = make(
@@ -62,12 +62,12 @@ def write_runs(root: Path, count: int, rounds: int, seeds: int, clients: int) ->
                 }
                 for k in range(clients)
             ]
-        for name, some in (("rounds.jsonl", lines), ("clients.jsonl", details)):
-            (folder / name).write_text("".join(json.dumps(line) + "\n" for line in some))
+        for name, entries in (("rounds.jsonl", lines), ("clients.jsonl", details)):
+            (folder / name).write_text("".join(json.dumps(line) + "\n" for line in entries))
 
 
 def timed(*words: str) -> float:
-    """Run a command; return its seconds, the start of Python among them."""
+    """Run a command of fedgist; return its seconds, the start of Python included."""
     begin = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "fedgist.cli", *words], check=True, stdout=subprocess.DEVNULL
@@ -76,15 +76,17 @@ def timed(*words: str) -> float:
 
 
 def reports(repeats: int) -> dict[str, float]:
-    """Compare 1,000 runs of 100 rounds; a page of 50 runs of 100 rounds with 50 clients."""
+    """Time a comparison of 1,000 runs, and a page of 50 runs with 50 clients; 100 rounds each."""
     with tempfile.TemporaryDirectory() as folder:
-        many, some = Path(folder, "many"), Path(folder, "some")
-        write_runs(many, 1000, 100, 5, 10)
-        write_runs(some, 50, 100, 5, 50)
+        thousand, fifty = Path(folder, "many"), Path(folder, "some")
+        write_runs(thousand, 1000, 100, 5, 10)
+        write_runs(fifty, 50, 100, 5, 50)
         page = Path(folder, "report.html")
-        tables = [timed("compare", str(many), "--target-accuracy", "88") for _ in range(repeats)]
+        tables = [
+            timed("compare", str(thousand), "--target-accuracy", "88") for _ in range(repeats)
+        ]
         pages = [
-            timed("report", str(some), "--target-accuracy", "88", "-o", str(page))
+            timed("report", str(fifty), "--target-accuracy", "88", "-o", str(page))
             for _ in range(repeats)
         ]
         return {

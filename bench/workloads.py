@@ -1,7 +1,4 @@
-"""The workloads, and the two ways to go through a round of them.
-
-Fedgist, and a bare PyTorch loop.
-"""
+"""The workloads, and two ways to do their rounds: by fedgist, and by a bare PyTorch loop."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ NEVER = 10**6  # rounds between evaluations: what is timed is training
 
 @dataclass(frozen=True)
 class Workload:
-    """So many clients with so many random images each, of which a share trains in a round."""
+    """A number of clients with random images, of which ``sampled`` train in each round."""
 
     name: str
     clients: int
@@ -41,7 +38,7 @@ class Workload:
     epochs: int
 
     def data(self) -> Dataset:
-        """Random images and labels: what is in them does not matter to the time."""
+        """Return random images and labels, as their content does not change the time."""
         draw = torch.Generator().manual_seed(0)
         count = self.clients * self.rows
 
@@ -60,7 +57,7 @@ class Workload:
         )
 
     def module(self) -> nn.Module:
-        """The model."""
+        """Return a new module of the workload's model."""
         options = {k: v for k, v in self.model.items() if k != "name"}
         return MODELS[self.model["name"]](self.shape, 10, **options)
 
@@ -119,7 +116,7 @@ def fedgist_rounds(
 
 
 def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], float]:
-    """Return a function that does the same by one module and ``torch.optim``, one by one."""
+    """Return a function that does the same with one module and ``torch.optim``, without fedgist."""
     data = work.data()
     x, y = data.x.float().div_(255), data.y
     module = work.module()
@@ -130,7 +127,7 @@ def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], fl
             return torch.optim.SGD(module.parameters(), lr=work.lr)
         return torch.optim.Adam(module.parameters(), lr=work.lr, fused=fused or None)
 
-    def one() -> float:
+    def do_round() -> float:
         torch.set_num_threads(threads)
         begin = time.perf_counter()
         total = {k: torch.zeros_like(v) for k, v in glob.items()}
@@ -150,4 +147,4 @@ def bare_rounds(work: Workload, *, fused: bool, threads: int) -> Callable[[], fl
             glob[name] = value / (work.rows * work.sampled)
         return time.perf_counter() - begin
 
-    return one
+    return do_round

@@ -1,17 +1,17 @@
-"""What can go wrong, as one tree; and how an unknown name is told.
+"""All of fedgist's exceptions, and the messages about unknown names.
 
 ::
 
     FedgistError
     +-- InputError (a ValueError)    an argument or a file cannot be used
-    |   +-- RecipeError              a recipe, or what was given in its place
+    |   +-- RecipeError              a recipe, or an object given in place of a part of it
     |   +-- DataError                a data set, or a file of examples
     |   +-- MethodError              a method that breaks the vocabulary, or does not fit the task
-    |   +-- MessageError             bytes that are no message, or not the one expected
+    |   +-- MessageError             bytes that are not a message, or not the one expected
     |   +-- CheckpointError          a checkpoint that cannot be read
     |   +-- ReportError              a folder that holds no run that can be shown
     |   +-- OutputError              a path that cannot be written to
-    +-- TooFewRepliesError           a total over fewer clients than allowed was asked for
+    +-- TooFewRepliesError           a method asked for a total over fewer clients than allowed
     +-- WorkerError (a RuntimeError) a worker process failed or died
     +-- JobsError                    some of many runs failed; the others are done
 
@@ -25,22 +25,22 @@ from collections.abc import Iterable
 
 
 class FedgistError(Exception):
-    """Anything that fedgist itself complains about."""
+    """Any error that fedgist itself raises."""
 
 
 class InputError(FedgistError, ValueError):
-    """An argument, a recipe or a file cannot be used: one line, whatever the input holds."""
+    """An argument, a recipe or a file cannot be used; the message is one line of printable text."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
 
 
 class RecipeError(InputError):
-    """A recipe cannot be used, or what was given in its place."""
+    """A recipe cannot be used, or an object given in place of a part of it."""
 
 
 class DataError(InputError):
-    """A data set cannot be read, or is none."""
+    """A data set or a file of examples cannot be read or used."""
 
 
 class MethodError(InputError):
@@ -48,7 +48,7 @@ class MethodError(InputError):
 
 
 class MessageError(InputError):
-    """Bytes are no message, or not the one expected."""
+    """Bytes are not a message, or not the one expected."""
 
 
 class CheckpointError(InputError):
@@ -56,7 +56,7 @@ class CheckpointError(InputError):
 
 
 class ReportError(InputError):
-    """A folder holds no run that can be shown."""
+    """A folder holds no run that can be shown or compared."""
 
 
 class OutputError(InputError):
@@ -68,7 +68,7 @@ class TooFewRepliesError(FedgistError):
 
 
 class WorkerError(FedgistError, RuntimeError):
-    """A worker failed or died; the message holds what it said."""
+    """A worker process failed or died; the message holds its traceback, if it left one."""
 
 
 class JobsError(FedgistError):
@@ -76,7 +76,13 @@ class JobsError(FedgistError):
 
 
 def one_of(name: str, choices: Iterable[str], kind: str) -> str:
-    """Return ``name`` if it is among the choices, else raise InputError with the nearest one."""
+    """Return ``name`` if it is among the choices.
+
+    Raises
+    ------
+    InputError
+        If it is not; the message names the nearest choice, and all of them.
+    """
     known = list(choices)
     if name in known:
         return name
@@ -93,7 +99,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Return the known name that is most like this one, if any is ``alike`` enough (0 to 1)."""
+    """Return the known name most similar to ``name``, if its similarity is at least ``alike``."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, alike)), None)
 
 
@@ -104,5 +110,5 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, whatever signs it holds."""
+    """Return a text as one line, with escapes for characters that cannot be printed."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

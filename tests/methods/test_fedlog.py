@@ -46,7 +46,7 @@ def class_sums(
     scale: float = 1.0,
     empty: tuple[int, ...] = (),
 ) -> Floats:
-    """S of random rows: class centres and noise, uneven classes, the constant 1 in front."""
+    """Return S of random rows: noisy class centres, uneven classes, the constant 1 in front."""
     draw = np.random.default_rng(seed)
     odds = draw.dirichlet(np.full(classes, 2.0))
     odds[list(empty)] = 0.0
@@ -58,7 +58,7 @@ def class_sums(
 
 
 def objective(eta: Floats, s: Floats, nu: float) -> float:
-    """Eq. 14: <eta, S> - (nu + n) ln sum_y exp(|eta_y|^2 / 4)."""
+    """Return <eta, S> - (nu + n) ln sum_y exp(|eta_y|^2 / 4), eq. 14."""
     return float(
         (eta * s).sum() - (nu + s[:, 0].sum()) * scipy.special.logsumexp((eta**2).sum(1) / 4)
     )
@@ -121,8 +121,8 @@ def test_the_head_is_the_optimum_that_scipy_finds(s: Floats, nu: float) -> None:
         eta = x.reshape(s.shape)
         return -objective(eta, s, nu) / t, -gradient(eta, s, nu).ravel() / t
 
-    with threadpool_limits(1):  # many small products: threads only get in each other's way
-        found = scipy.optimize.minimize(
+    with threadpool_limits(1):  # many small products, which threads make slower
+        optimum = scipy.optimize.minimize(
             loss,
             s.ravel() / t,
             jac=True,
@@ -130,8 +130,10 @@ def test_the_head_is_the_optimum_that_scipy_finds(s: Floats, nu: float) -> None:
             options={"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9},
         )
     eta = solved(s, nu)
-    assert objective(eta, s, nu) / t >= -found.fun - 1e-12
-    np.testing.assert_allclose(eta, found.x.reshape(s.shape), rtol=1e-3, atol=1e-4 * abs(eta).max())
+    assert objective(eta, s, nu) / t >= -optimum.fun - 1e-12
+    np.testing.assert_allclose(
+        eta, optimum.x.reshape(s.shape), rtol=1e-3, atol=1e-4 * abs(eta).max()
+    )
 
 
 def test_the_exact_head_is_better_than_the_papers_thousand_steps_of_adam() -> None:
@@ -268,12 +270,12 @@ def test_a_summary_is_the_same_stacked_and_alone() -> None:
         torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool(),
     )
 
-    def one(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Sums:
+    def summarize(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Sums:
         return method.summarize(net, Batch(x, y, mask), Nothing(), down, ctx)
 
-    stacked = torch.func.vmap(one)(x, y, mask).total
+    stacked = torch.func.vmap(summarize)(x, y, mask).total
     for i in range(2):
-        torch.testing.assert_close(stacked[i], one(x[i], y[i], mask[i]).total)
+        torch.testing.assert_close(stacked[i], summarize(x[i], y[i], mask[i]).total)
 
 
 def test_head_and_sums_of_mnist_cost_51_numbers_a_class() -> None:

@@ -1,4 +1,4 @@
-"""FedProx's loss on logistic regression: its gradient, and the point where it stands still."""
+"""FedProx's loss on logistic regression: its gradient, and the point where that vanishes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ CTX = Context(
 )
 
 
-def ours(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradient of the method."""
+def method_loss(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """Return the method's loss and gradient."""
     live = {n: p.clone().requires_grad_() for n, p in params.items()}
     value = FedProx(mu=mu).loss(
         START.having(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
@@ -47,7 +47,7 @@ def ours(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]
 
 
 def numpy_loss(flat: Floats, mu: float) -> tuple[float, Floats]:
-    """F(w) + mu / 2 |w - w0|^2 and its gradient, by hand."""
+    """Return F(w) + mu / 2 |w - w0|^2 and its gradient, by hand."""
     w, w0 = flat.reshape(3, 5), matrix(START.params)
     x = np.concatenate([X[MASK].double().numpy(), np.ones((9, 1))], axis=1)
     y = Y[MASK].numpy()
@@ -77,7 +77,7 @@ def params_of(w: Floats) -> dict[str, Tensor]:
 def test_loss_and_gradient_are_those_of_eq_2(mu: float) -> None:
     # rejects mu |w - w0|^2 without the half, and a pull by |w - w0| without its sign
     w = matrix(START.params) + np.random.default_rng(0).normal(size=(3, 5))
-    value, grads = ours(mu, params_of(w))
+    value, grads = method_loss(mu, params_of(w))
     expected, slope = numpy_loss(w.ravel(), mu)
     assert value == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(matrix(grads).ravel(), slope, rtol=1e-4, atol=1e-5)
@@ -85,16 +85,15 @@ def test_loss_and_gradient_are_those_of_eq_2(mu: float) -> None:
 
 @pytest.mark.parametrize("mu", [0.1, 2.0])
 def test_the_loss_stands_still_where_scipy_stops(mu: float) -> None:
-    found = scipy.optimize.minimize(
+    optimum = scipy.optimize.minimize(
         numpy_loss, matrix(START.params).ravel(), args=(mu,), jac=True, tol=1e-12
     )
-    _, grads = ours(mu, params_of(found.x))
+    _, grads = method_loss(mu, params_of(optimum.x))
     assert abs(matrix(grads)).max() < 1e-5
-    _, without = ours(0.0, params_of(found.x))
-    pull = mu * (found.x.reshape(3, 5) - matrix(START.params))
-    np.testing.assert_allclose(
-        matrix(without), -pull, atol=1e-5
-    )  # the data pull as hard as the anchor
+    _, without = method_loss(0.0, params_of(optimum.x))
+    pull = mu * (optimum.x.reshape(3, 5) - matrix(START.params))
+    # the data pull as hard as the anchor
+    np.testing.assert_allclose(matrix(without), -pull, atol=1e-5)
     assert abs(pull).max() > 0.01
 
 

@@ -1,4 +1,4 @@
-"""Every registered method, and every small method of the laws' own worlds, obeys every law."""
+"""Every registered method, and every example method of the laws, obeys every law."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Leaks(Method):
-    """Sends its first row."""
+    """A method whose clients send their first rows."""
 
     def summarize(self, net: Net, batch: Batch, own: Nothing, down: Any, ctx: Context) -> Leak:
         return Leak(batch.x[0])
@@ -43,7 +43,7 @@ class Leaks(Method):
 
 @dataclass(frozen=True)
 class ForgetsTheMask(Method):
-    """Its loss counts rows that are absent."""
+    """A method whose loss counts absent rows."""
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Any, ctx: Context) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(net(batch.x), batch.y)
@@ -51,7 +51,7 @@ class ForgetsTheMask(Method):
 
 @dataclass(frozen=True)
 class CountsTwice(Method):
-    """A server that adds to what it has, so that a repeated reply would show."""
+    """A method whose server adds to what it has, so that a repeated reply would show."""
 
     def init_server(self, ctx: Context) -> Count:
         return Count(torch.zeros(()))

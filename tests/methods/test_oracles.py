@@ -1,4 +1,4 @@
-"""Whole methods against computations of their own."""
+"""Whole methods against independent computations."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedgist.federation.world import World
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
 
 
-def module(here: World) -> nn.Module:
-    """The model with the common start, as a plain module."""
-    net = here.server.task.starts["mlp"]
+def module(small_world: World) -> nn.Module:
+    """Return the model at the common start as a plain module."""
+    net = small_world.server.task.starts["mlp"]
     plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Identity(), nn.Linear(5, 3))
     plain.load_state_dict({k: v.clone() for k, v in net.params.items()})
     return plain
 
 
-def inputs(here: World) -> torch.Tensor:
-    return (here.data.x - 0.5) / 2.0
+def inputs(small_world: World) -> torch.Tensor:
+    return (small_world.data.x - 0.5) / 2.0
 
 
 def test_fedavg_with_one_step_on_all_rows_is_one_centralized_gradient_step() -> None:
     # rejects an average that does not weigh clients by their rows: SIZES are uneven
-    here = world("fedavg", train={"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.3})
-    state = trace(here, Plan(3), rounds=1).state
-    plain = module(here)
-    torch.autograd.backward(F.cross_entropy(plain(inputs(here)), here.data.y))
+    small_world = world("fedavg", train={"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.3})
+    state = trace(small_world, Plan(3), rounds=1).state
+    plain = module(small_world)
+    torch.autograd.backward(F.cross_entropy(plain(inputs(small_world)), small_world.data.y))
     for name, p in plain.named_parameters():
         assert p.grad is not None
         assert torch.allclose(
@@ -40,28 +40,32 @@ def test_fedavg_with_one_step_on_all_rows_is_one_centralized_gradient_step() -> 
 
 
 def test_centralized_training_is_sgd_on_all_rows() -> None:
-    here = world("centralized", train={"local_epochs": 1, "batch_size": sum(SIZES), "lr": 0.3})
-    state = trace(here, Plan(1), rounds=3).state
-    plain = module(here)
+    small_world = world(
+        "centralized", train={"local_epochs": 1, "batch_size": sum(SIZES), "lr": 0.3}
+    )
+    state = trace(small_world, Plan(1), rounds=3).state
+    plain = module(small_world)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
     for _ in range(3):
         optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(plain(inputs(here)), here.data.y))
+        torch.autograd.backward(F.cross_entropy(plain(inputs(small_world)), small_world.data.y))
         optimizer.step()
     for name, p in plain.named_parameters():
         assert torch.allclose(state[f"clients/mlp/net/{name}"][0], p.detach(), atol=1e-5)
 
 
 def test_local_training_is_each_clients_own_sgd_and_sends_nothing() -> None:
-    here = world("local", train={"local_epochs": 3, "batch_size": max(SIZES), "lr": 0.2})
-    result = trace(here, Plan(5), rounds=2)
+    small_world = world("local", train={"local_epochs": 3, "batch_size": max(SIZES), "lr": 0.2})
+    result = trace(small_world, Plan(5), rounds=2)
     for client in range(len(SIZES)):
-        plain = module(here)
+        plain = module(small_world)
         optimizer = torch.optim.SGD(plain.parameters(), lr=0.2)
-        rows = here.population.train[client]
+        rows = small_world.population.train[client]
         for _ in range(6):
             optimizer.zero_grad()
-            torch.autograd.backward(F.cross_entropy(plain(inputs(here)[rows]), here.data.y[rows]))
+            torch.autograd.backward(
+                F.cross_entropy(plain(inputs(small_world)[rows]), small_world.data.y[rows])
+            )
             optimizer.step()
         for name, p in plain.named_parameters():
             assert torch.allclose(
@@ -87,8 +91,8 @@ def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_holds_clients_back() -> N
 
 
 def test_fedlog_sends_the_class_sums_of_its_trained_bodies_and_keeps_the_head_fixed() -> None:
-    here = world("fedlog")
-    fed = federation(here, Plan(2))
+    small_world = world("fedlog")
+    fed = federation(small_world, Plan(2))
     before = named(fed.server)["eta"]
     line, _ = fed.advance()
     assert line["comm/up_bytes"] == line["comm/down_bytes"] == 3 * (5 + 1) * 4 * len(SIZES)
@@ -96,17 +100,16 @@ def test_fedlog_sends_the_class_sums_of_its_trained_bodies_and_keeps_the_head_fi
     state = fed.checkpoint().clients
     s = torch.zeros(3, 6, dtype=torch.float64)
     for client in range(len(SIZES)):
-        rows = here.population.train[client]
+        rows = small_world.population.train[client]
         w, b = (state[f"mlp/net/1.{n}"][client] for n in ("weight", "bias"))
-        z = torch.relu(inputs(here)[rows] @ w.T + b)
-        for phi, y in zip(z, here.data.y[rows], strict=True):
+        z = torch.relu(inputs(small_world)[rows] @ w.T + b)
+        for phi, y in zip(z, small_world.data.y[rows], strict=True):
             s[y] += torch.cat([torch.ones(1), phi]).double()
     eta = named(fed.server)["eta"].double()
-    t = 1.0 + len(here.data.y)
+    t = 1.0 + len(small_world.data.y)
     p = torch.softmax(eta.square().sum(1) / 4, 0)
-    assert torch.allclose(
-        t * p.unsqueeze(1) * eta / 2, s, rtol=1e-4, atol=1e-3
-    )  # stationarity of eq. 14
+    # stationarity of eq. 14
+    assert torch.allclose(t * p.unsqueeze(1) * eta / 2, s, rtol=1e-4, atol=1e-3)
     assert not torch.equal(before, named(fed.server)["eta"])
 
 
@@ -118,11 +121,11 @@ def test_fedlogs_exchange_is_round_0_with_its_bytes_and_no_download() -> None:
 
 
 def test_batches_of_stateful_models_start_from_the_head_that_was_sent() -> None:
-    # rejects a client that goes on with the head of the round before: with hardly any learning only
-    # the head moves
-    here = world("fedlog", train={"lr": 1e-12})
-    fed = federation(here)
+    # rejects a client that goes on with the previous round's head: with almost no learning, only
+    # the head changes
+    small_world = world("fedlog", train={"lr": 1e-12})
+    fed = federation(small_world)
     fed.advance()
-    one = named(fed.server)["eta"].clone()
+    first_head = named(fed.server)["eta"].clone()
     fed.advance()
-    assert torch.allclose(one, named(fed.server)["eta"], atol=1e-5)
+    assert torch.allclose(first_head, named(fed.server)["eta"], atol=1e-5)

@@ -9,7 +9,7 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedprox import FedProx
 from fedgist.methods.local import Local
 
-DEFAULT_METHOD = "fedlog"  # what a recipe runs that names none
+DEFAULT_METHOD = "fedlog"  # of recipes that name no method
 
 METHODS: MappingProxyType[str, type[Method]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Centralized training: one model on everybody's rows, as if data could travel.
+"""Centralized training: one model on all clients' rows, as if data could be moved.
 
 See docs/methods/centralized.md.
 """

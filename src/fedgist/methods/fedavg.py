@@ -16,7 +16,7 @@ from fedgist.core.method import Exchange, Method, Part
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Federated averaging: w = sum_k n_k w_k / n, the method's only equation, is the exchange's."""
+    """Federated averaging; its only equation, w = sum_k n_k w_k / n, is that of ``Averaging``."""
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()

@@ -43,45 +43,46 @@ class Sums:
 class FedLog(Method):
     """FedLog with the exact head; the defaults are the paper's.
 
-    ``head_start``: normal numbers, or one exchange with the untrained bodies.
+    ``head_start`` says what the first head is: normal numbers, or the result of one exchange with
+    the untrained bodies.
     """
 
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
     head_start: Literal["random", "exchange"] = "random"
     optimizer_memory: Life = "round"  # how long a body's optimizer remembers
     solver: Literal["exact", "gradient"] = "exact"
-    head_lr: Positive = 1e-2  # of the gradient solver: Adam
+    head_lr: Positive = 1e-2  # of the gradient solver, which is Adam
     head_steps: PositiveInt = 1000  # of the gradient solver
 
     keeps: ClassVar[Part] = "body"
 
     def check(self, task: Task) -> None:
-        """One head serves all: bodies of one width, heads with a bias."""
+        """Raise MethodError unless all bodies have one feature width and all heads a bias."""
         one_feature_width(task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Round 0 is the exchange, where one is asked for."""
+        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
         if ctx.round == 0:
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
 
     def init_server(self, ctx: Context) -> LinearHead:
-        """A random head (Alg. 1)."""
+        """Return a random head (Alg. 1)."""
         width = one_feature_width(ctx.task, "fedlog")
         return LinearHead(random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1)))
 
     def download(self, server: LinearHead, order: Order, ctx: Context) -> LinearHead | Nothing:
-        """The head; before training there is nothing to say."""
+        """Return the head; in the exchange before training, nothing."""
         return Nothing() if ctx.stage == "exchange" else server
 
     def receive(
         self, net: Net, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> tuple[Net, Nothing]:
-        """Install the head."""
+        """Return the net with the head installed."""
         return (net if isinstance(down, Nothing) else net.with_head(down.weight, down.bias)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Only the body learns (eq. 12)."""
+        """Return one phase in which only the body learns (eq. 12)."""
         if ctx.stage == "exchange":
             return ()
         epochs = ctx.task.training.local_epochs
@@ -90,18 +91,18 @@ class FedLog(Method):
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> Sums:
-        """S over a batch (eq. 2)."""
+        """Return S over a batch (eq. 2)."""
         phi = with_constant(net.features(batch.x))
         return Sums(class_sums(phi, batch.y, batch.mask, ctx.task.num_classes))
 
     def upload(
         self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context
     ) -> tuple[Sums, Nothing]:
-        """S of all local rows."""
+        """Return S over all local rows."""
         return sums, own
 
     def server_update(self, server: LinearHead, replies: Replies, ctx: Context) -> LinearHead:
-        """The MAP head (eq. 14)."""
+        """Return the MAP head (eq. 14)."""
         s = replies.total().total.to(torch.float64)
         if self.solver == "exact":
             eta = map_head(s, self.nu)
@@ -118,13 +119,13 @@ def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:
 
 
 def map_head(s: Tensor, nu: float) -> Tensor:
-    """Solve eq. 14 exactly: ``s`` (classes, m + 1) in double precision -> eta of the same shape.
+    """Return the exact solution of eq. 14: eta for ``s``, both (classes, m + 1), double precision.
 
     With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2
     S_y / (T p_y), so ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is
     p_y^2 = 2 c_y / w_y, where w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L},
     which overflows); and L is the root of sum_y p_y = 1, whose left side falls as L grows. So
-    |eta_y|^2 = 2 w_y; classes that nobody has get eta_y = 0.
+    |eta_y|^2 = 2 w_y; classes without rows get eta_y = 0.
     """
     t = nu + s[:, 0].sum()
     if t <= 0:
@@ -155,7 +156,7 @@ def map_head(s: Tensor, nu: float) -> Tensor:
 
 
 def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
-    """Ascend eq. 14 by Adam from ``eta``, as the paper does; the objective is divided by nu + n."""
+    """Return eta after ascending eq. 14, divided by nu + n, by Adam from ``eta``, as the paper."""
     adam = Optimizer("adam", lr=lr)
     params = {"eta": eta.unsqueeze(0).clone()}
     state = init(adam, params)
@@ -171,7 +172,7 @@ def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> T
 def _omega(z: Tensor) -> Tensor:
     """Solve w + ln w = z for w > 0 (Wright's omega function), z in double precision.
 
-    0 where z is -inf.
+    The result is 0 where z is -inf.
     """
     w = torch.where(z > 1, z - torch.log(z.clamp(min=1.0)), torch.exp(z.clamp(max=1.0)))
     for _ in range(8):  # Newton's method on f(ln w) = w + ln w - z: quadratic from this start

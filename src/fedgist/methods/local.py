@@ -1,4 +1,4 @@
-"""Local training alone: every client trains its own model and tells nobody.
+"""Local training alone: every client trains its own model, and nothing is sent.
 
 See docs/methods/local.md.
 """
@@ -12,4 +12,4 @@ from fedgist.core.method import Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """No exchange at all: the defaults of a method, as they are."""
+    """No exchange: all functions are a method's defaults."""

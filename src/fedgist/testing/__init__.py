@@ -1,4 +1,4 @@
-"""The laws that every method obeys, for methods of one's own as well: one line in a test.
+"""The laws that every method must obey; one line in a test tries them on your own method.
 
 >>> from fedgist.methods import METHODS
 >>> from fedgist.testing import check_laws

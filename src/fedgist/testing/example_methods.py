@@ -1,7 +1,6 @@
-"""Small methods of every kind of round that the vocabulary can say: the laws' own worlds.
+"""Small methods for the laws, which use what the registered methods leave unused.
 
-They are no methods anybody would publish. Each uses what the registered ones leave unused, so that
-no part of the vocabulary is there without being tested.
+Nobody would publish them, but with them every part of the vocabulary is tested.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from fedgist.core.tree import Tree, tree
 
 @message(reduce="sum")
 class ClassMeans:
-    """Class sums of something (classes, width), and how many rows of each class, (classes,)."""
+    """Sums by class, (classes, width), and the number of rows of each class, (classes,)."""
 
     total: Tensor
     rows: Tensor
@@ -43,7 +42,7 @@ class ClassMeans:
 
 @message(reduce="sum")
 class Scales:
-    """The largest feature of each client, summed, and how many clients."""
+    """The largest features of clients, summed, and the number of clients."""
 
     largest: Tensor
     clients: Tensor
@@ -61,20 +60,20 @@ class ScaledMeans:
 class TwoStages(Method):
     """First the clients agree on a scale, then they send class means in its unit.
 
-    Stage ``"scale"`` sends one message, ``"means"`` another, to clients of one draw; only one in
-    two of those selected is asked for the second. Round 2 ends with work of the server's own.
+    Stage ``"scale"`` sends one message, ``"means"`` another, to clients of one draw; only every
+    other client selected is asked for the second. Even rounds end with a stage of the server alone.
     """
 
     keeps: ClassVar[Part] = "all"
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Two stages, and every other round a third one in which nobody is asked."""
+        """Return two stages, and in even rounds a third one in which nobody is asked."""
         if ctx.round == 0:
             return ()
         return ("scale", "means", "rest") if ctx.round % 2 == 0 else ("scale", "means")
 
     def init_server(self, ctx: Context) -> ScaledMeans:
-        """A scale of 1 and no means."""
+        """Return a scale of 1 and no means."""
         width = next(iter(ctx.task.architectures.values())).feature_width
         classes = ctx.task.num_classes
         means = ClassMeans(torch.zeros(classes, width), torch.zeros(classes))
@@ -83,19 +82,19 @@ class TwoStages(Method):
     def orders(
         self, server: ScaledMeans, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
-        """All for the scale, every other one for the means, nobody for the rest."""
+        """Return all orders for the scale, every other one for the means, None for the rest."""
         if ctx.stage == "rest":
             return None
         return selected[::2] if ctx.stage == "means" else selected
 
     def download(self, server: ScaledMeans, order: Order, ctx: Context) -> ClassMeans | Nothing:
-        """The means, in the unit of the scale; nothing before it is agreed."""
+        """Return the means in the unit of the scale; nothing before there is a scale."""
         if ctx.stage == "scale":
             return Nothing()
         return ClassMeans(server.means.total / server.scale, server.means.rows)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Learn only in the second stage: the head, then the body."""
+        """Return phases for the second stage alone: the head learns, then the body."""
         if ctx.stage == "scale":
             return ()
         epochs = ctx.task.training.local_epochs
@@ -104,7 +103,7 @@ class TwoStages(Method):
         return (head, Phase(("body",), epochs=epochs))
 
     def smoothed(self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context) -> Tensor:
-        """The task's loss at half the logits: a loss of one phase's own."""
+        """Return the task's loss at half the logits, a loss for one phase alone."""
         return ctx.task.objective.loss(net(batch.x) / 2, batch)
 
     def summarize(
@@ -119,14 +118,14 @@ class TwoStages(Method):
     def upload(
         self, net: Net, own: Nothing, sums: ClassMeans, down: object, ctx: Context
     ) -> tuple[Scales | ClassMeans, Nothing]:
-        """The largest mean in the first stage, the sums in the second."""
+        """Return the largest mean in the first stage, the sums in the second."""
         if ctx.stage == "scale":
             means = sums.total / sums.rows.clamp(min=1.0).unsqueeze(1)
             return Scales(means.abs().max(), torch.ones(())), own
         return sums, own
 
     def server_update(self, server: ScaledMeans, replies: Replies, ctx: Context) -> ScaledMeans:
-        """The mean scale, or the means; in its own stage the server halves what it knows."""
+        """Take the mean scale, or the means; in its own stage, the server halves the means."""
         if ctx.stage == "rest":
             old = server.means
             return ScaledMeans(server.scale, ClassMeans(old.total / 2, old.rows / 2))
@@ -136,7 +135,7 @@ class TwoStages(Method):
         return ScaledMeans(server.scale, total)
 
     def report(self, server: ScaledMeans, ctx: Context) -> Mapping[str, float]:
-        """The scale."""
+        """Return the scale."""
         return {"scale": float(server.scale)}
 
 
@@ -165,10 +164,10 @@ class Bias:
 
 @dataclass(frozen=True)
 class Relay(Method):
-    """A relay: it shows each client the mean of the others' newest sketches, late ones included.
+    """Sends each client the mean of the others' newest sketches, late ones included.
 
-    A round 0 brings the first sketches. Each client learns a bias of its own beside its net, by an
-    optimizer that remembers for the whole run, and is tested once more after fine-tuning.
+    The first sketches come in round 0. Each client learns its own bias beside its net, with an
+    optimizer whose state lives for the whole run, and is tested once more after fine-tuning.
     """
 
     pull: float = 0.1
@@ -177,21 +176,21 @@ class Relay(Method):
     accepts_late: ClassVar[bool] = True
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """An exchange before training."""
+        """Return ``"train"``, and in round 0 an exchange."""
         return ("exchange",) if ctx.round == 0 else ("train",)
 
     def init_server(self, ctx: Context) -> Board:
-        """An empty board."""
+        """Return an empty board."""
         width = next(iter(ctx.task.architectures.values())).feature_width
         shape = (ctx.task.num_clients, ctx.task.num_classes)
         return Board(torch.zeros(*shape, width), torch.zeros(shape))
 
     def init_client(self, net: Net, ctx: Context) -> Bias:
-        """No bias yet."""
+        """Return a bias of zeros."""
         return Bias(torch.zeros(ctx.task.num_classes))
 
     def download(self, server: Board, order: Order, ctx: Context) -> Sketch:
-        """The mean of the others' sketches, class by class."""
+        """Return the mean of the other clients' sketches, class by class."""
         others = server.present.clone()
         others[order.client] = 0
         count = others.sum(0)
@@ -199,14 +198,14 @@ class Relay(Method):
         return Sketch(total / count.clamp(min=1.0).unsqueeze(1), (count > 0).to(torch.float32))
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """The net and the bias learn together."""
+        """Return one phase in which net and bias learn together."""
         if ctx.stage == "exchange":
             return ()
         learned = ("all", "own.bias")
         return (Phase(learned, epochs=ctx.task.training.local_epochs, remembers="run"),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context) -> Tensor:
-        """The task's loss, and a pull to the others' means where they have some."""
+        """Return the task's loss plus a pull to the others' means, where there are any."""
         z = net.features(batch.x)
         far = (z - down.means[batch.y]).square().sum(1) * down.present[batch.y]
         pull = torch.where(batch.mask, far, 0.0).sum() / batch.mask.sum().clamp(min=1)
@@ -223,14 +222,14 @@ class Relay(Method):
     def upload(
         self, net: Net, own: Bias, sums: ClassMeans, down: Sketch, ctx: Context
     ) -> tuple[Sketch, Bias]:
-        """The means under a little noise, drawn by the client's key."""
+        """Return the means with a little noise, drawn by the client's key."""
         means = sums.total / sums.rows.clamp(min=1.0).unsqueeze(1)
         noise = 0.01 * random.normal(ctx.draw("noise"), tuple(means.shape))
         present = (sums.rows > 0).to(torch.float32)
         return Sketch((means + noise) * present.unsqueeze(1), present), own
 
     def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
-        """Keep each client's newest sketch."""
+        """Return the board with each client's newest sketch."""
         means, present = server.means.clone(), server.present.clone()
         for reply in replies:
             means[reply.order.client] = reply.message.means
@@ -238,25 +237,25 @@ class Relay(Method):
         return Board(means, present)
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
-        """One more step of the head, in the last round."""
+        """Return one more step of the head, in the last round alone."""
         last = ctx.round == ctx.task.training.num_rounds
         return (Phase(("head",), steps=1),) if last else ()
 
     def predict(self, net: Net, own: Bias, down: Sketch, x: Tensor, ctx: Context) -> Tensor:
-        """Logits with the client's bias."""
+        """Return the logits with the client's bias."""
         return net(x) + own.bias
 
 
 @dataclass(frozen=True)
 class SharedBodies(Method):
-    """Averages bodies within each architecture and accepts late sums; the heads stay home."""
+    """Averages bodies within each architecture and accepts late sums; clients keep their heads."""
 
     keeps: ClassVar[Part] = "head"
     accepts_late: ClassVar[bool] = True
     exchange: ClassVar[Exchange] = Averaging("body")
 
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """All but one, drawn anew in every round."""
+        """Return orders for all clients but one, which is drawn anew in every round."""
         left_out = random.choice(ctx.draw("left out"), len(online), 1) if len(online) > 1 else []
         asked = [client for i, client in enumerate(online) if i not in left_out]
         return [Order(client.id, client.architectures[0]) for client in asked]

@@ -20,7 +20,7 @@ BROKEN = (12, 19)  # rows of client 2
 
 
 def canaries() -> Dataset:
-    """Return examples of which each has a number that only it has."""
+    """Return examples each of which holds a number that no other example holds."""
     data = blobs()
     x = data.x.clone()
     x[:, 0] = 1e4 + torch.arange(len(x)) * 7.25
@@ -33,8 +33,8 @@ def no_example_leaves(method: Method) -> None:
     for stage in stages(federation(law_world(method, given={"data": data}))):
         for order, message in stage.uploads():
             for name, array in named(message).items():
-                found = torch.isin(data.x[:, 0], array.flatten().to(data.x.dtype)).any()
-                assert not found, f"{name} of client {order.client} holds an example's number"
+                leaked = torch.isin(data.x[:, 0], array.flatten().to(data.x.dtype)).any()
+                assert not leaked, f"{name} of client {order.client} holds an example's number"
 
 
 def spoiled(message: Tree, how: str) -> Any:
@@ -63,12 +63,12 @@ def bad_uploads_are_refused(method: Method) -> None:
             if not arrays or (how in {"nan", "inf", "-inf"} and not numbers):
                 continue
             reason = refuse(spoiled(message, how), form)
-            named_there = reason is not None and any(name in reason for name in arrays)
-            assert named_there, f"an upload with {how} was answered: {reason}"
+            names_array = reason is not None and any(name in reason for name in arrays)
+            assert names_array, f"an upload that is {how} was not refused by name: {reason}"
 
 
 def broken_data_stop_nobody(method: Method) -> None:
-    """Give one client rows that are not finite."""
+    """Let one client have rows that are not finite, and go through three rounds."""
     healthy = law_world(method)
     x = healthy.population.examples.x.clone()
     x[slice(*BROKEN)] = float("nan")
@@ -78,9 +78,9 @@ def broken_data_stop_nobody(method: Method) -> None:
     for number in range(3):
         line, _ = fed.do_round(number)
         refused = {entry["client"] for entry in line.get("refused", ())}
-        assert refused <= {2}, f"clients {sorted(refused - {2})} were refused, too"
+        assert refused <= {2}, f"clients {sorted(refused - {2})} were refused as well"
     finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(fed.server).values())
-    assert finite or method.merges_clients, "the server's state is not finite any more"
+    assert finite or method.merges_clients, "the server's state is no longer finite"
 
 
 GATE_LAWS: Mapping[str, Callable[[Method], None]] = {

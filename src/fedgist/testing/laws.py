@@ -1,7 +1,7 @@
-"""The laws: what holds for every method, whatever it computes.
+"""The laws: what must hold for every method, whatever it computes.
 
-Each is tried in a tiny world of five uneven clients with two architectures, over every kind of
-round and every stage. :func:`check_laws` tries them all on a method object.
+Each is tried in a tiny world of five uneven clients with two architectures, in every kind of round
+and every stage. :func:`check_laws` tries them all on a method object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedgist.testing.stages import stages
 from fedgist.testing.wire_laws import WIRE_LAWS
 
 Arrays = Mapping[str, Tensor]
-CLOSE = 1e-5  # how far results may lie apart that differ in the order of additions alone
+CLOSE = 1e-5  # how much results may differ because numbers are added in another order
 
 
 class LawError(FedgistError, AssertionError):
@@ -48,7 +48,7 @@ class LawError(FedgistError, AssertionError):
 
 @dataclass(frozen=True)
 class Law:
-    """A law: its number and what it says, and what tries it on a method."""
+    """A law: its number and statement in one text, and a function that tries it on a method."""
 
     name: str
     try_on: Callable[[Method], None]
@@ -67,7 +67,7 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     Raises
     ------
     LawError
-        If one is broken: which, and how.
+        If the method breaks one; the message says which, and how.
     """
     chosen = [law for law in LAWS if not only or law.name.split()[0] in only]
     for law in chosen:
@@ -80,14 +80,14 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
 
 
 def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
-    """Whether two states are the same up to rounding."""
+    """Return whether two states are the same up to rounding."""
     return a.keys() == b.keys() and all(
         torch.allclose(a[k].double(), b[k].double(), rtol=0, atol=tolerance) for k in a
     )
 
 
 def equal(a: Arrays, b: Arrays) -> bool:
-    """Whether two states are the same, bit for bit."""
+    """Return whether two states are the same, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -97,13 +97,13 @@ def stacking_changes_nothing(method: Method) -> None:
     column = "eval/client/accuracy_mean"
     for size in (2, 5):
         together = trace(law_world(method), Plan(size))
-        assert close(alone.state, together.state), f"another state with stacks of {size}"
+        assert close(alone.state, together.state), f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
-        assert expected == seen, f"another accuracy with stacks of {size}: {seen}, not {expected}"
+        assert expected == seen, f"stacks of {size} give accuracies {seen}, not {expected}"
 
 
 class _Reversed:
-    """A local engine whose orders arrive in another order."""
+    """A local engine that gets its orders in reverse."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.engine = engine
@@ -111,26 +111,26 @@ class _Reversed:
         self.client, self.state, self.restore = engine.client, engine.state, engine.restore
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Ask the other way round."""
+        """Ask the clients in reverse order."""
         return self.engine.ask(ctx, list(orders)[::-1], list(downs)[::-1])
 
 
-def reversed_engine(here: World, plan: Plan) -> Engine:
-    """Return a local engine that is asked the other way round."""
-    return _Reversed(local_engine(here, plan))
+def reversed_engine(small_world: World, plan: Plan) -> Engine:
+    """Return a local engine that asks the clients in reverse order."""
+    return _Reversed(local_engine(small_world, plan))
 
 
 def order_does_not_matter(method: Method) -> None:
-    """Ask the clients in another order."""
+    """Compare runs whose clients are asked in opposite orders."""
     straight = trace(law_world(method), rounds=2)
     other = trace(law_world(method), rounds=2, make_engine=reversed_engine)
-    assert straight.rounds == other.rounds, "other lines in the record"
-    assert straight.clients == other.clients, "other scores of clients"
-    assert equal(straight.state, other.state), "another state"
+    assert straight.rounds == other.rounds, "another order gives other lines in the record"
+    assert straight.clients == other.clients, "another order gives other scores of clients"
+    assert equal(straight.state, other.state), "another order gives another state"
 
 
 class _Padded(Rows):
-    """Rows whose tables are wider than they need be."""
+    """Rows whose tables are wider than necessary."""
 
     def table(self, clients: Sequence[int]) -> Tensor:
         tight = super().table(clients)
@@ -152,13 +152,13 @@ def padding_changes_nothing(method: Method) -> None:
 
 
 def any_subset_may_answer(method: Method) -> None:
-    """Let some of the clients answer, in every stage."""
+    """Let only some of the clients answer, in every stage."""
     for stage in stages(federation(law_world(method))):
         for kept in ([0], [1, 3], list(range(len(stage.orders)))):
             places = [i for i in kept if i < len(stage.orders)] or [0]
             server = stage.update(stage.ask(places))
             finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(server).values())
-            assert finite, f"{places} of the clients answer: the server's state is not finite"
+            assert finite, f"the server's state is not finite if orders {places} alone are answered"
             assert shapes(server) == shapes(stage.fed.server), "the server's state changes shape"
 
 
@@ -167,17 +167,17 @@ def messages_cost_their_fields(method: Method) -> None:
     for stage in stages(federation(law_world(method))):
         sent = [message for _, message in stage.uploads()]
         booked, expected = stage.ask().upload_bytes, sum(payload_bytes(m) for m in sent)
-        assert booked == expected, f"{booked} bytes are booked, {expected} are sent"
+        assert booked == expected, f"{booked} bytes are recorded, but {expected} are sent"
         for message in [*stage.downs, *sent]:
             back = unpack(type(message), pack(message))
             assert equal(named(back), named(message)), f"{type(message).__name__} does not survive"
             arrays = named(message).values()
             fields = sum(a.numel() * a.element_size() for a in arrays)
-            assert payload_bytes(message) == fields, "its fields cost something else"
+            assert payload_bytes(message) == fields, "its bytes are not the sum of its fields'"
 
 
 def sums_are_totals(method: Method) -> None:
-    """Try to look at single messages, and at a total over too few."""
+    """Try to look at single messages, and at a total over too few clients."""
     for stage in stages(federation(law_world(method))):
         answer = stage.ask()
         replies = gather(answer.subtotals, answer.each)
@@ -209,7 +209,7 @@ def seeds_decide(method: Method) -> None:
 
 
 def inputs_stay(method: Method) -> None:
-    """Look whether a stage changes what it was given."""
+    """Check that no stage changes what it was given."""
     for stage in stages(federation(law_world(method))):
 
         def given(downs: Tree = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
@@ -223,7 +223,7 @@ def inputs_stay(method: Method) -> None:
 
 
 def resumed_equals_uninterrupted(method: Method) -> None:
-    """Go on from a checkpoint."""
+    """Compare a run that goes on from a checkpoint with one that was not interrupted."""
     whole = trace(law_world(method), rounds=4)
     first = federation(law_world(method))
     if method.stages(first.context("", 0)):
@@ -237,7 +237,8 @@ def resumed_equals_uninterrupted(method: Method) -> None:
     assert lines == whole.rounds[-2:], "the resumed run writes other lines"
     assert equal(whole.state, state_of(second)), "the resumed run ends in another state"
     server = second.server
-    assert equal(named(build(type(server), named(server))), named(server)), "it cannot be read back"
+    back = build(type(server), named(server))
+    assert equal(named(back), named(server)), "the server's state does not read back as itself"
 
 
 LAWS = (

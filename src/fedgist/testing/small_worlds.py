@@ -1,4 +1,4 @@
-"""Tiny worlds to try methods and engines in: blobs, uneven clients, two architectures."""
+"""Tiny worlds to try methods and engines in, with uneven clients and two architectures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedgist.federation.world import Given, World, make_world
 
 CLASSES = 3
 FEATURES = 6
-#: Rows of each client: uneven, one with a single row, and no client has every class.
+#: How many rows each client has: one has a single row, and none has every class.
 SIZES = (11, 1, 7, 4, 9)
 TEST_ROWS = 30
 ALONE = Plan(1, stack=False)
@@ -31,7 +31,7 @@ PAIRS = Plan(2)
 
 
 def blobs(seed: int = 0, features: int = FEATURES, classes: int = CLASSES) -> Dataset:
-    """Return noisy class centres; the training rows are sorted by class."""
+    """Return a data set of noisy class centres; the training rows are sorted by class."""
     key = random.key(seed, "blobs")
     centers = 2 * random.normal(random.fold(key, 0), (classes, features))
     y = torch.arange(sum(SIZES)) * classes // sum(SIZES)
@@ -43,7 +43,7 @@ def blobs(seed: int = 0, features: int = FEATURES, classes: int = CLASSES) -> Da
 
 
 def rows() -> list[Tensor]:
-    """Return contiguous rows of each client."""
+    """Return the row numbers of each client, which are contiguous."""
     return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
 
 
@@ -52,7 +52,7 @@ def world(
 ) -> World:
     """Return a world of five uneven clients; ``sections`` change the recipe.
 
-    ``method`` is a name, with ``options`` among the sections, or an object.
+    ``method`` is an object, or a name with its hyper-parameters in the section ``options``.
     """
     options = sections.pop("options", {})
     raw: dict[str, Any] = {
@@ -82,7 +82,7 @@ def world(
 
 
 def two_architectures(method: Method) -> dict[str, Any]:
-    """Return two models that end in features of one width, where a method can have them."""
+    """Return two models with features of one width, or none if the method merges clients."""
     if method.merges_clients:
         return {}
     return {
@@ -96,26 +96,28 @@ def law_world(method: Method, **sections: Any) -> World:
     return world(method, architectures=two_architectures(method), **sections)
 
 
-def local_engine(here: World, plan: Plan = PAIRS) -> LocalEngine:
-    """Return a local engine whose every architecture has one plan."""
-    side = here.server
+def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
+    """Return a local engine that stacks all architectures by the same plan."""
+    side = small_world.server
     plans = dict.fromkeys(side.task.architectures, plan)
     settings = host_settings(side.recipe)
-    return LocalEngine(side.method, side.task, here.population, settings, plans)
+    return LocalEngine(side.method, side.task, small_world.population, settings, plans)
 
 
 def federation(
-    here: World,
+    small_world: World,
     plan: Plan = PAIRS,
     make_engine: Callable[[World, Plan], Engine] = local_engine,
 ) -> Federation:
     """Return a federation at its start."""
-    return Federation(here.server, make_engine(here, plan), start_server(here.server))
+    return Federation(
+        small_world.server, make_engine(small_world, plan), start_server(small_world.server)
+    )
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a short run leaves behind: its lines without times, and its last state."""
+    """What a short run results in: its lines without times, and its last state."""
 
     rounds: list[Line]
     clients: list[Line]
@@ -123,18 +125,18 @@ class Trace:
 
 
 def without_times(line: Line) -> Line:
-    """Return a line without what differs from run to run."""
+    """Return a line without the columns that differ from run to run."""
     return {k: v for k, v in line.items() if not k.startswith(("time/", "comm/wire"))}
 
 
 def trace(
-    here: World,
+    small_world: World,
     plan: Plan = PAIRS,
     rounds: int = 3,
     make_engine: Callable[[World, Plan], Engine] = local_engine,
 ) -> Trace:
-    """Run some rounds, round 0 included where the method has one."""
-    fed = federation(here, plan, make_engine)
+    """Run this many rounds, after round 0 if the method has one; return what they result in."""
+    fed = federation(small_world, plan, make_engine)
     lines, details = [], []
     try:
         if fed.method.stages(fed.context("", 0)):
@@ -156,6 +158,6 @@ def state_of(fed: Federation) -> dict[str, Tensor]:
     return state | {f"clients/{name}": array.clone() for name, array in saved.clients.items()}
 
 
-def with_method(here: World, method: Method) -> World:
-    """Return the same world under another method object."""
-    return replace(here, server=replace(here.server, method=method))
+def with_method(small_world: World, method: Method) -> World:
+    """Return the same world with another method object."""
+    return replace(small_world, server=replace(small_world.server, method=method))

@@ -1,4 +1,4 @@
-"""Going through the stages of a small run one by one, with a look at what crosses in each."""
+"""Goes through the stages of a small run one by one, to look at the messages of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = (0, 1, 2)  # before training, the first round, and one that builds on a
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage in which clients are asked, before it is done."""
+    """A stage in which clients are asked, before it has run."""
 
     fed: Federation
     ctx: Context
@@ -29,18 +29,18 @@ class Stage:
     downs: Sequence[Tree]
 
     def ask(self, places: Sequence[int] | None = None) -> Answer:
-        """Ask some of the clients ordered: by default all."""
+        """Ask the clients at these places of ``orders``, by default all."""
         chosen = range(len(self.orders)) if places is None else places
         orders, downs = [self.orders[i] for i in chosen], [self.downs[i] for i in chosen]
         return self.fed.engine.ask(self.ctx, orders, downs)
 
     def update(self, answer: Answer) -> Any:
-        """Return what the server's state would become."""
+        """Return the state that the server would have after this answer."""
         replies = gather(answer.subtotals, answer.each)
         return self.fed.method.server_update(self.fed.server, replies, self.ctx)
 
     def uploads(self) -> list[tuple[Order, Any]]:
-        """Return each client's own upload, whatever the engine would add up; nothing is kept."""
+        """Return each client's own upload, also of messages that sum; nothing is kept."""
         engine = self.fed.engine
         assert isinstance(engine, LocalEngine)  # for the type checker
         uploads = []
@@ -53,13 +53,13 @@ class Stage:
         return uploads
 
     def form(self, place: int) -> Form:
-        """Return what a valid upload of one of the clients looks like."""
+        """Return the form of a valid upload of the client at this place of ``orders``."""
         order, down = self.orders[place], self.downs[place]
         return upload_form(self.fed.method, self.ctx, order.architecture, down)
 
 
 def stages(fed: Federation, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
-    """Go through all stages of some rounds; each is done after it has been looked at."""
+    """Yield all stages of these rounds in which clients are asked; each runs after its turn."""
     method = fed.method
     for number in rounds:
         names = method.stages(fed.context("", number))

@@ -1,7 +1,7 @@
-"""Law 12: over a wire, every site with only its own rows, the result is the local engine's.
+"""Law 12: over a wire, where each site has only its own rows, results are the local engine's.
 
-So it is with clients that are absent, late or asked again: a reply counts at most once, a late one
-only where the method accepts it, and nothing is lost.
+The same holds with clients that are absent, late or asked again: a reply counts at most once, a
+late one only if the method accepts it, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedgist.testing.stages import stages
 
 TOLERANCE = 1e-5
 ANY_SIZE = 1 << 40
-# who is not reached, and whose reply comes late, by round; client 0 is asked twice all the time
+# the clients that are not reached, and those whose reply is late, by round; client 0 is asked twice
 ABSENT = {1: {1}, 2: {4}}
 LATE = {1: {2}, 2: {3}}
 TWICE = 0
 
 
-def loopback(here: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
-    """Return the loop-back engine of a world, whose sites run alone whatever the plan says."""
+def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
+    """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
     del plan
-    side = here.server
+    side = small_world.server
     settings = host_settings(side.recipe)
-    return LoopbackEngine(side.method, side.task, here.population, settings, 4, wire)
+    return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
 
 
 class UnreliableWire:
-    """A wire that loses, delays and repeats what the tables above say."""
+    """A wire that loses, delays and repeats envelopes as the tables above say."""
 
     def __init__(self) -> None:
         self.inner = LoopbackWire({})
@@ -66,7 +66,7 @@ class UnreliableWire:
     def exchange(
         self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
-        """Exchange, with faults: evaluation has none."""
+        """Exchange envelopes, with faults except during evaluation."""
         header, _ = unseal(envelopes[0][1], ANY_SIZE)
         if header.purpose == "score":
             return self.inner.exchange(envelopes, deadline_s)
@@ -85,10 +85,10 @@ class UnreliableWire:
         self.inner.close()
 
 
-def unreliable_loopback(here: World, plan: Plan) -> Engine:
+def unreliable_loopback(small_world: World, plan: Plan) -> Engine:
     """Return a loop-back engine over an unreliable wire."""
     wire = UnreliableWire()
-    engine = loopback(here, plan, wire)
+    engine = loopback(small_world, plan, wire)
     wire.inner = LoopbackWire({client: site.handle for client, site in engine.sites.items()})
     return engine
 
@@ -96,37 +96,37 @@ def unreliable_loopback(here: World, plan: Plan) -> Engine:
 class _Absent:
     """A local engine with the same clients absent as over the unreliable wire."""
 
-    def __init__(self, here: World, plan: Plan) -> None:
-        engine = local_engine(here, plan)
+    def __init__(self, small_world: World, plan: Plan) -> None:
+        engine = local_engine(small_world, plan)
         self.engine = engine
         self.score, self.close = engine.score, engine.close
         self.client, self.state, self.restore = engine.client, engine.state, engine.restore
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Ask those who are there."""
+        """Ask the clients that are not absent."""
         gone = ABSENT.get(ctx.round, set())
-        there = [i for i, order in enumerate(orders) if order.client not in gone]
+        reached = [i for i, order in enumerate(orders) if order.client not in gone]
         absent = tuple((o.client, "") for o in orders if o.client in gone)
-        if not there:
+        if not reached:
             return Answer(absent=absent)
-        answer = self.engine.ask(ctx, [orders[i] for i in there], [downs[i] for i in there])
+        answer = self.engine.ask(ctx, [orders[i] for i in reached], [downs[i] for i in reached])
         return Answer(**{**vars(answer), "absent": absent})
 
 
-def unreliable_local(here: World, plan: Plan) -> Engine:
+def unreliable_local(small_world: World, plan: Plan) -> Engine:
     """Return a local engine whose clients are absent and late as over the unreliable wire."""
 
     def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
         return [order.client in LATE.get(ctx.round, ()) for order in orders]
 
-    return DelayedEngine(_Absent(here, plan), is_late)
+    return DelayedEngine(_Absent(small_world, plan), is_late)
 
 
-def clients_apart(here: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a local engine's state as the loop-back names it: by client."""
+def clients_apart(small_world: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a local engine's state with the loop-back's names: by client."""
     apart = {name: array for name, array in state.items() if name.startswith("server/")}
-    for architecture in here.server.task.architectures:
-        members = [c.id for c in here.population.clients if architecture in c.architectures]
+    for architecture in small_world.server.task.architectures:
+        members = [c.id for c in small_world.population.clients if architecture in c.architectures]
         start = f"clients/{architecture}/"
         for name, array in state.items():
             if name.startswith(start):
@@ -136,23 +136,22 @@ def clients_apart(here: World, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return apart
 
 
-def compare(here: World, local: Trace, remote: Trace) -> None:
-    """Compare what two engines leave behind."""
-    expected, seen = clients_apart(here, local.state), remote.state
-    assert expected.keys() == {k for k in seen if not k.startswith("clients/delayed")}, (
-        "other names"
-    )
+def compare(small_world: World, local: Trace, remote: Trace) -> None:
+    """Compare the results of two engines."""
+    expected, seen = clients_apart(small_world, local.state), remote.state
+    names = {name for name in seen if not name.startswith("clients/delayed")}
+    assert expected.keys() == names, "the states have different names"
     for name, array in expected.items():
         far = float((array.double() - seen[name].double()).abs().max()) if array.numel() else 0.0
         assert far <= TOLERANCE, f"{name} differs by {far:.2g}"
-    for ours, theirs in zip(local.rounds, remote.rounds, strict=True):
-        a, b = _lines(ours), _lines(theirs)
+    for local_line, remote_line in zip(local.rounds, remote.rounds, strict=True):
+        a, b = _lines(local_line), _lines(remote_line)
         differ = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        assert not differ, f"round {ours['round']}: {differ[0]} differs"
+        assert not differ, f"round {local_line['round']}: {differ[0]} differs"
 
 
 def _lines(line: Line) -> dict[str, Any]:
-    """Return what must be equal of a round's line: who answered, bytes, accuracy."""
+    """Return the part of a round's line that must be equal: who answered, bytes, accuracy."""
     kept = {k: v for k, v in line.items() if k.startswith(("clients/", "comm/")) or "accuracy" in k}
     kept |= {name: [e["client"] for e in line.get(name, ())] for name in ("absent", "late")}
     return {k: round(v, 9) if isinstance(v, float) else v for k, v in kept.items()}
@@ -164,14 +163,14 @@ def over_a_wire(method: Method) -> None:
         return
     local = trace(law_world(method), ALONE)
     compare(law_world(method), local, trace(law_world(method), ALONE, make_engine=loopback))
-    if method.keeps in {"all", "body"}:  # bodies stay at home: the server need not know them
+    if method.keeps in {"all", "body"}:  # clients keep their bodies: the server need not know them
         known = law_world(method)
         less = replace(known, server=replace(known.server, task=outlined(known.server.task)))
         compare(known, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(known, plan)))
 
 
 def with_faults(method: Method) -> None:
-    """Compare them with clients that are absent, late and asked twice."""
+    """Compare both engines with clients that are absent, late and asked twice."""
     if method.merges_clients:
         return
     local = trace(law_world(method), ALONE, make_engine=unreliable_local)
@@ -192,17 +191,15 @@ def asked_again(method: Method) -> None:
         first = stage.ask()
         after = {k: v.clone() for k, v in engine.state().items()}
         again = stage.ask()
-        assert _same(first, again), "asked again with the same download, a site answers otherwise"
-        assert _equal(after, engine.state()), "asked again, a site trains again"
+        assert _same(first, again), "a site gives another reply when asked again"
+        assert _equal(after, engine.state()), "a site trains again when asked again"
         changed = [map_leaves(lambda leaf: leaf * 1.5, down) for down in stage.downs]
         engine.ask(stage.ctx, stage.orders, changed)
         other = {k: v.clone() for k, v in engine.state().items()}
         untouched = loopback(fresh)
         untouched.restore(before)
         untouched.ask(stage.ctx, stage.orders, changed)
-        assert _equal(other, untouched.state()), (
-            "another download does not start where the first did"
-        )
+        assert _equal(other, untouched.state()), "another download starts from another state"
         stage.ask()
 
 
@@ -220,7 +217,7 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 def resumes(method: Method) -> None:
-    """Go on from a checkpoint over the loop-back, bit for bit."""
+    """Compare a run over the loop-back that goes on from a checkpoint, bit for bit."""
     if method.merges_clients:
         return
     whole = trace(law_world(method), ALONE, rounds=3, make_engine=loopback)
