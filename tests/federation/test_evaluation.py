@@ -211,7 +211,8 @@ def test_reports_take_direction_and_unit_from_the_run(tmp_path: Path) -> None:
     described["macro_f1"]["better"] = "lower"
     path.write_text(json.dumps(described))
     runs = run_files.find([tmp_path / "run"])
-    comparison = study(runs, metric="eval/client/macro_f1_mean")
+    comparison = study(runs)  # by the first metric of the objective
+    assert comparison.metric == "eval/client/macro_f1_mean"
     assert (comparison.measure.better, comparison.measure.unit) == ("lower", "fraction")
     with pytest.raises(ReportError, match="which is no share"):
         study(runs, metric="eval/client/loss_mean", target_accuracy=0.9)

@@ -18,7 +18,6 @@ from rich.text import Text
 from fedgist.cli.shared_options import LOOK, Folders, app
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
-from fedgist.federation.columns import ACCURACY
 from fedgist.report import (
     comparison,
     drawing,
@@ -42,7 +41,8 @@ Reference = Annotated[
     ),
 ]
 Metric = Annotated[
-    str, typer.Option("--metric", help="Column of rounds.jsonl; a lower loss is better.")
+    str | None,
+    typer.Option("--metric", help="Column of rounds.jsonl. Default: the objective's first metric."),
 ]
 Target = Annotated[
     float | None,
@@ -81,7 +81,7 @@ def compare(
     folders: Folders,
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = ACCURACY,
+    metric: Metric = None,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
@@ -131,7 +131,7 @@ def report(
     ),
     reference: Reference = None,
     target_accuracy: Target = None,
-    metric: Metric = ACCURACY,
+    metric: Metric = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,

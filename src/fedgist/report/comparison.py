@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.federation.columns import ACCURACY, measured
+from fedgist.federation.columns import measured
 from fedgist.federation.record import summary
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Group, group
@@ -25,7 +25,7 @@ def study(
     runs: Sequence[RunFiles],
     *,
     reference: str | None = None,
-    metric: str = ACCURACY,
+    metric: str | None = None,
     target_accuracy: float | None = None,
 ) -> Study:
     """Return a study: runs grouped by settings, paired by seed, and summarized.
@@ -35,7 +35,8 @@ def study(
     reference
         Label or method of the row that the others are compared with.
     metric
-        Column of ``rounds.jsonl``; which end of it is better, the run's objective says.
+        Column of ``rounds.jsonl``; by default the first metric of the runs' objective. Which end of
+        it is better, the objective says.
     target_accuracy
         A fraction; if not given, the paper's, where all recipes name one.
 
@@ -48,6 +49,7 @@ def study(
     runs = [run for run in runs if run.recipe]
     if not runs:
         raise ReportError(problems[0] if problems else "there is no run to compare")
+    metric = runs[0].main if metric is None else metric
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better
     if target_accuracy is not None and measure.unit != "fraction":

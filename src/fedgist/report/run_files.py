@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgist.core.objective import Metric
 from fedgist.errors import ReportError
-from fedgist.federation.columns import read_described
+from fedgist.federation.columns import of_all, over_clients, read_described
 from fedgist.federation.record import CLIENTS, METRICS_FILE, PARTITION, RECIPE, RESULT, ROUNDS, Line
 
 NOT_FINITE = (math.inf, -math.inf)
@@ -80,6 +80,14 @@ class RunFiles:
     def metrics(self) -> dict[str, Metric]:
         """The metrics of the run's objective, as it describes them; the known ones without."""
         return read_described(_table(self.folder / METRICS_FILE, json.loads, []))
+
+    @functools.cached_property
+    def main(self) -> str:
+        """The column of the objective's first metric: over clients, or of the one global model."""
+        described = _table(self.folder / METRICS_FILE, json.loads, [])
+        first = next(iter(described), "accuracy")
+        columns = (over_clients("client", first), of_all(first))
+        return next((column for column in columns if self.last(column) is not None), columns[0])
 
     def last(self, key: str) -> float | None:
         """Return the last value of a column, or None if it has none."""
