@@ -113,7 +113,7 @@ def compare(
 
 
 def _study(
-    folders: list[Path], reference: str | None, metric: str, target_percent: float | None
+    folders: list[Path], reference: str | None, metric: str | None, target_percent: float | None
 ) -> Study:
     return comparison.study(
         run_files.find(folders),
