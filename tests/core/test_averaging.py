@@ -152,4 +152,4 @@ def test_buffers_that_clients_disagree_on_are_rounded() -> None:
         .weights["one"]
         .arrays
     )
-    assert (int(new["seen"]), new["uses"].tolist()) == (4, [True, False])  # 35 rows of 42 say so
+    assert (int(new["seen"]), new["uses"].tolist()) == (4, [True, False])  # as 35 rows of 42 have

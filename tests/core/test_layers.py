@@ -357,7 +357,7 @@ def test_among_equals_one_place_of_a_window_gets_the_whole_gradient() -> None:
     assert float(grad.sum()) == 4.0
 
 
-# a convolution that pools as it goes
+# convolutions that pool
 
 
 @pytest.mark.parametrize("each", [True, False])

@@ -131,7 +131,7 @@ def test_by_default_a_sorted_sample_of_those_online_is_asked_for_its_own_model(
 
 
 def test_every_client_is_asked_as_often_and_another_key_asks_others() -> None:
-    # rejects the first so many, and a draw that ignores its key
+    # rejects asking always the first clients, and a draw that ignores its key
     def ask(seed: int) -> tuple[int, ...]:
         orders = Method().select(None, online(range(10)), context(10, 0.3, random.key(0, seed)))
         return tuple(o.client for o in orders)

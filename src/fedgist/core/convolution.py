@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-# up to so many channels in and out, convolving and pooling together is faster (measured)
+# the most channels in and out with which convolving and pooling together is faster (measured)
 IMAGE, NARROW = 4, 16
 
 # (gradient, x, t) -> the gradient where x > t, else 0: one pass of vector instructions, where a
@@ -171,7 +171,7 @@ class MaxPool2d(nn.Module):
 class _MaxPool(torch.autograd.Function):
     """The larger of two rows, then the larger of two columns.
 
-    The gradient goes to the pixel whose value was taken, the first of equals.
+    The gradient goes to the pixel whose value was taken, one pixel also among equals.
     """
 
     @staticmethod

@@ -130,7 +130,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear map with contiguous gradients.
 
-    torch's own gradient is a transposed view, on which an optimizer is ten times slower.
+    The gradient of torch's own layer is a transposed view, on which optimizers are ten times
+    slower.
     """
 
     @staticmethod
@@ -162,6 +163,11 @@ def replace_layers(module: nn.Module) -> nn.Module:
     """Replace the layers of a module, a user's too, by those of this file; names are kept.
 
     A layer that is used in two places, at any depth, gets one replacement, used in both.
+
+    Raises
+    ------
+    ValueError
+        If a batch norm has no running statistics.
     """
     _join(module)
     return _replace(module, "", {})

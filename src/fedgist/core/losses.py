@@ -1,7 +1,7 @@
 """Losses for one client's batch: means over the rows that are present.
 
-``mask`` is (batch,), true where a row is present; absent rows weigh nothing, whatever their
-numbers.
+``mask`` is (batch,), true where a row is present; absent rows have weight 0, whatever numbers they
+hold.
 """
 
 from __future__ import annotations

@@ -81,7 +81,13 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """One class for each example: cross-entropy, and the metrics chosen (by default all)."""
+    """One class for each example: cross-entropy, and the metrics chosen (by default all).
+
+    Raises
+    ------
+    InputError
+        If a metric is unknown.
+    """
 
     num_classes: int
     chosen: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")

@@ -87,7 +87,15 @@ def same(first: object, second: object) -> bool:
 
 
 def named(value: object, prefix: str = "") -> dict[str, Tensor]:
-    """Flatten a tree to named arrays; names join fields and keys with ``/``."""
+    """Flatten a tree to named arrays; names join fields and keys with ``/``.
+
+    Raises
+    ------
+    TypeError
+        If the tree holds something else than tensors, dictionaries and trees.
+    ValueError
+        If a key is empty or contains ``/``.
+    """
     if isinstance(value, Tensor):
         return {prefix: value}
     if value is None:
@@ -122,6 +130,8 @@ def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
     ------
     ValueError
         If an array is missing, or one is left over.
+    TypeError
+        If ``kind`` is not a tree.
     """
     used: set[str] = set()
     value = _build(kind, arrays, prefix, used)

@@ -22,7 +22,7 @@ from fedgist.errors import MessageError
 
 MAGIC = b"fedgist1"
 LONGEST_HEADER = 1 << 16  # bytes
-CHECKSUM = 32  # bytes of the digest that stands before the header
+CHECKSUM = 32  # bytes of the digest in front of the header
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 Text = Annotated[str, Field(max_length=500)]
 
@@ -123,7 +123,8 @@ def _header(envelope: bytes) -> tuple[Header, memoryview]:
         raise MessageError(msg)
     length = int.from_bytes(view[len(MAGIC) : len(MAGIC) + 4], "big")
     if length > LONGEST_HEADER or start + length > len(view):
-        msg = f"its header is to have {length} bytes, more than there are or than {LONGEST_HEADER}"
+        msg = f"its header is to have {length} bytes; {len(view) - start} follow, and at most "
+        msg += f"{LONGEST_HEADER} are accepted"
         raise MessageError(msg)
     head = bytes(view[start : start + length])
     if _checksum(head) != bytes(view[start - CHECKSUM : start]):

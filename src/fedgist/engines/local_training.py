@@ -50,7 +50,8 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
     own = {_own_name(path): value for path, value in named(clients.own).items()}
     wanted = [p for p in phase.learns if p not in parts]
     if unknown := [p for p in wanted if p not in own]:
-        msg = f"a phase learns {unknown[0]!r}; known: {', '.join([*sorted(parts), *own])}"
+        known = ", ".join([*sorted(parts), *own])
+        msg = f"a phase learns {unknown[0]!r}, which does not exist; known: {known}"
         raise ValueError(msg)
     net = {
         name: value

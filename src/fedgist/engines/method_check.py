@@ -157,7 +157,7 @@ class Trial:
             a, b = (self._pass(self.net, batch.mask).features(batch.x) for batch in (first, other))
             if not _close(a[:PRESENT], b[:PRESENT]):
                 name = self.order.architecture
-                return [f"{name} mixes the rows of a batch: absent rows can move its results"]
+                return [f"{name} mixes the rows of a batch: absent rows can change its results"]
             losses = [self._losses(self.net, batch, self.own) for batch in (first, other)]
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)

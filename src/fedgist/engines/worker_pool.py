@@ -47,7 +47,13 @@ class WorkerPool:
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
-        """Return the results of the tasks, in their order."""
+        """Return the results of the tasks, in their order.
+
+        Raises
+        ------
+        WorkerError
+            If a task fails in a worker process, or the process dies.
+        """
         if self.size == 1:
             with one_thread():
                 return [self.work(task) for task in tasks]

@@ -17,7 +17,13 @@ from fedgist.federation.recipe import Recipe
 def availability(
     recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor
 ) -> Callable[[int], list[ClientInfo]]:
-    """Return a function from a round to the clients online in it, by chance or by a file."""
+    """Return a function from a round to the clients online in it, by chance or by a file.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or names a client that does not exist.
+    """
     chance = recipe.clients.availability
     if isinstance(chance, str):
         trace = _trace(Path(chance).expanduser(), len(clients))

@@ -28,7 +28,13 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint into a run directory."""
+    """Write the checkpoint into a run directory.
+
+    Raises
+    ------
+    OutputError
+        If the directory cannot be written to.
+    """
     arrays = {f"server/{k}": v for k, v in checkpoint.server.items()}
     arrays |= {f"clients/{k}": v for k, v in checkpoint.clients.items()}
     arrays = separate({name: array.detach().cpu() for name, array in arrays.items()})

@@ -25,7 +25,15 @@ from fedgist.federation.world import Given, World, make_world
 def open_world(
     recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
 ) -> tuple[World, Any]:
-    """Return the world of a recipe with its plans chosen, and the server's first state."""
+    """Return the world of a recipe with its plans chosen, and the server's first state.
+
+    ``say`` is called with each note that a user should see.
+
+    Raises
+    ------
+    InputError
+        If the device cannot be used, the world cannot be made, or the method breaks the vocabulary.
+    """
     settings = host_settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world.server)
@@ -97,7 +105,13 @@ def _check_loopback(world: World) -> None:
 
 
 def host_settings(recipe: Recipe) -> HostSettings:
-    """Return how a recipe's clients are hosted on this machine."""
+    """Return how a recipe's clients are hosted on this machine.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe's device cannot be used.
+    """
     return HostSettings(
         seed=recipe.seed,
         own_start=recipe.clients.init == "own",

@@ -36,7 +36,13 @@ class Group:
 
 
 def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
-    """Return the groups of clients by architecture that a recipe describes."""
+    """Return the groups of clients by architecture that a recipe describes.
+
+    Raises
+    ------
+    RecipeError
+        If a share, a model or one of its options is not valid.
+    """
     if not recipe.clients.architectures:
         return {
             recipe.model.name.rpartition(":")[2]: Group(
@@ -107,7 +113,13 @@ def module_group(
 def architectures_of(
     recipe: Recipe, data: Dataset, groups: Mapping[str, Group], device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
-    """Return each group's architecture and its common start, on a device."""
+    """Return each group's architecture and its common start, on a device.
+
+    Raises
+    ------
+    RecipeError
+        If a model does not fit the data.
+    """
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:

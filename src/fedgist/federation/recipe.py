@@ -27,7 +27,13 @@ __all__ = ["ModelSection", "Recipe", "flat", "make", "read", "read_recorded", "r
 
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
-    """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults."""
+    """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or the recipe is not valid.
+    """
     if path is None:
         return make({}, settings)
     raw = _read_toml(path)
@@ -39,7 +45,13 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
 
 def read_recorded(path: Path) -> Recipe:
-    """Read the recipe of a run whose method may have been an object: its class is not loaded."""
+    """Read the recipe of a run whose method may have been an object: its class is not loaded.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or the recipe is not valid.
+    """
     try:
         return Recipe.model_validate(_read_toml(path))
     except ValidationError as error:
@@ -59,7 +71,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
-    """Make a recipe from nested dictionaries and ``section.key=value`` settings."""
+    """Make a recipe from nested dictionaries and ``section.key=value`` settings.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe is not valid: one line that names the key, the value and the choices.
+    """
     changes = dict(_setting(text) for text in settings)
     merged = _with_method_table(raw, changes)
     for key, value in changes.items():

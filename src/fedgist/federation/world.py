@@ -66,8 +66,8 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     Raises
     ------
     InputError
-        (RecipeError, DataError, MethodError) if its parts do not exist or do not fit each other:
-        one line that says which.
+        If a part of it does not exist, or parts do not fit each other: a RecipeError, DataError or
+        MethodError of one line that names the part.
     """
     given = given or Given()
     root = random.key(recipe.seed)
@@ -175,7 +175,13 @@ def _check_evaluation(side: ServerSide) -> None:
 
 
 def read_data(recipe: Recipe, given: Given) -> Dataset:
-    """Return the examples that a recipe names, or the user's own."""
+    """Return the examples that a recipe names, or the user's own.
+
+    Raises
+    ------
+    InputError
+        If they cannot be read, or ``data.augment`` is given for examples that are not images.
+    """
     if given.data is not None:
         return check(given.data).first(recipe.data.train_rows)
     data = load(recipe.data.name, root=given.root, **recipe.data.options).first(
@@ -190,7 +196,13 @@ def read_data(recipe: Recipe, given: Given) -> Dataset:
 
 
 def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partition:
-    """Return which client has which rows: by the recipe's partition, or the user's own lists."""
+    """Return which client has which rows: by the recipe's partition, or the user's own lists.
+
+    Raises
+    ------
+    InputError
+        If the partition is not possible, or a list names rows that do not exist.
+    """
     if given.clients is None:
         p = recipe.partition
         return partition(
