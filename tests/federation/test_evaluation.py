@@ -62,6 +62,16 @@ def test_the_servers_models_are_scored_on_each_of_its_test_sets() -> None:
     assert "eval/global/accuracy" not in line  # there are two models
 
 
+def test_named_sets_are_scored_beside_the_clients() -> None:
+    mine = {"mine": (blobs().x_test[:4], blobs().y_test[:4])}
+    for method, scored in (("fedavg", True), ("local", False)):
+        line, details = federation(world(method, given={"test_sets": mine})).advance()
+        assert len(details) == len(SIZES)
+        assert ("eval/global/mlp/mine/accuracy" in line) is scored
+    line, _ = federation(world("fedavg")).advance()
+    assert not [column for column in line if column.startswith("eval/global/mlp")]
+
+
 def test_held_out_rows_are_a_set_of_the_servers() -> None:
     recipe = {
         "clients": {"num_clients": 4},

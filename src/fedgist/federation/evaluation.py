@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, RowSet
-from fedgist.core.method import Context, Net
+from fedgist.core.method import Context, Net, Task
 from fedgist.core.objective import LOSS
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
@@ -56,6 +56,11 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
             for name, value in zip(names, values, strict=True):
                 line[f"{prefix}{name}"] = None if math.isnan(value) else value
     return [lines[client] for client in sorted(lines)]
+
+
+def has_named_sets(task: Task) -> bool:
+    """Whether the server was given test sets of its own, besides those that it has by itself."""
+    return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:

@@ -141,12 +141,12 @@ class Federation:
         return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
-        settings = self.side.recipe.evaluate
-        orders, downs, ctx = self.downloads(number)
-        if settings.on == "global" or settings.sets:
+        settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
+        if settings.on == "global" or evaluation.has_named_sets(self.task):
             line |= evaluation.server_columns(self.method.models(self.server, ctx), ctx)
         if settings.on == "global":
             return []
+        orders, downs, ctx = self.downloads(number)
         splits: list[tuple[str, Split]] = [("client", settings.on)]
         splits += [("train", "train")] if settings.train else []
         splits += [("validation", "validation")] if self.side.holds_out else []
