@@ -15,7 +15,7 @@ import fedgist
 from fedgist.core.message import Form, refuse
 from fedgist.core.method import Context, Method, Nothing
 from fedgist.core.tree import map_leaves, named
-from fedgist.engines.engine import Engine, Simulation
+from fedgist.engines.engine import Engine, Simulation, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import RUN, LoopbackEngine, outlined
 from fedgist.engines.message_form import download_form, upload_form
@@ -127,6 +127,19 @@ def test_silence_is_absence_and_repetition_counts_once() -> None:
     assert torch.equal(named(twice.server)[name], named(once.server)[name])
 
 
+def test_a_loss_that_is_not_finite_is_not_recorded() -> None:
+    def change(client: int, blob: bytes) -> list[bytes]:
+        header, messages = unseal(blob, ANY_SIZE)
+        if client == 1 and "loss" in messages:
+            messages["loss"] = TrainingLoss(torch.tensor(float("nan")))
+            return [seal(header, messages)]
+        return [blob]
+
+    line, _ = with_wire(world("fedavg"), change).advance()
+    assert line["clients/replied"] == len(SIZES)
+    assert 0 < line["train/loss"] < 10
+
+
 class SlowTraining(LoopbackWire):
     """A wire on which client 2's reply of round 1 arrives while the models are evaluated."""
 
@@ -165,6 +178,9 @@ def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
         {"values": {"accuracy": torch.ones(3)}},
         {"rows": torch.tensor(-5)},
         {"confusion": torch.ones(2, 2)},
+        {"confusion": torch.full((3, 3), float("nan"))},
+        {"confusion": torch.full((3, 3), -1)},
+        {"rows": torch.tensor(float("inf"))},
     ],
 )
 def test_a_score_that_is_none_is_missing_and_the_others_count(spoil: dict[str, Any]) -> None:

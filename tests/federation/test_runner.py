@@ -153,6 +153,10 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
         ),
         ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, but its head '0' takes 4"),
         ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
+        (
+            {"model": {"a": (plain(), [0, 1, 2]), "b": (plain(), [2, 3, 4])}},
+            "client 2 is listed twice",
+        ),
     ],
 )
 def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.objective import LOSS
@@ -170,7 +173,7 @@ class RemoteEngine:
         else:
             self.inbox.parts.append(Reply(asked.order, number, stage, upload))
         loss = messages.get("loss")
-        if isinstance(loss, TrainingLoss) and loss.loss.numel() == 1:
+        if isinstance(loss, TrainingLoss) and loss.loss.shape == () and is_finite(loss.loss):
             self.inbox.losses[key] = float(loss.loss)
 
     def _absent(
@@ -233,12 +236,14 @@ def _key(ctx: Context, order: Order) -> StageKey:
 
 def _sound(score: Any, known: set[str], classes: int) -> bool:
     """Return whether a message is a score: finite numbers of known metrics, and valid counts."""
-    if not isinstance(score, Score) or score.rows.shape != () or int(score.rows) < 0:
+    if not isinstance(score, Score) or not set(score.values) <= known:
         return False
     numbers = score.values.values()
-    counts = score.confusion
-    return (
-        set(score.values) <= known
-        and all(v.shape == () and v.is_floating_point() and is_finite(v) for v in numbers)
-        and (counts is None or (counts.shape == (classes, classes) and int(counts.min()) >= 0))
+    if not all(v.shape == () and v.is_floating_point() and is_finite(v) for v in numbers):
+        return False
+    shapes: list[tuple[Tensor, tuple[int, ...]]] = [(score.rows, ())]
+    shapes += [] if score.confusion is None else [(score.confusion, (classes, classes))]
+    return all(
+        counts.dtype == torch.int64 and counts.shape == shape and bool((counts >= 0).all())
+        for counts, shape in shapes
     )

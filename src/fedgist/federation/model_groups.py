@@ -148,6 +148,10 @@ def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> li
     """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
+        listed = [c for group in groups.values() for c in group.clients or ()]
+        if twice := sorted({c for c in listed if listed.count(c) > 1}):
+            msg = f"every client needs exactly one model; client {twice[0]} is listed twice"
+            raise RecipeError(msg)
         if sorted(by_client) != list(range(num_clients)):
             missing = sorted(set(range(num_clients)) ^ set(by_client))
             problem = "has none" if missing[0] in range(num_clients) else "does not exist"
