@@ -66,6 +66,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"upload": lambda self, net, own, *a: (Nothing(), [1])}, "own state that is not a tree"),
     ({"download": lambda self, *a: {"a": torch.zeros(1)}}, "Mine.download returned a dict"),
     ({"init_server": lambda self, ctx: None}, "Mine.init_server returned nothing"),
+    ({"select": lambda self, *a: None}, "Mine.select returned nothing"),
+    ({"report": lambda self, *a: None}, "Mine.report returned nothing"),
     ({"server_update": lambda self, *a: None}, "Mine.server_update returned nothing"),
     ({"loss": lambda self, net, batch, *a: net(batch.x)}, r"of shape \[3, 10\], not a scalar"),
     (

@@ -82,6 +82,7 @@ class Federation:
             self._do_stage(self.context(stage, number), selected, record)
         line = record.line()
         numbers = self.method.report(self.server, self.context(EVALUATE, number))
+        numbers = check_returned(numbers, self.method, "report")
         line |= {f"server/{name}": float(value) for name, value in numbers.items()}
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluate(number, line) if self._due(number) else []
@@ -93,7 +94,9 @@ class Federation:
         online = self.side.online(number)
         if not (stages and online):
             return []
-        return self.method.select(self.server, online, self.context(stages[0], number))
+        selected = self.method.select(self.server, online, self.context(stages[0], number))
+        chosen: list[Order] = check_returned(selected, self.method, "select")
+        return chosen
 
     def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
         able = [order for order in selected if order.client not in record.failed]
@@ -143,7 +146,8 @@ class Federation:
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
         if settings.on == "global" or evaluation.has_named_sets(self.task):
-            line |= evaluation.server_columns(self.method.models(self.server, ctx), ctx)
+            models = check_returned(self.method.models(self.server, ctx), self.method, "models")
+            line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":
             return []
         orders, downs, ctx = self.downloads(number)
