@@ -32,18 +32,6 @@ def test_the_tutorials_commands_run(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.slow
-def test_the_tutorials_python_runs(tmp_path: Path) -> None:
-    script = tmp_path / "tutorial.py"
-    script.write_text("\n".join(blocks(ROOT / "docs/tutorial.md", "python")))
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    accuracy = float(done.stdout.split()[0])
-    assert accuracy > 0.9
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

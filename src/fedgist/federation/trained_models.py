@@ -76,7 +76,9 @@ def client_model(federation: Federation, world: World, client: int) -> ClientMod
         If there is no such client.
     """
     if not 0 <= client < len(world.partition.test):
-        msg = f"there is no client {client}; this run has 0..{len(world.partition.test) - 1}"
+        msg = (
+            f"there is no client {client}; this run has clients 0..{len(world.partition.test) - 1}"
+        )
         raise RecipeError(msg)
     method = federation.method
     engine = simulation(federation)
