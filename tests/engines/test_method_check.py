@@ -48,6 +48,14 @@ def boolean_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any)
     return F.cross_entropy(net(batch.x)[batch.mask], batch.y[batch.mask])
 
 
+def detached_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    return ctx.task.objective.loss(net(batch.x), batch).detach()
+
+
+def drawing_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    return ctx.task.objective.loss(net(batch.x), batch) * torch.rand(())
+
+
 def fails(self: Any, *args: Any) -> Any:
     return args[0].no_such_thing
 
@@ -66,13 +74,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"upload": lambda self, net, own, *a: (Nothing(), [1])}, "own state that is not a tree"),
     ({"download": lambda self, *a: {"a": torch.zeros(1)}}, "Mine.download returned a dict"),
     ({"init_server": lambda self, ctx: None}, "Mine.init_server returned nothing"),
+    ({"select": lambda self, *a: [1, 2]}, "Mine.select returned a int among its orders"),
+    ({"report": lambda self, *a: torch.ones(2)}, "Mine.report returned a tensor of shape"),
+    ({"server_update": lambda self, s, replies, c: replies}, "Mine.server_update returned a Repl"),
+    ({"loss": detached_loss}, "Mine.loss returned a number without a gradient"),
+    ({"loss": drawing_loss}, "draw from ctx.draw"),
     ({"select": lambda self, *a: None}, "Mine.select returned nothing"),
     ({"report": lambda self, *a: None}, "Mine.report returned nothing"),
     ({"server_update": lambda self, *a: None}, "Mine.server_update returned nothing"),
     ({"loss": lambda self, net, batch, *a: net(batch.x)}, r"of shape \[3, 10\], not a scalar"),
     (
         {"loss": forgetful_loss},
-        "Mine.loss depends on rows that are absent: weigh rows by batch.mas",
+        "Mine.loss depends on rows that are absent, or on torch's generator: weigh",
     ),
     ({"loss": fails}, "Mine.loss failed in stage 'train': AttributeError: 'Net' object"),
     ({"summarize": forgetful_sums}, "Mine.summarize depends on rows that are absent"),
@@ -93,6 +106,11 @@ def test_a_class_in_the_place_of_an_object_and_fields_without_a_dataclass() -> N
     annotated = {"mu": 1.0, "__annotations__": {"mu": "float"}}
     with pytest.raises(MethodError, match="has fields but is not a dataclass"):
         fedgist.run(RECIPE, method=method(**annotated))
+
+
+def test_a_name_in_the_place_of_an_object() -> None:
+    with pytest.raises(MethodError, match="method is the text 'fedavg': give an object, or name"):
+        fedgist.run(RECIPE, method="fedavg")  # type: ignore[arg-type]
 
 
 def test_hyper_parameters_beside_an_object_are_refused() -> None:

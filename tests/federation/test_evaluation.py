@@ -64,10 +64,11 @@ def test_the_servers_models_are_scored_on_each_of_its_test_sets() -> None:
 
 def test_named_sets_are_scored_beside_the_clients() -> None:
     mine = {"mine": (blobs().x_test[:4], blobs().y_test[:4])}
-    for method, scored in (("fedavg", True), ("local", False)):
-        line, details = federation(world(method, given={"test_sets": mine})).advance()
-        assert len(details) == len(SIZES)
-        assert ("eval/global/mlp/mine/accuracy" in line) is scored
+    line, details = federation(world("fedavg", given={"test_sets": mine})).advance()
+    assert len(details) == len(SIZES)
+    assert "eval/global/mlp/mine/accuracy" in line
+    with pytest.raises(RecipeError, match=r"evaluate\.sets: the server's own models are scored"):
+        world("local", given={"test_sets": mine})
     line, _ = federation(world("fedavg")).advance()
     assert not [column for column in line if column.startswith("eval/global/mlp")]
 
@@ -98,7 +99,7 @@ def test_one_model_of_the_server_is_the_global_one() -> None:
 @pytest.mark.parametrize(
     ("evaluate", "says"),
     [
-        ({"on": "global"}, "method local has none; use 'client' or 'test'"),
+        ({"on": "global"}, "method local has none; use evaluate.on = 'client'"),
         ({"sets": {"x": {"classes": [7]}}}, "classes names class 7; the data have classes 0..2"),
         ({"sets": {"x": {"classes": []}}}, "evaluate.sets.x.classes"),
     ],

@@ -17,6 +17,7 @@ import fedgist
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Method, Replies
 from fedgist.core.net import Net
+from fedgist.errors import RecipeError
 from fedgist.testing.small_worlds import SIZES, blobs, rows
 
 QUICK: dict[str, Any] = {
@@ -152,6 +153,13 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
             "does not accept input of shape",
         ),
         ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, but its head '0' takes 4"),
+        (
+            {"clients": [np.array([0.0, 1.0])] * 5},
+            "rows of client 0 are float64, not whole numbers",
+        ),
+        ({"data": (np.ones((4, 6)), np.array([0.5, 1, 0, 1]))}, "labels must be whole numbers"),
+        ({"data": (np.ones((4, 6)), np.array(list("abab")))}, "data must be arrays of numbers"),
+        ({"resume": True}, "resume=True goes on with the run in out="),
         ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
         (
             {"model": {"a": (plain(), [0, 1, 2]), "b": (plain(), [2, 3, 4])}},
@@ -173,9 +181,11 @@ def test_bodies_of_different_widths_are_refused_by_fedlog() -> None:
 
 def test_too_few_replies_change_nothing_and_are_recorded() -> None:
     result = fedgist.run(
-        QUICK | {"privacy": {"min_replies": 6}}, data=user_arrays(), clients=rows()
+        QUICK | {"privacy": {"min_replies": 5}, "clients": {"availability": 0.5}},
+        data=user_arrays(),
+        clients=rows(),
     )
-    assert all("min_replies is 6" in line["events"][0] for line in result.rounds)
+    assert all("min_replies is 5" in line["events"][0] for line in result.rounds)
 
 
 def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
@@ -240,3 +250,20 @@ def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
             {"data": {"name": "npz", "path": str(tmp_path / "nothing.npz")}}, out=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mask_names_the_rows_where_it_is_true() -> None:
+    # seen: a mask was taken for row numbers 0 and 1
+    masks = [np.isin(np.arange(sum(SIZES)), part.numpy()) for part in rows()]
+    model = plain()
+    by_mask = fedgist.run(QUICK, data=user_arrays(), clients=masks, model=model)
+    by_number = fedgist.run(QUICK, data=user_arrays(), clients=rows(), model=model)
+    for client, part in enumerate(rows()):
+        assert torch.equal(by_mask.world.partition.train[client], part)
+    assert by_mask.rounds[-1]["train/loss"] == by_number.rounds[-1]["train/loss"]
+
+
+def test_more_replies_than_clients_cannot_be_asked_for() -> None:
+    recipe = {**QUICK, "privacy": {"min_replies": 40}}
+    with pytest.raises(RecipeError, match=r"privacy\.min_replies = 40, but there are 5 clients"):
+        fedgist.run(recipe, data=user_arrays(), clients=rows(), model=plain())

@@ -10,6 +10,7 @@ import torch
 
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
+from fedgist.errors import InputError, MethodError
 from fedgist.methods import METHODS
 from fedgist.testing import LAWS, Law, LawError, check_laws
 from fedgist.testing.example_methods import EXAMPLES
@@ -74,3 +75,10 @@ def test_a_method_that_breaks_a_law_is_told_which() -> None:
 
 def test_all_laws_in_one_line_for_a_method_from_outside() -> None:
     assert len(check_laws(CountsTwice())) == len(LAWS)
+
+
+def test_a_law_that_does_not_exist_and_a_class_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown law '99'"):
+        check_laws(CountsTwice(), only=("99",))
+    with pytest.raises(MethodError, match="check_laws takes a method object, not <class"):
+        check_laws(CountsTwice)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from fedgist.engines.delayed_engine import LATE
-from fedgist.federation.columns import ACCURACY
+from fedgist.federation.columns import ACCURACY, of_all, over_clients
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
@@ -51,16 +51,17 @@ class Plain:
     """Prints a line for each round, for pipes and logs."""
 
     def __init__(self) -> None:
-        self.last = 0
+        self.last, self.column, self.score = 0, ACCURACY, "accuracy"
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
         self.last = server.task.training.num_rounds
+        self.column, self.score = _main_column(server)
         self._say(_title(server, folder) + (f", going on after round {done}" if done else ""))
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
-        accuracy = f"  accuracy {percent(line[ACCURACY])}" if ACCURACY in line else ""
+        accuracy = f"  {self.score} {percent(line[self.column])}" if self.column in line else ""
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
         sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
         self._say(
@@ -85,12 +86,13 @@ class Live:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
-        self.sent, self.accuracy = 0, "-"
+        self.sent, self.accuracy, self.column = 0, "-", ACCURACY
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(Text(_title(server, folder)))
         self.sent, self.accuracy = 0, "-"
+        self.column, _ = _main_column(server)
         self.progress.reset(
             self.bar,
             total=server.task.training.num_rounds,
@@ -104,7 +106,7 @@ class Live:
     def finished_round(self, line: Line) -> None:
         """Move the bar."""
         self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
-        self.accuracy = percent(line[ACCURACY]) if ACCURACY in line else self.accuracy
+        self.accuracy = percent(line[self.column]) if self.column in line else self.accuracy
         self.progress.update(
             self.bar,
             completed=line["round"],
@@ -142,6 +144,14 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
     # no thread of its own: workers are forked while it is shown
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         yield Live(progress)
+
+
+def _main_column(server: ServerSide) -> tuple[str, str]:
+    """Return the column of the objective's first metric, and what to call it."""
+    metric = server.task.objective.metrics[0]
+    clients = server.recipe.evaluate.on != "global"
+    column = over_clients("client", metric.name) if clients else of_all(metric.name)
+    return column, metric.title.lower()
 
 
 def _title(server: ServerSide, folder: str) -> str:

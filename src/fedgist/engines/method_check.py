@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,10 @@ from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.errors import MethodError, did_you_mean, first_line
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
-ABSENT = "depends on rows that are absent: weigh rows by batch.mask"
+ABSENT = (
+    "depends on rows that are absent, or on torch's generator: "
+    "weigh rows by batch.mask, and draw from ctx.draw"
+)
 
 
 def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[str]:
@@ -72,6 +75,27 @@ def check_returned(value: Any, method: Method, function: str) -> Any:
     return value
 
 
+def check_state(value: Tree, method: Method, function: str) -> Tree:
+    """Return a state that a function returned, if it is a tree.
+
+    Raises
+    ------
+    MethodError
+        If it is not.
+    """
+    try:
+        named(check_returned(value, method, function))
+    except (TypeError, ValueError) as error:
+        broken(method, function, f"returned {kind_of(value)}, which is not a tree: {error}")
+    return value
+
+
+def broken(method: Method, function: str, problem: str) -> NoReturn:
+    """Raise MethodError about a function of a method."""
+    msg = f"{type(method).__name__}.{function} {problem}"
+    raise MethodError(msg)
+
+
 def _check_class(method: Method) -> None:
     parts = get_args(Part)
     if method.keeps not in parts:
@@ -113,7 +137,7 @@ class Trial:
         logits = self._call("predict", self.net, self.own, self.down, batch.x)
         shape = (ROWS, self.ctx.task.num_classes)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
-            self._complain("predict", f"returned {_what(logits)}, not logits {list(shape)}")
+            self._complain("predict", f"returned {kind_of(logits)}, not logits {list(shape)}")
         return notes
 
     def batch(self, absent: float) -> Batch:
@@ -147,7 +171,8 @@ class Trial:
                 if name == "the model":
                     return None
                 words = "use masks (torch.where) in place of Boolean indices and branches"
-                return f"{self._name(name)} cannot be stacked: {first_line(error)}; {words}"
+                why = first_line(error.__cause__ or error)[:120]
+                return f"{self._name(name)} cannot be stacked: {why}; {words}"
         return None
 
     def _check_mask(self) -> list[str]:
@@ -159,6 +184,7 @@ class Trial:
                 name = self.order.architecture
                 return [f"{name} mixes the rows of a batch: absent rows can change its results"]
             losses = [self._losses(self.net, batch, self.own) for batch in (first, other)]
+        self._check_gradient(first)
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)
         sums = [
@@ -170,18 +196,27 @@ class Trial:
             self._complain("summarize", ABSENT)
         return []
 
+    def _check_gradient(self, batch: Batch) -> None:
+        """Raise MethodError if no gradient flows from the loss to what is learned."""
+        live = {n: p.detach().clone().requires_grad_() for n, p in self.net.params.items()}
+        own = map_leaves(_learnable, self.own)
+        with torch.enable_grad():
+            losses = self._losses(self.net.having(live), batch, own)
+        if live and any(not loss.requires_grad for loss in losses):
+            self._complain("loss", "returned a number without a gradient: was it detached?")
+
     def _losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
         """Return the loss of each phase."""
         losses = []
         phases: Any = check_returned(self.method.phases(self.ctx), self.method, "phases")
         for phase in phases:
             if not isinstance(phase, Phase):
-                self._complain("phases", f"returned {_what(phase)} among its phases")
+                self._complain("phases", f"returned {kind_of(phase)} among its phases")
             net_in_training = self._pass(net, batch.mask)
             loss = phase.loss or self.method.loss
             value = self._named("loss", loss, net_in_training, batch, own, self.down)
             if not isinstance(value, Tensor) or value.dim():
-                self._complain("loss", f"returned {_what(value)}, not a scalar")
+                self._complain("loss", f"returned {kind_of(value)}, not a scalar")
             losses.append(value)
         return losses
 
@@ -207,10 +242,10 @@ class Trial:
     def _pair(self, function: str, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, tuple) or len(value) != 2:  # noqa: PLR2004  # a pair
             pair = "(net, own)" if function == "receive" else "(message, own)"
-            self._complain(function, f"returned {_what(value)}, not the pair {pair}")
+            self._complain(function, f"returned {kind_of(value)}, not the pair {pair}")
         first, own = value
         if function == "receive" and not isinstance(first, Net):
-            self._complain(function, f"returned {_what(first)} in place of the net")
+            self._complain(function, f"returned {kind_of(first)} in place of the net")
         try:
             named(own)
         except (TypeError, ValueError) as error:
@@ -222,7 +257,7 @@ class Trial:
             reduction(type(value))
             named(value)
         except (TypeError, ValueError) as error:
-            self._complain(function, f"returned {_what(value)}: {error}")
+            self._complain(function, f"returned {kind_of(value)}: {error}")
 
     def _complain(self, function: str, problem: str) -> None:
         msg = f"{self._name(function)} {problem}"
@@ -232,11 +267,16 @@ class Trial:
         return f"{type(self.method).__name__}.{function}"
 
 
+def _learnable(leaf: Tensor) -> Tensor:
+    return leaf.detach().clone().requires_grad_() if leaf.is_floating_point() else leaf
+
+
 def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _what(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a value is, in words for a message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -49,6 +49,11 @@ def of_server(model: str, test_set: str, metric: str) -> str:
     return f"eval/global/{model}/{test_set}/{metric}"
 
 
+def is_of_server(column: str, metric: str) -> bool:
+    """Return whether a column holds a metric of one of the server's models on one of its sets."""
+    return column.startswith("eval/global/") and column.endswith(f"/{metric}")
+
+
 ACCURACY = over_clients("client", "accuracy")
 ACCURACY_SPREAD = over_clients("client", "accuracy", statistic=STD)
 VALIDATION_ACCURACY = over_clients("validation", "accuracy")

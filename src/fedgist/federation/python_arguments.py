@@ -19,10 +19,24 @@ from fedgist.federation.recipe_sections import MethodSection
 
 
 def rows_of_clients(clients: Sequence[Any] | None) -> list[Tensor] | None:
-    """Return each client's row numbers as tensors."""
-    if clients is None:
-        return None
-    return [torch.as_tensor(np.asarray(rows), dtype=torch.int64) for rows in clients]
+    """Return each client's row numbers as tensors; a Boolean mask names the rows where it is true.
+
+    Raises
+    ------
+    RecipeError
+        If they are neither whole numbers nor masks.
+    """
+    return None if clients is None else [_rows(client, rows) for client, rows in enumerate(clients)]
+
+
+def _rows(client: int, rows: object) -> Tensor:
+    numbers = np.asarray(rows)
+    if numbers.dtype == bool:
+        numbers = np.flatnonzero(numbers)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        msg = f"clients: rows of client {client} are {numbers.dtype}, not whole numbers or a mask"
+        raise RecipeError(msg)
+    return torch.as_tensor(numbers.astype(np.int64))
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:
@@ -35,6 +49,9 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     RecipeError
         If the recipe gives hyper-parameters as well.
     """
+    if isinstance(method, str):
+        msg = f"method is the text {method!r}: give an object, or name it in the recipe's [method]"
+        raise MethodError(msg)
     if isinstance(method, type):
         msg = f"method is the class {method.__name__}: give an object, {method.__name__}()"
         raise MethodError(msg)
@@ -70,14 +87,26 @@ def dataset_of(data: Any) -> Dataset | None:
         msg = "data must be (x, y), (x, y, x_test, y_test), a torch data set or a fedgist Dataset"
         raise RecipeError(msg)
     arrays = [_array(a) for a in data]
-    x, y = arrays[0], arrays[1].to(torch.int64)
-    x_test, y_test = (arrays[2], arrays[3].to(torch.int64)) if len(arrays) == 4 else (x[:0], y[:0])  # noqa: PLR2004
+    x, y = arrays[0], _labels(arrays[1])
+    x_test, y_test = (arrays[2], _labels(arrays[3])) if len(arrays) == 4 else (x[:0], y[:0])  # noqa: PLR2004
     labels = torch.cat([y, y_test])
     return Dataset("your data", x, y, x_test, y_test, int(labels.max()) + 1 if len(labels) else 0)
 
 
+def _labels(labels: Tensor) -> Tensor:
+    whole = labels.to(torch.int64)
+    if not torch.equal(whole.to(labels.dtype), labels):
+        msg = "data: labels must be whole numbers, from 0 on"
+        raise RecipeError(msg)
+    return whole
+
+
 def _array(value: Any) -> Tensor:
-    array = torch.as_tensor(np.asarray(value))
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "biuf":
+        msg = f"data must be arrays of numbers, not of {numbers.dtype}; number the labels from 0 on"
+        raise RecipeError(msg)
+    array = torch.as_tensor(numbers)
     return array.to(torch.float32) if array.dtype == torch.float64 else array
 
 

@@ -7,7 +7,7 @@ particular method or engine. It never sees what clients hold.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import Tree, build, named
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
-from fedgist.engines.method_check import check_returned
+from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import one_thread
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
@@ -82,7 +82,8 @@ class Federation:
             self._do_stage(self.context(stage, number), selected, record)
         line = record.line()
         numbers = self.method.report(self.server, self.context(EVALUATE, number))
-        numbers = check_returned(numbers, self.method, "report")
+        if not isinstance(numbers, Mapping):
+            broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
         line |= {f"server/{name}": float(value) for name, value in numbers.items()}
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluate(number, line) if self._due(number) else []
@@ -95,7 +96,9 @@ class Federation:
         if not (stages and online):
             return []
         selected = self.method.select(self.server, online, self.context(stages[0], number))
-        chosen: list[Order] = check_returned(selected, self.method, "select")
+        chosen: list[Order] = list(check_returned(selected, self.method, "select"))
+        if strange := [order for order in chosen if not isinstance(order, Order)]:
+            broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
         return chosen
 
     def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
@@ -119,7 +122,7 @@ class Federation:
         except TooFewRepliesError as error:
             record.events.append(str(error))
         else:
-            self.server = check_returned(server, self.method, "server_update")
+            self.server = check_state(server, self.method, "server_update")
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Return an answer's replies, without late ones that the method does not accept."""

@@ -130,6 +130,9 @@ def run(
         test_sets=test_sets,
         root=None if data_root is None else Path(data_root),
     )
+    if resume and folder is None:
+        msg = "resume=True goes on with the run in out=...: name its folder"
+        raise RecipeError(msg)
     if method is not None:
         recipe_asked = with_method(recipe_asked, method)
     with alone(folder):

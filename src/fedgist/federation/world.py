@@ -28,7 +28,7 @@ from fedgist.data.partition import Partition, partition
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
-from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
+from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
 from fedgist.federation.recipe import Recipe
@@ -159,17 +159,22 @@ def _test_sets(
 
 
 def _check_evaluation(side: ServerSide) -> None:
-    """Raise RecipeError if the evaluation would measure nothing."""
-    if side.recipe.evaluate.on != "global":
+    """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
+    least, count = side.recipe.privacy.min_replies, len(side.clients)
+    if least > max(count, 1) and not side.method.merges_clients:
+        msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
+        raise RecipeError(msg)
+    wanted = "evaluate.on = 'global'" if side.recipe.evaluate.on == "global" else "evaluate.sets"
+    if wanted == "evaluate.sets" and not has_named_sets(side.task):
         return
     ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
     if not side.method.models(side.method.init_server(ctx), ctx):
         msg = (
-            "evaluate.on = 'global' scores the server's own models, and method "
-            f"{side.recipe.method.name} has none; use 'client' or 'test'"
+            f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
+            "has none; use evaluate.on = 'client' or 'test'"
         )
         raise RecipeError(msg)
-    if not len(side.task.test_sets[ALL_ROWS]):
+    if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
         msg = f"evaluate.on = 'global' needs test rows; {side.data_name} has none"
         raise RecipeError(msg)
 

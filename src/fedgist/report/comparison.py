@@ -83,7 +83,8 @@ def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
     columns = sorted(
         {key for line in last_lines for key in line if key.startswith(("eval/", "train/"))}
     )
-    msg = f"no run has {metric!r}; columns: {', '.join(columns) or 'none (no round is done)'}"
+    without = "none (the clients kept their scores)" if last_lines else "none (no round is done)"
+    msg = f"no run has {metric!r}; columns: {', '.join(columns) or without}"
     raise ReportError(msg)
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from rich.table import Table
 
-from fedgist.federation.columns import ACCURACY, ACCURACY_SPREAD, GLOBAL_ACCURACY
+from fedgist.federation.columns import GLOBAL_ACCURACY, measured, spread_of
 from fedgist.report.run_files import RunFiles
 
 MINUTE = 60  # seconds; and an hour has as many minutes
@@ -44,22 +44,24 @@ def duration(seconds: float) -> str:
 def overview(runs: Sequence[RunFiles]) -> Table:
     """Return a table with a line for each run, or for each set of seeds.
 
-    Final accuracy over clients, its spread, and the bytes sent.
+    Final score over clients (the first metric of the objective), its spread, and the bytes sent.
     """
     caption = "mean and spread over clients; one model: a global one, all test rows"
     table = Table(
         title="Final round", title_justify="left", caption=caption, caption_justify="left"
     )
-    for name in ("method", "rounds", "accuracy", "spread", "one model", "sent up", "sent down"):
+    score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
+    for name in ("method", "rounds", score, "spread", "one model", "sent up", "sent down"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for (_, name), group in groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name)):
         seeds = list(group)
-        spreads = _last_values(seeds, ACCURACY_SPREAD)
+        main = seeds[0].main
+        spreads = _last_values(seeds, spread_of(main) or "")
         rounds = [run.done for run in seeds]
         table.add_row(
             name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
             str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
-            mean_and_error(_last_values(seeds, ACCURACY)),
+            mean_and_error(_last_values(seeds, main)),
             percent(statistics.fmean(spreads)) if spreads else "-",
             mean_and_error(_last_values(seeds, GLOBAL_ACCURACY)),
             size(statistics.fmean([run.total("comm/up_bytes") for run in seeds])),
@@ -89,7 +91,8 @@ def mean_and_error(values: Sequence[float]) -> str:
 def by_round(run: RunFiles, most: int = 12) -> Table:
     """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
     table = Table(title=str(run.folder), title_justify="left")
-    for name in ("round", "accuracy", "spread", "train loss", "sent up", "sent down", "time"):
+    score = measured(run.main, run.metrics).title.lower()
+    for name in ("round", score, "spread", "train loss", "sent up", "sent down", "time"):
         table.add_column(name, justify="right")
     count = len(run.rounds)
     shown = min(count, most)
@@ -98,8 +101,8 @@ def by_round(run: RunFiles, most: int = 12) -> Table:
         loss = line.get("train/loss")
         table.add_row(
             str(line["round"]),
-            percent(line.get(ACCURACY)),
-            percent(line.get(ACCURACY_SPREAD)),
+            percent(line.get(run.main)),
+            percent(line.get(spread_of(run.main) or "")),
             "-" if loss is None else f"{loss:.4f}",
             size(line["comm/up_bytes"]),
             size(line["comm/down_bytes"]),

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgist.core.objective import Metric
 from fedgist.errors import ReportError
-from fedgist.federation.columns import of_all, over_clients, read_described
+from fedgist.federation.columns import is_of_server, of_all, over_clients, read_described
 from fedgist.federation.record import CLIENTS, METRICS_FILE, PARTITION, RECIPE, RESULT, ROUNDS, Line
 
 NOT_FINITE = (math.inf, -math.inf)
@@ -86,7 +86,9 @@ class RunFiles:
         """The column of the objective's first metric: over clients, or of the one global model."""
         described = _table(self.folder / METRICS_FILE, json.loads, [])
         first = next(iter(described), "accuracy")
-        columns = (over_clients("client", first), of_all(first))
+        columns = [over_clients("client", first), of_all(first)]
+        of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
+        columns += of_models
         return next((column for column in columns if self.last(column) is not None), columns[0])
 
     def last(self, key: str) -> float | None:

@@ -22,7 +22,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import FedgistError, MethodError, TooFewRepliesError
+from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, one_of
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.testing.gate_laws import GATE_LAWS
@@ -69,7 +69,13 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     LawError
         If the method breaks one; the message says which, and how.
     """
-    chosen = [law for law in LAWS if not only or law.name.split()[0] in only]
+    if not isinstance(method, Method):
+        msg = f"check_laws takes a method object, not {method!r}"
+        raise MethodError(msg)
+    numbers = [law.name.split()[0] for law in LAWS]
+    for number in only:
+        one_of(number, numbers, "law")
+    chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
         try:
             law.try_on(method)

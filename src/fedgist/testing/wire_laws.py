@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.message import shapes
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.engines.delayed_engine import DelayedEngine
@@ -176,7 +175,7 @@ def shares_heads_alone(known: World, less: World) -> bool:
     if known.server.method.keeps not in {"all", "body"}:
         return False
     try:
-        return shapes(start_server(known.server)) == shapes(start_server(less.server))
+        return _equal(named(start_server(known.server)), named(start_server(less.server)))
     except (ValueError, KeyError):
         return False  # it asks for weights that an outline does not have
 
