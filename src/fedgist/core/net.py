@@ -49,7 +49,10 @@ class Architecture:
         )
 
     def laid_out(self, *, each: bool) -> Architecture:
-        """Return a copy whose convolutions run client by client (``each``) or stacked."""
+        """Return it with convolutions that run client by client (``each``) or stacked."""
+        layers = [layer for layer in self.module.modules() if isinstance(layer, Conv2d)]
+        if all(layer.each == each for layer in layers):
+            return self  # many sites of one process share it
         module = copy.deepcopy(self.module)
         for layer in module.modules():
             if isinstance(layer, Conv2d):
