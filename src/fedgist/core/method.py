@@ -60,27 +60,27 @@ What a function is given:
 ``sums``
     The sum over a client's batches of what ``summarize`` returned.
 
-=============  ======  ====  ==========  ========  ========================  ===============================
-function       where   vmap  net's mode  ctx.key   how often                 shapes; what it returns
-=============  ======  ====  ==========  ========  ========================  ===============================
-check          server  no    -           -         once, before all          raises if the task does not fit
-stages         both    no    -           -         once a round              names; ``()`` skips the round
-init_server    server  no    -           init's    once                      the first server state
-select         server  no    -           stage's   once a round              orders, of those online
-orders         server  no    -           stage's   once a stage              some of them; None: nobody
-download       server  no    -           stage's   per order; evaluation     a message
-server_update  server  no    -           stage's   once a stage              the next server state
-models         server  no    -           stage's   at evaluation             nets by name
-report         server  no    -           stage's   once a round              numbers by name
-init_client    client  no    -           client's  once a client             own
-receive        client  yes   evaluation  client's  once a stage; evaluation  (net, own)
-phases         client  no    -           -         once a stage              what learns, how long
-loss           client  yes   training    step's    once a step               a scalar; x (batch, *input)
-summarize      client  yes   evaluation  client's  per batch of all rows     sums; x (batch, *input)
-upload         client  yes   evaluation  client's  once a stage              (a message, own)
-before_test    client  no    -           -         at evaluation             phases on a copy
-predict        client  yes   evaluation  client's  per batch to predict      logits (batch, classes)
-=============  ======  ====  ==========  ========  ========================  ===============================
+=============  ======  ====  ==========  ========  ====================  =============================
+function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
+=============  ======  ====  ==========  ========  ====================  =============================
+check          server  no    -           -         once                  raises if it does not fit
+stages         both    no    -           -         once a round          names; ``()`` skips the round
+init_server    server  no    -           init's    once                  the first server state
+select         server  no    -           stage's   once a round          orders, of those online
+orders         server  no    -           stage's   once a stage          some of them; None: nobody
+download       server  no    -           stage's   order and evaluation  a message
+server_update  server  no    -           stage's   once a stage          the next server state
+models         server  no    -           stage's   at evaluation         nets by name
+report         server  no    -           stage's   once a round          numbers by name
+init_client    client  no    -           client's  once a client         own
+receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
+phases         client  no    -           -         once a stage          what learns, how long
+loss           client  yes   training    step's    once a step           a scalar; x (batch, *input)
+summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, *input)
+upload         client  yes   evaluation  client's  once a stage          (a message, own)
+before_test    client  no    -           -         at evaluation         phases on a copy
+predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
+=============  ======  ====  ==========  ========  ====================  =============================
 
 A client's key is its own, another one for every round and stage; a stage's is the same for all.
 ``ctx.stage`` is one of the method's stages, ``"init"`` where a state is made, or ``"evaluate"``.
