@@ -60,11 +60,11 @@ What a function is given:
 ``sums``
     The sum over a client's batches of what ``summarize`` returned.
 
-=============  ======  ====  ==========  ========  ====================  =============================
+=============  ======  ====  ==========  ========  ====================  ===========================
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
-=============  ======  ====  ==========  ========  ====================  =============================
+=============  ======  ====  ==========  ========  ====================  ===========================
 check          server  no    -           -         once                  raises if it does not fit
-stages         both    no    -           -         once a round          names; ``()`` skips the round
+stages         both    no    -           -         once a round          names; ``()``: no round
 init_server    server  no    -           init's    once                  the first server state
 select         server  no    -           stage's   once a round          orders, of those online
 orders         server  no    -           stage's   once a stage          some of them; None: nobody
@@ -75,12 +75,12 @@ report         server  no    -           stage's   once a round          numbers
 init_client    client  no    -           client's  once a client         own
 receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
 phases         client  no    -           -         once a stage          what learns, how long
-loss           client  yes   training    step's    once a step           a scalar; x (batch, *input)
+loss           client  yes   training    step's    once a step           scalar; x (batch, *input)
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, *input)
 upload         client  yes   evaluation  client's  once a stage          (a message, own)
 before_test    client  no    -           -         at evaluation         phases on a copy
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
-=============  ======  ====  ==========  ========  ====================  =============================
+=============  ======  ====  ==========  ========  ====================  ===========================
 
 A client's key is its own, another one for every round and stage; a stage's is the same for all.
 ``ctx.stage`` is one of the method's stages, ``"init"`` where a state is made, or ``"evaluate"``.
