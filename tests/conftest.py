@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import fedgist  # noqa: F401  # once, before doctests import its modules a second time
+
 settings.register_profile("fixed", derandomize=True)  # the same examples in every run
 settings.load_profile("fixed")
 torch.set_num_threads(1)  # test workers and their forks share the cores
