@@ -49,6 +49,7 @@ TURN_S = 1 / 3
 TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
 LIMITS = {
     "W1.wire_ratio": 1.3,
+    "W2.wire_ratio": 1.3,
     "W1.memory_ratio": 2.0,
     "W3_large.time_ratio": 1.3,
     "W3_large.memory_ratio": 1.3,
@@ -172,7 +173,7 @@ def head() -> dict[str, float]:
 def wire(repeats: int) -> dict[str, float]:
     """Compare the loop-back, every client a site, with the local engine unstacked, one worker."""
     figures: dict[str, float] = {}
-    for work in (W1, W3):
+    for work in (W1, W2, W3):
         model = str(work.model["name"])
         alone = {"plans": {model: {"cohort_size": 1, "stack": False}}}
         contenders = ("local", alone), ("loopback", {"name": "loopback"})
