@@ -322,6 +322,7 @@ def test_the_loopback_runs_resumes_and_gives_models_like_the_local_engine(
     (folder / "recipe.toml").write_text(toml)
     resumed = fedgist.run(recipe, out=folder, resume=True, **GIVEN)
     assert torch.equal(resumed.model(3)(x), whole.model(3)(x))
+    assert [list(line) for line in whole.clients] == [list(line) for line in local.clients]
     accuracy = "eval/client/accuracy_mean"
     assert [r[accuracy] for r in resumed.rounds] == [r[accuracy] for r in whole.rounds]
 

@@ -198,14 +198,15 @@ class RemoteEngine:
             If something else than valid scores of known models was sent.
         """
         objective, classes = ctx.task.objective, ctx.task.num_classes
-        known = {LOSS.name, *(metric.name for metric in objective.metrics)}
+        known = [*(metric.name for metric in objective.metrics), LOSS.name]
         tables = {}
         for name, score in messages.items():
             model = name.removeprefix("score-")
             if model not in {"", FINETUNED} or not _sound(score, known, classes):
                 msg = f"client {client} sent something that is not a score"
                 raise MessageError(msg)
-            values = {metric: value.view(1).double() for metric, value in score.values.items()}
+            told = score.values
+            values = {metric: told[metric].view(1).double() for metric in known if metric in told}
             rows = score.rows.view(1)
             tables[model] = ScoreTable((client,), rows, values, score.confusion)
         return tables
@@ -234,9 +235,9 @@ def _key(ctx: Context, order: Order) -> StageKey:
     return ctx.round, ctx.stage, order.client, order.architecture
 
 
-def _sound(score: Any, known: set[str], classes: int) -> bool:
+def _sound(score: Any, known: Sequence[str], classes: int) -> bool:
     """Return whether a message is a score: finite numbers of known metrics, and valid counts."""
-    if not isinstance(score, Score) or not set(score.values) <= known:
+    if not isinstance(score, Score) or not set(score.values) <= set(known):
         return False
     numbers = score.values.values()
     if not all(v.shape == () and v.is_floating_point() and is_finite(v) for v in numbers):
