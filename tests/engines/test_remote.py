@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import fedgist
+from fedgist.core import random
 from fedgist.core.message import Form, refuse
-from fedgist.core.method import Context, Method, Nothing
+from fedgist.core.method import Context, Method, Nothing, Order
+from fedgist.core.outline import Outline
 from fedgist.core.tree import map_leaves, named
 from fedgist.engines.engine import Engine, Simulation, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
@@ -389,3 +391,21 @@ def test_forms_by_fake_tensors_are_those_of_real_rows(
             assert refuse(down, forms[-1]) is None
     half = len(forms) // 2
     assert forms[:half] == forms[half:]
+
+
+def test_an_outline_knows_the_shapes_of_what_a_method_shares_and_no_more() -> None:
+    # a server that averages bodies may know their shapes without the module that uses them
+    method = EXAMPLES["shared_bodies"]
+    task = world(method).server.task
+    arch = task.architectures["mlp"]
+    body = {name: tuple(a.shape) for name, a in task.starts["mlp"].state("body").items()}
+    known = replace(Outline.of(arch), shared=body).architecture()
+    assert not list(known.module.parameters())
+    less = replace(task, architectures={"mlp": known}, starts={"mlp": known.start(0)})
+    forms = []
+    for knows in (task, less):
+        ctx = Context(random.key(0), knows, 1, "train")
+        down = method.download(method.init_server(ctx), Order(0, "mlp"), ctx)
+        forms.append(upload_form(method, ctx, "mlp", down))
+    assert forms[0] == forms[1]
+    assert set(forms[1].arrays) == {"rows", *(f"arrays/{name}" for name in body)}
