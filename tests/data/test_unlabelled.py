@@ -51,11 +51,9 @@ def fails_to_read(
     path: Path,
     data: Dataset,
     message: str,
-    source: str = "npz",
-    options: dict[str, Any] | None = None,
 ) -> None:
     with pytest.raises(DataError, match=message) as error:
-        read_examples(path, data, source, options or {})
+        read_examples(path, data)
     assert "\n" not in str(error.value)
 
 
@@ -67,26 +65,23 @@ def test_images_as_the_npz_source_reads_them(
     x = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(20) % 2)
     data = load("npz", path=tmp_path / "train.npz", test_fraction=0)
-    x_read = read_examples(saved(tmp_path, x, name), data, "npz", {})
+    x_read = read_examples(saved(tmp_path, x, name), data)
     assert x_read.dtype == torch.uint8
     assert torch.equal(x_read, data.x)
-    assert torch.equal(
-        read_examples(saved(tmp_path, x.astype(float), name), data, "npz", {}), data.x
-    )
-    assert torch.equal(read_examples(tmp_path / "train.npz", data, "npz", {}), data.x)
+    assert torch.equal(read_examples(saved(tmp_path, x.astype(float), name), data), data.x)
+    assert torch.equal(read_examples(tmp_path / "train.npz", data), data.x)
 
 
 def test_the_digits_themselves(tmp_path: Path) -> None:
     data = load("digits")
     for x in (data.x.numpy(), data.x[:, 0].double().numpy()):
-        assert torch.equal(read_examples(saved(tmp_path, x), data, "digits", {}), data.x)
+        assert torch.equal(read_examples(saved(tmp_path, x), data), data.x)
 
 
 def test_the_only_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", other=np.ones((3, 4)))
     assert (
-        read_examples(tmp_path / "a.npz", run_data((4,), torch.float32), "npz", {}).tolist()
-        == [[1.0] * 4] * 3
+        read_examples(tmp_path / "a.npz", run_data((4,), torch.float32)).tolist() == [[1.0] * 4] * 3
     )
 
 
@@ -96,7 +91,7 @@ def test_numbers_become_those_of_the_run(
     tmp_path: Path, kind: type, shape: tuple[int, ...]
 ) -> None:
     x: np.ndarray = RNG.integers(0, 2, (6, *shape)).astype(kind)
-    x_read = read_examples(saved(tmp_path, x), run_data(shape, torch.float32), "npz", {})
+    x_read = read_examples(saved(tmp_path, x), run_data(shape, torch.float32))
     assert x_read.dtype == torch.float32
     assert np.array_equal(x_read.numpy(), x.astype(np.float32))
 
@@ -194,7 +189,7 @@ def test_other_files(tmp_path: Path) -> None:
     )
 
 
-def table_data(path: Path) -> tuple[Dataset, dict[str, Any]]:
+def table_data(path: Path) -> Dataset:
     path = write(path, HEAD + "\n".join(ROWS), "train.csv")
     options: dict[str, Any] = {
         "path": str(path),
@@ -203,23 +198,21 @@ def table_data(path: Path) -> tuple[Dataset, dict[str, Any]]:
         "ignore": ["note"],
     }
     options["test_fraction"] = 0
-    return load("table", **options), options
+    return load("table", **options)
 
 
 def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
-    data, options = table_data(tmp_path)
-    assert torch.equal(read_examples(tmp_path / "train.csv", data, "table", options), data.x)
+    data = table_data(tmp_path)
+    assert torch.equal(read_examples(tmp_path / "train.csv", data), data.x)
     table = write(
         tmp_path, "town\tsmokes\tid\tage\nUlm\tTrue\tx\t7\nRom\tperhaps\ty\t-1e1\n", "new.tsv"
     )
-    x_read = read_examples(
-        table, data, "table", options
-    )  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
+    x_read = read_examples(table, data)  # age; smokes: False, True; town: "", Bonn, Köln, Ulm
     assert x_read.tolist() == [[7, 0, 1, 0, 0, 0, 1], [-10, 0, 0, 0, 0, 0, 0]]
     pd.DataFrame({"age": [7], "smokes": [True], "town": ["Ulm"]}).to_parquet(
         tmp_path / "new.parquet"
     )
-    assert torch.equal(read_examples(tmp_path / "new.parquet", data, "table", options), x_read[:1])
+    assert torch.equal(read_examples(tmp_path / "new.parquet", data), x_read[:1])
 
 
 def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
@@ -227,14 +220,12 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     options: dict[str, Any] = {"path": write(tmp_path, text, "train.csv"), "label": "diagnosis"}
     data = load("table", **options)
     assert data.input_shape == (32,)
-    x_read = read_examples(
-        write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data, "table", options
-    )
+    x_read = read_examples(write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data)
     assert (list(x_read.shape), int(x_read.sum())) == ([40, 32], 32)
     test = write(tmp_path, "kind,diagnosis\nother,0\n", "test.csv")
     data = load("table", **options, test=test)
     test.unlink()  # not needed any more
-    x_read = read_examples(options["path"], data, "table", {**options, "test": str(test)})
+    x_read = read_examples(options["path"], data)
     assert torch.equal(x_read, torch.eye(40)[data.x.argmax(1)])
 
 
@@ -256,13 +247,13 @@ def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_tables(tmp_path: Path, text: str, message: str) -> None:
-    data, options = table_data(tmp_path)
-    fails_to_read(write(tmp_path, text), data, message, "table", options)
+    data = table_data(tmp_path)
+    fails_to_read(write(tmp_path, text), data, message)
 
 
 def test_flat_rows_of_other_sources(tmp_path: Path) -> None:
     data = run_data((2,), torch.float32)
-    assert read_examples(write(tmp_path, "b,a\n1,2\n3,4.5\n"), data, "npz", {}).tolist() == [
+    assert read_examples(write(tmp_path, "b,a\n1,2\n3,4.5\n"), data).tolist() == [
         [1, 2],
         [3, 4.5],
     ]
@@ -291,10 +282,8 @@ def test_a_folder_as_the_folder_source_reads_it(tmp_path: Path, grey: bool) -> N
     for name in ("b/1.png", "a/2.PNG", "a/1.bmp"):
         picture(tmp_path / "train" / name, (7, 6) if grey else (7, 6, 3))
     data = load("folder", path=tmp_path / "train", test_fraction=0, image_size=[4, 5])
-    assert torch.equal(read_examples(tmp_path / "train", data, "folder", {}), data.x)
-    assert torch.equal(
-        read_examples(tmp_path / "train" / "b" / "1.png", data, "folder", {}), data.x[2:]
-    )
+    assert torch.equal(read_examples(tmp_path / "train", data), data.x)
+    assert torch.equal(read_examples(tmp_path / "train" / "b" / "1.png", data), data.x[2:])
 
 
 def test_order_and_what_is_left_out(tmp_path: Path) -> None:
@@ -302,18 +291,18 @@ def test_order_and_what_is_left_out(tmp_path: Path) -> None:
     picture(tmp_path / ".cache" / "1.png")
     picture(tmp_path / "a" / "._1.png")
     write(tmp_path, "no image", "notes.txt")
-    x_read = read_examples(tmp_path, run_data((3, 5, 6)), "cifar10", {})
+    x_read = read_examples(tmp_path, run_data((3, 5, 6)))
     assert np.array_equal(x_read.numpy(), np.stack([first, second, third]).transpose(0, 3, 1, 2))
 
 
 def test_colours_and_units_of_the_run(tmp_path: Path) -> None:
     colour, grey = picture(tmp_path / "1.png"), picture(tmp_path / "2.png", (5, 6))
     as_grey = np.asarray(Image.fromarray(colour).convert("L"))
-    x_read = read_examples(tmp_path, run_data((1, 5, 6)), "mnist", {})
+    x_read = read_examples(tmp_path, run_data((1, 5, 6)))
     assert np.array_equal(x_read.numpy(), np.stack([as_grey, grey])[:, None])
-    x_read = read_examples(tmp_path / "2.png", run_data((3, 5, 6)), "cifar10", {})
+    x_read = read_examples(tmp_path / "2.png", run_data((3, 5, 6)))
     assert np.array_equal(x_read.numpy(), np.stack([grey] * 3)[None])
-    x_read = read_examples(tmp_path / "2.png", run_data((1, 5, 6), scale=16.0), "digits", {})
+    x_read = read_examples(tmp_path / "2.png", run_data((1, 5, 6), scale=16.0))
     assert np.array_equal(x_read.numpy()[0, 0], np.round(grey / 255 * 16))
 
 
@@ -344,6 +333,6 @@ def test_any_bytes_are_examples_or_an_error(
     path.write_bytes(content)
     for data in (run_data((2,), torch.float32), run_data((1, 2, 2))):
         try:
-            assert read_examples(path, data, "npz", {}).shape[1:] == data.input_shape
+            assert read_examples(path, data).shape[1:] == data.input_shape
         except DataError as error:
             assert path.name in str(error)  # noqa: PT017

@@ -249,8 +249,7 @@ def predict(
 ) -> None:
     """Predict labels and probabilities with a client's own final model, as CSV."""
     federation, world = runner.load_run(folder, Given(root=data_root))
-    source = world.server.recipe.data
-    x = read_examples(data, world.data, source.name, source.options)
+    x = read_examples(data, world.data)
     probabilities = client_model(federation, world, client).probabilities(x)
     names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
     lines = [["row", "label", *(f"p_{name}" for name in names)]]

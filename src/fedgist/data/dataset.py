@@ -10,15 +10,31 @@ from torch import Tensor
 from fedgist.errors import DataError
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a number, or one 0/1 number for each of its categories."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the numbers that it becomes: ``age``, or ``town=Bonn`` and ``town=Ulm``."""
+        if self.categories is None:
+            return (self.name,)
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Examples and labels of a task.
 
     ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` and
     ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see ``(x / scale - mean) / std``,
-    with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels. Where the
-    source knows, ``clients`` and ``clients_test`` are (rows,), the number of the client to which
-    each row belongs.
+    with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels,
+    ``columns`` those of a table, which say how its rows became ``x``. Where the source knows,
+    ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
+    belongs.
     """
 
     name: str
@@ -31,6 +47,7 @@ class Dataset:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     classes: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
     clients: Tensor | None = field(default=None, repr=False)
     clients_test: Tensor | None = field(default=None, repr=False)
 

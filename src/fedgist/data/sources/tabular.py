@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Dataset
+from fedgist.data.dataset import Column, Dataset
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
@@ -34,14 +32,6 @@ from fedgist.data.sources.table_file import (
 from fedgist.errors import DataError
 
 _MOST_CATEGORIES = 1000  # of a column; more of them are identifiers or free text
-
-
-@dataclass(frozen=True)
-class Column:
-    """A feature column: numbers, or one 0/1 column for each category."""
-
-    name: str
-    categories: tuple[str, ...] | None = None
 
 
 def table(
@@ -75,28 +65,10 @@ def table(
         )
         for part in (train, held)
     )
-    return _keep_categories(dataset(train.name, train_rows, test_rows), columns)
+    return _with_columns(dataset(train.name, train_rows, test_rows), columns)
 
 
-def encode_like(file: Path, options: Mapping[str, Any]) -> Tensor:
-    """Return a table encoded as :func:`table` with these options encodes its training rows.
-
-    Labels are not needed. The result is float32 (rows, numbers and categories).
-
-    Raises
-    ------
-    DataError
-        If this table or the training table cannot be read, or lacks a column.
-    """
-    arguments = inspect.signature(table).bind(**options)
-    arguments.apply_defaults()
-    option = arguments.arguments
-    whole, mask = _split(**option)
-    no_features = {option["label"], option["client"], *(option["ignore"] or [])}
-    return encode(load_table(file), _feature_columns(whole.take(~mask), no_features))
-
-
-def encode(rows: Table, columns: list[Column]) -> Tensor:
+def encode(rows: Table, columns: Sequence[Column]) -> Tensor:
     """Return the columns as float32 (rows, numbers and categories).
 
     Raises
@@ -185,9 +157,9 @@ def _finite(rows: Table, name: str) -> Tensor:
     return torch.from_numpy(numbers).float()
 
 
-def _keep_categories(data: Dataset, columns: list[Column]) -> Dataset:
-    """Standardise numbers only: a 0/1 column stays as it is."""
+def _with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
+    """Name the columns, and standardise numbers only: a 0/1 column stays as it is."""
     is_real = [column.categories is None for column in columns for _ in column.categories or ("",)]
     mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))
     std = tuple(s if real else 1.0 for s, real in zip(data.std, is_real, strict=True))
-    return replace(data, mean=mean, std=std)
+    return replace(data, mean=mean, std=std, columns=tuple(columns))

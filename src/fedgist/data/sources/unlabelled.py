@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Dataset
+from fedgist.data.dataset import Column, Dataset
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stack
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import TABLES, load_table
-from fedgist.data.sources.tabular import Column, encode, encode_like
+from fedgist.data.sources.tabular import encode
 from fedgist.errors import DataError
 
 _ARRAYS = (".npz", ".npy")
@@ -24,14 +22,11 @@ _IMAGE = 3  # dimensions of an image
 _WHITE = 255.0
 
 
-def read_examples(
-    path: str | Path, data: Dataset, source: str, options: Mapping[str, Any]
-) -> Tensor:
+def read_examples(path: str | Path, data: Dataset) -> Tensor:
     """Return the examples of a file or folder as ``data.x`` holds its own.
 
-    They have the shape, type and units of ``data.x``, and are not normalized. ``data`` was loaded
-    from ``source`` with ``options``, which tell how a table is encoded. Images are in the order of
-    their paths.
+    They have the shape, type and units of ``data.x``, and are not normalized. A table is encoded by
+    the columns of ``data``, if it has any. Images are in the order of their paths.
 
     Raises
     ------
@@ -47,7 +42,7 @@ def read_examples(
     elif ending in _ARRAYS:
         x = features(_array(place), f"{name}: the examples")
     elif ending in TABLES:
-        x = encode_like(place, options) if source == "table" else _numbers(place, data)
+        x = encode(load_table(place), data.columns) if data.columns else _numbers(place, data)
     else:
         msg = (
             f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
