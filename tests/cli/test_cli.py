@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import torch
 
+from commands import HANG_S, call, fedgist, start, wait_until
 from fedgist.core import random as keyed
 from fedgist.federation import checkpoint
 
@@ -39,17 +39,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     def call(*args: object, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedgist.cli", *(str(a) for a in args)],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "120", **env},
-            timeout=120,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
+        return fedgist(*args, cwd=tmp_path, code=code, **env)
 
     return call
 
@@ -261,13 +251,7 @@ def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fed
         "x = torch.tensor(np.load('x.npz')['x'], dtype=torch.float32)\n"
         "print(torch.softmax(model(x), 1).tolist()); assert 'fedgist' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = call([sys.executable, "-W", "ignore", "-c", script], tmp_path)
     again = torch.tensor(json.loads(done.stdout))
     assert torch.allclose(
         again, torch.tensor([[float(row[f"p_{c}"]) for c in range(10)] for row in table]), atol=1e-4
@@ -277,21 +261,8 @@ def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fed
     assert "clients 0..9" in cli("predict", "a", "x.npz", "--client", 10, code=2).stderr
 
 
-def start(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedgist.cli", *args],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(path: Path, lines: int, limit: float = 60.0) -> None:
-    end = time.monotonic() + limit
-    while not path.exists() or len(path.read_text().splitlines()) < lines:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def has_lines(path: Path, number: int) -> bool:
+    return path.exists() and len(path.read_text().splitlines()) >= number
 
 
 LONG = [
@@ -313,10 +284,10 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     cli: Cli, tmp_path: Path, number: signal.Signals
 ) -> None:
     cli("run", *LONG, "--quiet", "--out", "whole")
-    process = start(tmp_path, "run", *LONG, "--out", "cut")
-    wait_for(tmp_path / "cut/rounds.jsonl", 3)
+    process = start("run", *LONG, "--out", "cut", cwd=tmp_path)
+    wait_until(lambda: has_lines(tmp_path / "cut/rounds.jsonl", 3))
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "fedgist run --resume cut" in err
     cli(
@@ -348,15 +319,15 @@ def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
             if anew
             else ["--resume", "cut"]
         )
-        process = start(tmp_path, "run", *args)
+        process = start("run", *args, cwd=tmp_path)
         time.sleep(draw * span)
         children = (
             psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         )
         kills += process.poll() is None
         process.kill()
-        process.communicate(timeout=60)
-        psutil.wait_procs(children, timeout=10)
+        process.communicate(timeout=HANG_S)
+        psutil.wait_procs(children, timeout=HANG_S)
         assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE], (
             "a worker was left behind"
         )

@@ -6,9 +6,7 @@ import csv
 import io
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +14,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from browsers import CHROMIUM, new_page, open_browser
+from commands import fedgist
+
 pytestmark = pytest.mark.slow  # fifteen runs
 
 METHODS = ("fedlog", "fedavg", "local")
 SEEDS = 5
 GOAL = 0.8
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -35,17 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cli(place: Path) -> Cli:
     def call(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "fedgist.cli", *(str(a) for a in args)],
-            cwd=place,
-            env={**os.environ, "COLUMNS": "120"},
-            timeout=300,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
+        return fedgist(*args, cwd=place, code=code)
 
     return call
 
@@ -138,16 +126,12 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
         assert (place / "figures" / f"{name}.png").stat().st_size > 5_000
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: the page is written, not opened")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as browser:
         for name, width, height, scheme in (
             ("desktop", 1280, 1500, "light"),
             ("phone", 390, 844, "dark"),
         ):
-            tab = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            ).new_page()
+            tab = new_page(browser, width, height, scheme)
             said: list[str] = []
             tab.on("console", lambda message, said=said: said.append(message.text))
             tab.goto((place / "page.html").as_uri())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from commands import fedgist
 from fedgist.federation.recipe import Recipe
 from fedgist.methods import METHODS
 
@@ -25,11 +24,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_the_tutorials_commands_run(tmp_path: Path) -> None:
     for block in blocks(ROOT / "docs/tutorial.md", "sh"):
         for line in block.strip().splitlines():
-            command = [sys.executable, "-m", "fedgist.cli", *shlex.split(line)[1:]]
-            done = subprocess.run(
-                command, cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+            fedgist(*shlex.split(line)[1:], cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from commands import call
 from fedgist.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +34,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), "utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = call([sys.executable, script], tmp_path)
     if page.name == "tutorial.md":  # its first number is an accuracy
         assert float(done.stdout.split()[0]) > 0.9
 

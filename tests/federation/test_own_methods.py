@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import commands
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
@@ -96,10 +96,9 @@ def test_compare_tells_two_objects_apart(tmp_path: Path) -> None:
 
 
 def fedgist_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedgist.cli", *args]
     paths = f"{PLUGINS}:{Path(fedgist.__file__).parents[1]}"
     env = {"PYTHONPATH": paths, "HOME": str(cwd), "PATH": "", "COLUMNS": "200"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    return commands.fedgist(*args, cwd=cwd, code=None, **env)
 
 
 @pytest.mark.slow

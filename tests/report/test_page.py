@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,14 +24,8 @@ from fedgist.report import comparison, drawing, page, pictures
 from fedgist.report.drawing import CACHE, embedding
 from fedgist.report.run_files import find
 
+from browsers import BROWSER, new_page, open_browser  # isort: skip
 from written import write_run  # isort: skip
-
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-BROWSER = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"
-)
 
 SPLIT = {"classes": ["cat", "<dog>"], "train": [[3, 0], [1, 9]]}
 
@@ -207,20 +200,15 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as chromium:
         yield chromium
-        chromium.close()
 
 
 class OpenPage:
     """An open page, what it wrote to the console, and what it requested."""
 
     def __init__(self, browser: Any, path: Path, width: int, scheme: str) -> None:
-        self.page = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        ).new_page()
+        self.page = new_page(browser, width, 900, scheme)
         self.said: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))

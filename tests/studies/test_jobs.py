@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import HANG_S, fedgist, start, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import make, read
@@ -241,9 +239,6 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "fedgist.cli",
         "sweep",
         "demo",
         "--grid",
@@ -254,26 +249,17 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         "sweep",
         *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
     ]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not any(tmp_path.glob("sweep/*/*/rounds.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.3)
+    process = start(*command, cwd=tmp_path)
+    wait_until(lambda: any(p.read_text() for p in tmp_path.glob("sweep/*/*/rounds.jsonl")))
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(how)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert "go on with: fedgist sweep demo" in said
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=HANG_S)
     assert not alive
-    again = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert "fedavg" in again.stdout
+    assert "fedavg" in fedgist(*command, cwd=tmp_path).stdout
     for method in ("fedlog", "fedavg"):
         (run,) = tmp_path.glob(f"sweep/*{method}/seed-0")
         whole = grid(
