@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check pythons format bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ check: $(STAMP) ## The quick gate, under two minutes: lint, types, imports, test
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
 
+pythons: ## The tests on each Python from 3.11 to 3.13 that is here; only some: make pythons PICK='-m "not slow"'
+	.ci/pythons $(PICK)
+
 .PHONY: lint
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -50,4 +53,4 @@ bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json
 
 clean: ## Remove the environment and what was made
-	rm -rf $(VENV) runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

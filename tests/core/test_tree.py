@@ -156,3 +156,30 @@ def test_same_is_identity_of_tensors_not_equality() -> None:
     assert not same(value.inner, value)
     other: Any = Inner(value.inner.weights, value.inner.bias.clone())
     assert not same(value.inner, other)
+
+
+def test_trees_are_equal_where_they_hold_the_same() -> None:
+    other: Any = "a tree"
+    # seen: on Python 3.13 a dataclass compares field by field, and a tensor has no one truth value
+    value = example()
+    assert value == example()
+    assert value != other
+    other = Perhaps(torch.ones(1))
+    assert value != example(label="other")
+    assert value != example(scale=2.0)
+    assert value.inner != other
+    assert Perhaps(torch.ones(2)) != Perhaps(torch.ones(2), torch.ones(2))
+    assert Perhaps(torch.ones(2)) != Perhaps(torch.ones(1))
+    assert Perhaps(torch.ones(2)) != Perhaps(torch.ones(2, dtype=torch.float64))
+    assert Perhaps(torch.tensor([1.0, 2.0])) != Perhaps(torch.tensor([1.0, 3.0]))
+
+
+def test_the_order_of_a_dictionary_does_not_matter_to_equality() -> None:
+    a, b = torch.arange(2), torch.arange(3)
+    assert Inner({"a": a, "b": b}, a) == Inner({"b": b, "a": a}, a)
+    assert Inner({"a": a, "b": b}, a) != Inner({"a": a}, a)
+
+
+def test_equality_is_of_a_tree_not_of_its_hash() -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(example())

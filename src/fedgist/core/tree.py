@@ -33,9 +33,13 @@ def tree(cls: type[T]) -> type[T]:
     """Make ``cls`` a frozen dataclass that vmap looks into.
 
     A field declared ``field(metadata=STATIC)`` is carried along as it is; every other field holds
-    tensors.
+    tensors. Two trees are equal if they are of one class and hold the same: static fields that are
+    equal, tensors of one element type, device and shape with equal elements. Trees have no hash.
     """
-    frozen = dataclasses.dataclass(frozen=True)(cls)
+    frozen = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    # a dataclass's own equality asks tensors for one truth value, which they do not have
+    for name, value in (("__eq__", _equal_trees), ("__hash__", None)):
+        setattr(frozen, name, value)
     fields = dataclasses.fields(frozen)  # type: ignore[arg-type]  # it is a dataclass now
     leaves = [f.name for f in fields if not f.metadata.get("static")]
     static = [f.name for f in fields if f.metadata.get("static")]
@@ -52,6 +56,19 @@ def tree(cls: type[T]) -> type[T]:
 
     _pytree.register_pytree_node(frozen, flatten, unflatten)
     return frozen
+
+
+def _equal_trees(first: object, second: object) -> bool:
+    return type(first) is type(second) and _equal(vars(first), vars(second))
+
+
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        alike = first.dtype == second.dtype and first.device == second.device
+        return first is second or (alike and torch.equal(first, second))
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_equal(first[k], second[k]) for k in first)
+    return bool(first == second)
 
 
 def leaves(value: object) -> list[Tensor]:
