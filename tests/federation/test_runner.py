@@ -143,9 +143,9 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"data": (np.zeros((3, 2)),)}, "data must be"),
-        ({"clients": [[0, 99]]}, "clients name training rows 0..99, but there are 32"),
-        ({"clients_test": [[0]]}, "5 clients have training rows, 1 have test rows"),
+        ({"data": (np.zeros((3, 2)),)}, r"data is a tuple of 1; it must be \(x, y\)"),
+        ({"clients": [[0, 99]]}, "clients: client 0 names row 99, but there are rows 0..31"),
+        ({"clients_test": [[0]]}, "clients has 5 clients, clients_test has 1"),
         ({"model": nn.ReLU()}, "no linear layer"),
         ({"model": nn.Linear(6, 5)}, "5 outputs, the data have 3 classes"),
         (
@@ -155,10 +155,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
         ({"model": nn.Sequential(nn.Linear(4, 3))}, "gives 6 features, but its head '0' takes 4"),
         (
             {"clients": [np.array([0.0, 1.0])] * 5},
-            "rows of client 0 are float64, not whole numbers",
+            "clients: client 0: rows are float64; a list of whole numbers or a mask",
         ),
-        ({"data": (np.ones((4, 6)), np.array([0.5, 1, 0, 1]))}, "labels must be whole numbers"),
-        ({"data": (np.ones((4, 6)), np.array(list("abab")))}, "data must be arrays of numbers"),
+        (
+            {"data": (np.ones((4, 6)), np.array([0.5, 1, 0, 1]))},
+            "data: y must be whole numbers or text",
+        ),
         ({"resume": True}, "resume=True goes on with the run in out="),
         ({"model": {"a": (plain(), [0, 1])}}, "every client needs exactly one model"),
         (

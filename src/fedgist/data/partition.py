@@ -6,7 +6,7 @@ the classes it has trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -90,23 +90,24 @@ def partition(
                 "training rows"
             )
             raise DataError(msg)
-    kept_and_held = [
-        _hold_out(rows, validation, random.fold(key, "validation", client))
+    kept, held = hold_out([_tensor(rows) for rows in train], validation, key)
+    return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]))
+
+
+def hold_out(train: Sequence[Tensor], share: float, key: Tensor) -> tuple[Rows, Rows]:
+    """Return each client's rows to train on, and those to validate on: a share, rounded down."""
+    pairs = [
+        _held_out(rows, share, random.fold(key, "validation", client))
         for client, rows in enumerate(train)
     ]
-    return Partition(
-        Rows.of([kept for kept, _ in kept_and_held]),
-        Rows.of([held for _, held in kept_and_held]),
-        Rows.of([_tensor(rows) for rows in test]),
-    )
+    return Rows.of([kept for kept, _ in pairs]), Rows.of([held for _, held in pairs])
 
 
-def _hold_out(rows: Ints, share: float, key: Tensor) -> tuple[Tensor, Tensor]:
+def _held_out(rows: Tensor, share: float, key: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows to train on and those to validate on, each in the order of ``rows``."""
     size = int(share * len(rows))
     order = random.permutation(key, len(rows)) if size else torch.arange(len(rows))
-    held, kept = order[:size].sort().values, order[size:].sort().values
-    return _tensor(rows)[kept], _tensor(rows)[held]
+    return rows[order[size:].sort().values], rows[order[:size].sort().values]
 
 
 def _tensor(rows: Ints) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,33 +12,71 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Method
-from fedgist.data.dataset import Dataset
+from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
+from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
 from fedgist.federation.method_loading import checked_class, identity
-from fedgist.federation.model_groups import module_group
+from fedgist.federation.model_groups import Group, module_group
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import MethodSection
 
 
-def rows_of_clients(clients: Sequence[Any] | None) -> list[Tensor] | None:
-    """Return each client's row numbers as tensors; a Boolean mask names the rows where it is true.
+def clients_listed(clients: Any, argument: str) -> list[Any] | None:
+    """Return what is given for each client, whatever it is, as a list.
 
     Raises
     ------
     RecipeError
-        If they are neither whole numbers nor masks.
+        If it is not a list or another iterable, or is empty; ``argument`` begins the message.
     """
-    return None if clients is None else [_rows(client, rows) for client, rows in enumerate(clients)]
-
-
-def _rows(client: int, rows: object) -> Tensor:
-    numbers = np.asarray(rows)
-    if numbers.dtype == bool:
-        numbers = np.flatnonzero(numbers)
-    if numbers.size and numbers.dtype.kind not in "iu":
-        msg = f"clients: rows of client {client} are {numbers.dtype}, not whole numbers or a mask"
+    if clients is None:
+        return None
+    single = isinstance(clients, str | bytes | Mapping) or getattr(clients, "ndim", 1) == 0
+    if single or not isinstance(clients, Iterable):
+        msg = f"{argument} is a {type(clients).__name__}; it must be a list with each client's rows"
         raise RecipeError(msg)
-    return torch.as_tensor(numbers.astype(np.int64))
+    if not (listed := list(clients)):
+        msg = f"{argument} is empty; it must be a list with each client's rows"
+        raise RecipeError(msg)
+    return listed
+
+
+def rows_of_clients(clients: Sequence[Any], count: int, argument: str) -> list[Tensor]:
+    """Return each client's row numbers as tensors; a Boolean mask names the rows where it is true.
+
+    Clients may share rows, but none may list a row twice.
+
+    Raises
+    ------
+    RecipeError
+        If they are not lists of numbers of the ``count`` rows there are, or masks of this length;
+        ``argument`` begins the message.
+    """
+    return [_rows(value, count, f"{argument}: client {i}") for i, value in enumerate(clients)]
+
+
+def _rows(value: Any, count: int, who: str) -> Tensor:
+    numbers = array(value, who)
+    if not numbers.size:
+        return torch.zeros(0, dtype=torch.int64)
+    if numbers.ndim > 1 or numbers.dtype.kind not in "biu":
+        kind = numbers.dtype if numbers.ndim == 1 else f"of shape {list(numbers.shape)}"
+        msg = f"{who}: rows are {kind}; a list of whole numbers or a mask is needed"
+        raise RecipeError(msg)
+    if numbers.dtype == bool:
+        if len(numbers) != count:
+            msg = f"{who}: a mask of {len(numbers)} rows, but there are {count}"
+            raise RecipeError(msg)
+        return torch.from_numpy(np.flatnonzero(numbers))
+    outside = (numbers < 0) | (numbers >= count)
+    if outside.any():
+        msg = f"{who} names row {numbers[outside][0]}, but there are rows 0..{count - 1}"
+        raise RecipeError(msg)
+    distinct, times = np.unique(numbers, return_counts=True)
+    if len(distinct) < len(numbers):
+        msg = f"{who} lists row {distinct[times > 1][0]} twice"
+        raise RecipeError(msg)
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:
@@ -67,56 +107,106 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
 
 
-def dataset_of(data: Any) -> Dataset | None:
-    """Return arrays, a torch data set or a Dataset as a Dataset.
+def groups_of(model: Any, *, own_start: bool) -> dict[str, Group] | None:
+    """Return the groups of clients given by a module, a factory, or a mapping of these.
 
     Raises
     ------
     RecipeError
-        If ``data`` is none of these.
+        If ``model`` is none of these.
     """
-    if data is None or isinstance(data, Dataset):
-        return data
-    if isinstance(data, torch.utils.data.Dataset):
-        pairs = [data[i] for i in range(len(data))]  # type: ignore[arg-type]  # map-style data sets have a length
-        data = (
-            torch.stack([torch.as_tensor(x) for x, _ in pairs]),
-            torch.tensor([int(y) for _, y in pairs]),
-        )
-    if not isinstance(data, tuple) or len(data) not in {2, 4}:
-        msg = "data must be (x, y), (x, y, x_test, y_test), a torch data set or a fedgist Dataset"
-        raise RecipeError(msg)
-    arrays = [_array(a) for a in data]
-    x, y = arrays[0], _labels(arrays[1])
-    x_test, y_test = (arrays[2], _labels(arrays[3])) if len(arrays) == 4 else (x[:0], y[:0])  # noqa: PLR2004
-    labels = torch.cat([y, y_test])
-    return Dataset("your data", x, y, x_test, y_test, int(labels.max()) + 1 if len(labels) else 0)
-
-
-def _labels(labels: Tensor) -> Tensor:
-    whole = labels.to(torch.int64)
-    if not torch.equal(whole.to(labels.dtype), labels):
-        msg = "data: labels must be whole numbers, from 0 on"
-        raise RecipeError(msg)
-    return whole
-
-
-def _array(value: Any) -> Tensor:
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "biuf":
-        msg = f"data must be arrays of numbers, not of {numbers.dtype}; number the labels from 0 on"
-        raise RecipeError(msg)
-    array = torch.as_tensor(numbers)
-    return array.to(torch.float32) if array.dtype == torch.float64 else array
-
-
-def groups_of(model: Any, *, own_start: bool) -> dict[str, Any] | None:
-    """Return the groups of clients given by a module, a factory, or a mapping of these."""
     if model is None:
         return None
-    if isinstance(model, Mapping):
-        return {
-            name: module_group(m, own_start=own_start, clients=members)
-            for name, (m, members) in model.items()
-        }
-    return {"model": module_group(model, own_start=own_start)}
+    if not isinstance(model, Mapping):
+        return {"model": module_group(_module(model, "model"), own_start=own_start)}
+    if not model:
+        msg = "model is an empty mapping; it must hold a name, a module and its clients"
+        raise RecipeError(msg)
+    return {
+        str(name): _group(f"model[{name!r}]", value, own_start=own_start)
+        for name, value in model.items()
+    }
+
+
+def _group(where: str, value: Any, *, own_start: bool) -> Group:
+    if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
+        msg = f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
+        raise RecipeError(msg)
+    numbers = array(value[1], f"{where}: its clients")
+    if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
+        msg = f"{where}: its clients are {value[1]!r:.80}; a list of their numbers is needed"
+        raise RecipeError(msg)
+    module = _module(value[0], where)
+    return module_group(module, own_start=own_start, clients=numbers.tolist())
+
+
+def _module(model: Any, where: str) -> Any:
+    """Return a module or a factory."""
+    if isinstance(model, str):
+        msg = (
+            f"{where} is the text {model!r:.80}: give a module, or name it in the recipe's [model]"
+        )
+        raise RecipeError(msg)
+    if not callable(model):
+        msg = f"{where} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
+        raise RecipeError(msg)
+    return model
+
+
+def named_sets(test_sets: Any) -> dict[str, tuple[Any, Any]] | None:
+    """Return further test sets by name.
+
+    Raises
+    ------
+    RecipeError
+        If they are not a mapping of names to pairs (x, y), or a name is the server's own.
+    """
+    if test_sets is None:
+        return None
+    if not isinstance(test_sets, Mapping):
+        msg = f"test_sets is a {type(test_sets).__name__}; it must be {{'name': (x, y)}}"
+        raise RecipeError(msg)
+    for name, pair in test_sets.items():
+        if not isinstance(name, str) or name in {ALL_ROWS, HELD_OUT}:
+            msg = f"test_sets has the name {name!r:.80}; a text other than {ALL_ROWS!r} and "
+            msg += f"{HELD_OUT!r} is needed"
+            raise RecipeError(msg)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
+            msg = f"test_sets[{name!r}] must be a pair (x, y)"
+            raise RecipeError(msg)
+    return {name: (x, y) for name, (x, y) in test_sets.items()}
+
+
+def path_of(path: Any, argument: str) -> Path | None:
+    """Return a path that an argument names.
+
+    Raises
+    ------
+    RecipeError
+        If it is neither a path nor a text that can be one.
+    """
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike) or str(path) == "" or "\0" in str(path):
+        msg = f"{argument} is {path!r:.80}; it must be the path of a folder"
+        raise RecipeError(msg)
+    return Path(path)
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise RecipeError if an argument is not True or False, or more than one is True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            msg = f"{name} is {value!r:.80}; it must be True or False"
+            raise RecipeError(msg)
+    if all(flags.values()):
+        msg = f"{' and '.join(flags)} are both True: choose one"
+        raise RecipeError(msg)
+
+
+def check_observer(observer: Any) -> None:
+    """Raise RecipeError if an object lacks a function of an observer."""
+    for name in ("began", "finished_round", "note"):
+        if not callable(getattr(observer, name, None)):
+            msg = f"observer is a {type(observer).__name__} without {name!r}"
+            raise RecipeError(msg)

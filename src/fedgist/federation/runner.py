@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from torch import nn
 
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
+from fedgist.data.sources.in_memory import in_memory
 from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.python_arguments import (
-    dataset_of,
+    check_flags,
+    check_observer,
+    clients_listed,
     groups_of,
-    rows_of_clients,
+    named_sets,
+    path_of,
     with_method,
 )
 from fedgist.federation.recipe import Recipe, make, read, read_recorded
@@ -72,8 +77,8 @@ def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
     data: Dataset | tuple[Any, ...] | torch.utils.data.Dataset[Any] | None = None,
-    clients: Sequence[Any] | None = None,
-    clients_test: Sequence[Any] | None = None,
+    clients: Iterable[Any] | None = None,
+    clients_test: Iterable[Any] | None = None,
     model: nn.Module
     | Callable[[], nn.Module]
     | Mapping[str, tuple[Any, Sequence[int]]]
@@ -93,11 +98,14 @@ def run(
     recipe
         A file, a mapping with the same keys, or nothing (FedLog on digits).
     data
-        Instead of the recipe's: arrays ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch
-        data set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`.
+        Instead of the recipe's: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
+        set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array
+        (rows, ...), taken as it is, or a data frame, encoded as a table's columns are. ``y``
+        (rows,) holds whole numbers from 0 on, or names of classes.
     clients, clients_test
         Instead of the recipe's partition: each client's training rows, and test rows (the whole
-        test set if not given).
+        test set if not given), as row numbers or as masks. Clients may share rows; each has at
+        least one training row, and none twice.
     model
         Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
         clients ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
@@ -119,16 +127,19 @@ def run(
     Stopped
         After Ctrl-C or SIGTERM, when the round was finished and saved.
     """
-    folder = Path(out) if out is not None else None
+    check_flags(resume=resume, overwrite=overwrite)
+    if observer is not None:
+        check_observer(observer)
+    folder = path_of(out, "out")
     recipe_asked = _parse(recipe)
     given = Given(
-        data=dataset_of(data),
-        clients=rows_of_clients(clients),
-        clients_test=rows_of_clients(clients_test),
+        data=None if data is None else in_memory(data),
+        clients=clients_listed(clients, "clients"),
+        clients_test=clients_listed(clients_test, "clients_test"),
         groups=groups_of(model, own_start=recipe_asked.clients.init == "own"),
         method=method,
-        test_sets=test_sets,
-        root=None if data_root is None else Path(data_root),
+        test_sets=named_sets(test_sets),
+        root=path_of(data_root, "data_root"),
     )
     if resume and folder is None:
         msg = "resume=True goes on with the run in out=...: name its folder"
@@ -148,6 +159,9 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
         return recipe
     if isinstance(recipe, Mapping):
         return make(recipe)
+    if recipe is not None and not isinstance(recipe, str | os.PathLike):
+        msg = f"recipe is a {type(recipe).__name__}; it must be a mapping, a file or a Recipe"
+        raise RecipeError(msg)
     return read(None if recipe is None else Path(recipe))
 
 

@@ -24,13 +24,15 @@ from fedgist.data import load
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.examples import Examples, examples
-from fedgist.data.partition import Partition, partition
+from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.data.sources.in_memory import labelled_like
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
+from fedgist.federation.python_arguments import rows_of_clients
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.server_side import ServerSide
 
@@ -42,8 +44,8 @@ class Given:
     """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
-    clients: Sequence[Tensor] | None = None  # each client's training rows
-    clients_test: Sequence[Tensor] | None = None
+    clients: Sequence[Any] | None = None  # each client's training rows
+    clients_test: Sequence[Any] | None = None
     groups: Mapping[str, Group] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server: x and y by name
@@ -148,10 +150,9 @@ def _test_sets(
         rows = torch.isin(on_test.y, torch.tensor(part.classes, device=on_test.y.device))
         sets[name] = replace(on_test, x=on_test.x[rows], y=on_test.y[rows])
     for name, (x, y) in (given.test_sets or {}).items():
-        labels = torch.as_tensor(y, dtype=torch.int64)
-        check(replace(data, x_test=torch.as_tensor(x), y_test=labels))
+        rows, labels = labelled_like(data, x, y, f"test_sets[{name!r}]")
         device = on_test.y.device
-        sets[name] = replace(on_test, x=torch.as_tensor(x).to(device), y=labels.to(device))
+        sets[name] = replace(on_test, x=rows.to(device), y=labels.to(device))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
         msg = f"evaluate.sets.{empty[0]} has no rows"
         raise RecipeError(msg)
@@ -208,6 +209,9 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
     InputError
         If the partition is not possible, or a list names rows that do not exist.
     """
+    if given.clients is None and given.clients_test is not None:
+        msg = "clients_test is given without clients: give each client's training rows as well"
+        raise RecipeError(msg)
     if given.clients is None:
         p = recipe.partition
         return partition(
@@ -218,23 +222,19 @@ def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partitio
             validation=recipe.data.validation,
             **p.options,
         )
-    train = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in given.clients])
-    tests = given.clients_test or [torch.arange(len(data.y_test))] * len(train)
-    if len(tests) != len(train):
-        msg = f"{len(train)} clients have training rows, {len(tests)} have test rows"
+    train = rows_of_clients(given.clients, len(data.y), "clients")
+    if (empty := next((i for i, rows in enumerate(train) if not len(rows)), None)) is not None:
+        msg = f"clients: client {empty} has no rows"
         raise RecipeError(msg)
-    test = Rows.of([torch.as_tensor(rows, dtype=torch.int64) for rows in tests])
-    for rows, size, what in (
-        (train.rows, len(data.y), "training"),
-        (test.rows, len(data.y_test), "test"),
-    ):
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= size):
-            msg = (
-                f"clients name {what} rows {int(rows.min())}..{int(rows.max())}, but there are "
-                f"{size}"
-            )
-            raise RecipeError(msg)
-    return Partition(train, Rows.of([torch.zeros(0, dtype=torch.int64)] * len(train)), test)
+    if given.clients_test is None:
+        tests = [torch.arange(len(data.y_test))] * len(train)
+    else:
+        tests = rows_of_clients(given.clients_test, len(data.y_test), "clients_test")
+    if len(tests) != len(train):
+        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
+        raise RecipeError(msg)
+    kept, held = hold_out(train, recipe.data.validation, key)
+    return Partition(kept, held, Rows.of(tests))
 
 
 def class_counts(world: World) -> dict[str, Any]:

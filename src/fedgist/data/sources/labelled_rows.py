@@ -80,17 +80,26 @@ def as_texts(values: Values, what: str) -> Values:
         msg = f"{what} have shape {list(values.shape)}; one value per row is needed"
         raise DataError(msg)
     if values.dtype.kind == "f":
-        values = _whole_numbers(values, what)
-    if values.dtype.kind not in "iubUO" or (
-        values.dtype.kind == "O" and not all(isinstance(value, str) for value in values)
-    ):
+        values = whole_numbers(values, what)
+    if values.dtype.kind not in "iubUO":
         msg = f"{what} must be whole numbers or text, not {values.dtype}"
         raise DataError(msg)
+    for row, value in enumerate(values if values.dtype.kind == "O" else ()):
+        if not isinstance(value, str):
+            msg = f"{what} must be whole numbers or text; row {row} (counted from 0) holds {value}"
+            raise DataError(msg)
     distinct, index = np.unique(values, return_inverse=True)
     return np.array([str(value) for value in distinct], dtype=object)[index]
 
 
-def _whole_numbers(values: Values, what: str) -> Values:
+def whole_numbers(values: Values, what: str) -> Values:
+    """Return numbers in floating point (rows,) as int64.
+
+    Raises
+    ------
+    DataError
+        If one is not a whole number; ``what`` begins the message.
+    """
     whole = (np.abs(values) < _EXACT) & (values == np.round(values))
     if not whole.all():
         row = int(np.argmin(whole))

@@ -65,7 +65,7 @@ def table(
         )
         for part in (train, held)
     )
-    return _with_columns(dataset(train.name, train_rows, test_rows), columns)
+    return with_columns(dataset(train.name, train_rows, test_rows), columns)
 
 
 def encode(rows: Table, columns: Sequence[Column]) -> Tensor:
@@ -97,15 +97,21 @@ def _split(
 
 
 def _feature_columns(train: Table, no_features: set[str | None]) -> list[Column]:
-    columns = [_column(train, name) for name in train.frame.columns if name not in no_features]
+    columns = [column_of(train, name) for name in train.frame.columns if name not in no_features]
     if not columns:
         msg = f"{train.name} has no column besides the label"
         raise DataError(msg)
     return columns
 
 
-def _column(train: Table, name: str) -> Column:
-    """Tell from the training rows whether a column is numbers, or which categories it has."""
+def column_of(train: Table, name: str) -> Column:
+    """Return how a column is encoded: its training rows tell its categories, if not numbers.
+
+    Raises
+    ------
+    DataError
+        If it has too many different texts.
+    """
     if is_number(train, name):
         return Column(name)
     categories = in_order(texts(train, name))
@@ -157,7 +163,7 @@ def _finite(rows: Table, name: str) -> Tensor:
     return torch.from_numpy(numbers).float()
 
 
-def _with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
+def with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
     """Name the columns, and standardise numbers only: a 0/1 column stays as it is."""
     is_real = [column.categories is None for column in columns for _ in column.categories or ("",)]
     mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))

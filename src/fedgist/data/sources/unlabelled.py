@@ -49,7 +49,7 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
             "a folder of images"
         )
         raise DataError(msg)
-    return _fitted(x, name, data)
+    return fitted(x, name, data)
 
 
 def _array(file: Path) -> Values:
@@ -88,10 +88,15 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
     return (x * (data.scale / _WHITE)).round().to(torch.uint8)
 
 
-def _fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
+def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     """Return ``x`` in the shape and type of ``data.x``, if its values fit.
 
     The dimension of channels may be missing from images of one channel.
+
+    Raises
+    ------
+    DataError
+        If shape or values do not fit; ``name`` begins the message.
     """
     if not len(x):
         msg = f"{name} holds no examples"
@@ -99,8 +104,9 @@ def _fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     if _without_one_channel(x.shape[1:]) != _without_one_channel(data.input_shape):
         raise _wrong_shape(name, list(x.shape[1:]), data)
     if data.x.dtype == torch.uint8:
-        bad = (x < 0) | (x > data.scale) | (x != x.to(torch.uint8))
-        needed = f"whole numbers 0..{data.scale:g}"
+        most = data.scale if data.scale > 1 else _WHITE  # arrays in memory keep their bytes
+        bad = (x < 0) | (x > most) | (x != x.to(torch.uint8))
+        needed = f"whole numbers 0..{most:g}"
     else:
         bad, needed = ~torch.isfinite(x), "finite numbers"
     if bool(bad.any()):

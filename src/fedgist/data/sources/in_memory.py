@@ -1,0 +1,204 @@
+"""A data set of the user's own, as objects of Python: arrays, data frames, a torch data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.data.dataset import Column, Dataset, check
+from fedgist.data.sources.labelled_rows import Values, codes, in_order, moments
+from fedgist.data.sources.python_objects import (
+    are_texts,
+    categories,
+    columns_of,
+    examples,
+    is_frame,
+    labels,
+    table_of,
+)
+from fedgist.data.sources.tabular import encode, with_columns
+from fedgist.data.sources.unlabelled import fitted
+from fedgist.errors import DataError, did_you_mean
+
+_NAMES = ("x", "y", "x_test", "y_test")
+_FORMS = "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, or a fedgist.Dataset"
+_BELIEVED = 1000  # so many classes, or ten times those that occur, may be numbered
+
+
+def in_memory(data: Any) -> Dataset:
+    """Return a user's objects as a data set; errors name the argument ``data``.
+
+    Arrays are taken as they are, and not normalized. The columns of a data frame are encoded like
+    those of a table: numbers are standardised over the training rows, texts and categories become
+    0/1 columns. Labels are whole numbers from 0 on, or texts, which are numbered in sorted order; a
+    pandas categorical has its own order.
+
+    Raises
+    ------
+    DataError
+        If ``data`` is none of these, or cannot be trained on.
+    """
+    if isinstance(data, Dataset):
+        return _checked(data)
+    parts = _pairs(data) if isinstance(data, torch.utils.data.Dataset) else data
+    if not isinstance(parts, tuple) or len(parts) not in {2, 4}:
+        kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
+        msg = f"data is {kind}; it must be {_FORMS}"
+        raise DataError(msg)
+    names = [f"data: {name}" for name in _NAMES[: len(parts)]]
+    xs, columns = _all_examples(parts[::2], names[::2])
+    ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
+    for x, y, x_name, y_name in zip(xs, ys, names[::2], names[1::2], strict=True):
+        _same_length(x, y, x_name, y_name)
+    x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
+    found = Dataset("your data", x, y, x_test, y_test, num_classes, classes=classes)
+    if columns and len(x):
+        mean, std = moments(x, 1.0)
+        found = with_columns(replace(found, mean=mean, std=std), columns)
+    return check(found)
+
+
+def labelled_like(data: Dataset, x: Any, y: Any, what: str) -> tuple[Tensor, Tensor]:
+    """Return further examples and labels in the form of a data set; ``what`` begins messages.
+
+    Raises
+    ------
+    DataError
+        If they do not have its shape, columns or classes, or cannot be read.
+    """
+    rows, numbers = examples_like(data, x, f"{what}: x"), labels_like(data, y, f"{what}: y")
+    _same_length(rows, numbers, f"{what}: x", f"{what}: y")
+    return rows, numbers
+
+
+def examples_like(data: Dataset, x: Any, what: str) -> Tensor:
+    """Return further examples, an array or a data frame, in the form of ``data.x``.
+
+    Raises
+    ------
+    DataError
+        If they do not have its shape or columns, or cannot be read; ``what`` begins the message.
+    """
+    if not is_frame(x):
+        return fitted(examples(x, what), what, data)
+    table = table_of(x, what)
+    columns = data.columns or tuple(Column(name) for name in table.frame.columns)
+    return fitted(encode(table, columns), what, data)
+
+
+def labels_like(data: Dataset, y: Any, what: str) -> Tensor:
+    """Return further labels, names of classes or their numbers, in the form of ``data.y``.
+
+    A number is the name of a class where the names are numbers themselves.
+
+    Raises
+    ------
+    DataError
+        If one is not among the classes; ``what`` begins the message.
+    """
+    values = labels(y, what)
+    names = data.classes or tuple(str(number) for number in range(data.num_classes))
+    if not are_texts(values):
+        if not any(name.lstrip("-").isdecimal() for name in names):
+            names = tuple(str(number) for number in range(data.num_classes))
+        values = np.array([str(value) for value in values], dtype=object)
+    return _codes(values, names, what)
+
+
+def _checked(data: Dataset) -> Dataset:
+    for name in _NAMES:
+        if not isinstance(getattr(data, name), Tensor):
+            kind = type(getattr(data, name)).__name__
+            msg = f"data: {name} of a Dataset must be a tensor, not {kind}; arrays go as (x, y)"
+            raise DataError(msg)
+    return check(data)
+
+
+def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[Any]]:
+    """Return the examples and the labels of a map-style torch data set."""
+    if not hasattr(data, "__len__"):
+        msg = f"data: a {type(data).__name__} has no length; a map-style data set is needed"
+        raise DataError(msg)
+    xs, ys = [], []
+    for row in range(len(data)):
+        pair = data[row]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
+            msg = f"data: row {row} of the torch data set is not a pair (x, y)"
+            raise DataError(msg)
+        xs.append(_tensor(pair[0], row))
+        ys.append(pair[1].tolist() if isinstance(pair[1], Tensor) else pair[1])
+        if xs[row].shape != xs[0].shape:
+            shapes = f"{list(xs[row].shape)}, row 0 {list(xs[0].shape)}"
+            msg = f"data: x of row {row} has shape {shapes}"
+            raise DataError(msg)
+    return torch.stack(xs) if xs else torch.zeros(0, 1), ys
+
+
+def _tensor(x: Any, row: int) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"data: x of row {row} is a {type(x).__name__}, not a tensor or an array"
+        raise DataError(msg) from error
+
+
+def _all_examples(
+    values: Sequence[Any], names: Sequence[str]
+) -> tuple[list[Tensor], tuple[Column, ...]]:
+    """Return training and test examples, and the columns that the training rows teach."""
+    if len({is_frame(value) for value in values}) > 1:
+        msg = "data: one of x and x_test is a data frame, the other is not"
+        raise DataError(msg)
+    if is_frame(values[0]):
+        tables = [table_of(value, name) for value, name in zip(values, names, strict=True)]
+        columns = columns_of(tables[0])
+        if not columns:
+            msg = f"{names[0]} has no columns"
+            raise DataError(msg)
+        return [encode(table, columns) for table in tables], columns
+    xs = [examples(value, name) for value, name in zip(values, names, strict=True)]
+    if len({x.dtype for x in xs}) > 1:
+        msg = "data: one of x and x_test holds bytes (uint8), the other does not"
+        raise DataError(msg)
+    return xs, ()
+
+
+def _all_labels(
+    values: Sequence[Any], names: Sequence[str]
+) -> tuple[list[Tensor], int, tuple[str, ...]]:
+    """Return training and test labels as numbers, how many classes there are, and their names."""
+    found = [labels(value, name) for value, name in zip(values, names, strict=True)]
+    if len({are_texts(y) for y in found if len(y)}) > 1:
+        msg = "data: one of y and y_test holds texts, the other numbers"
+        raise DataError(msg)
+    if are_texts(found[0]):
+        classes = categories(values[0]) or in_order(found[0])
+        ys = [_codes(y, classes, name) for y, name in zip(found, names, strict=True)]
+        return ys, len(classes), classes
+    present = np.unique(np.concatenate(found))
+    num_classes = int(present.max(initial=-1)) + 1
+    if num_classes > max(_BELIEVED, 10 * len(present)):
+        msg = f"{names[0]} reaches {num_classes - 1}, but has {len(present)} different labels: "
+        msg += f"number them 0..{len(present) - 1}, or give them as texts"
+        raise DataError(msg)
+    return [torch.from_numpy(y) for y in found], num_classes, ()
+
+
+def _codes(values: Values, names: tuple[str, ...], what: str) -> Tensor:
+    known = set(names)
+    for value in values:
+        if value not in known:
+            msg = f"{what}: unknown label {value!r}{did_you_mean(value, names)}"
+            raise DataError(msg)
+    return codes(values, names)
+
+
+def _same_length(x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
+    if len(x) != len(y):
+        msg = f"{x_name} has {len(x)} rows, but {y_name.partition(': ')[2]} has {len(y)}"
+        raise DataError(msg)

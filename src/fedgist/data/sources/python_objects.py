@@ -1,0 +1,166 @@
+"""Objects of Python as arrays, labels and tables: what people have in a notebook, or an error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.data.dataset import Column
+from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
+from fedgist.data.sources.table_file import Table
+from fedgist.data.sources.tabular import column_of
+from fedgist.errors import DataError, first_line
+
+_NUMBERS, _TEXTS = "biuf", "UOT"  # numpy's letters for types
+_IN_COLUMNS = "biufOUT"  # the same, of a data frame's columns
+_PLAIN = (bool, int, float, np.number, np.bool_)  # in an array of objects, these are numbers
+
+
+def array(value: object, what: str) -> Values:
+    """Return an object as an array of at least one dimension; of numbers, if it holds only these.
+
+    Raises
+    ------
+    DataError
+        If it is a single value, ragged, or partly masked; ``what`` begins the message.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        msg = f"{what} is masked in places; fill them, or leave these rows out"
+        raise DataError(msg)
+    if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
+        value = np.array([*value, None], dtype=object)[:-1]  # numpy would make texts of all
+    try:
+        found = np.asarray(_on_cpu(value) if isinstance(value, Tensor) else value)
+        if found.dtype == object and all(isinstance(item, _PLAIN) for item in found.flat):
+            found = np.array(found.tolist())
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        msg = f"{what} cannot be read as an array: {first_line(error)}"
+        raise DataError(msg) from error
+    if found.ndim == 0:
+        msg = f"{what} is {_kind(value)}, not an array"
+        raise DataError(msg)
+    return found
+
+
+def examples(value: object, what: str) -> Tensor:
+    """Return an array of numbers as examples: uint8 as it is, all else as float32.
+
+    Raises
+    ------
+    DataError
+        If it does not hold numbers, or has no columns; ``what`` begins the message.
+    """
+    x = array(value, what)
+    if x.dtype.kind not in _NUMBERS:
+        msg = f"{what} must hold numbers, not {x.dtype}; give texts as columns of a data frame"
+        raise DataError(msg)
+    if x.ndim == 1:
+        msg = f"{what} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)"
+        raise DataError(msg)
+    if 0 in x.shape[1:]:
+        msg = f"{what} has shape {list(x.shape)}: there is nothing in a row"
+        raise DataError(msg)
+    kind = np.uint8 if x.dtype == np.uint8 else np.float32
+    # a number too large becomes infinite, which the check of the data set reports
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.require(x, kind, ["C", "W"]))
+
+
+def labels(value: Any, what: str) -> Values:
+    """Return labels (rows,) as whole numbers from 0 on, or as texts.
+
+    Raises
+    ------
+    DataError
+        If they are something else, such as fractions; ``what`` begins the message.
+    """
+    if categories(value):
+        pairs = zip(value, value.isna(), strict=True)
+        value = [None if missing else str(label) for label, missing in pairs]
+    y = array(value, what)
+    if y.ndim > 1:
+        more = " (of one-hot rows: y.argmax(1))" if y.shape[1] > 1 else " (y.ravel())"
+        msg = f"{what} has shape {list(y.shape)}: one label a row is needed{more}"
+        raise DataError(msg)
+    if y.dtype.kind in _TEXTS:
+        return as_texts(y.astype(object), what)
+    if y.dtype.kind not in _NUMBERS:
+        msg = f"{what} must be whole numbers or texts, not {y.dtype}"
+        raise DataError(msg)
+    numbers = whole_numbers(y.astype(np.float64), what) if y.dtype.kind in "fu" else y
+    if len(y) and numbers.min() < 0:
+        row = int(np.argmin(numbers))
+        msg = f"{what} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"
+        raise DataError(msg)
+    return numbers.astype(np.int64)
+
+
+def are_texts(values: Values) -> bool:
+    """Return whether labels are texts."""
+    return values.dtype == object
+
+
+def categories(value: Any) -> tuple[str, ...]:
+    """Return the categories of a pandas categorical in its own order; none of anything else."""
+    array_of_it = value.array if _is_pandas(value, "Series") else value
+    if not _is_pandas(array_of_it, "Categorical"):
+        return ()
+    return tuple(str(category) for category in array_of_it.categories)
+
+
+def is_frame(value: object) -> bool:
+    """Return whether an object is a pandas data frame."""
+    return _is_pandas(value, "DataFrame")
+
+
+def table_of(frame: Any, what: str) -> Table:
+    """Return a data frame as a table whose rows are numbered from 0.
+
+    Raises
+    ------
+    DataError
+        If two columns have one name, or a column holds neither numbers nor texts; ``what`` begins
+        the message.
+    """
+    named = frame.infer_objects().reset_index(drop=True)
+    named.columns = [str(name) for name in frame.columns]
+    if (twice := named.columns[named.columns.duplicated()]).size:
+        msg = f"{what} has two columns named {twice[0]!r}"
+        raise DataError(msg)
+    for name, kind in named.dtypes.items():
+        if kind.kind not in _IN_COLUMNS:
+            msg = f"{what}: the column {name!r} holds {kind}, not numbers, texts or categories"
+            raise DataError(msg)
+    return Table(what, named, untyped=False)
+
+
+def columns_of(table: Table) -> tuple[Column, ...]:
+    """Return how each column is encoded: a categorical has its own categories.
+
+    Raises
+    ------
+    DataError
+        If a column has too many different texts.
+    """
+    declared = {name: categories(table.frame[name]) for name in table.frame.columns}
+    return tuple(
+        Column(name, known) if known else column_of(table, name) for name, known in declared.items()
+    )
+
+
+def _is_pandas(value: object, name: str) -> bool:
+    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    return pandas is not None and isinstance(value, getattr(pandas, name))
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    found = tensor.detach().cpu()
+    return found.float() if found.dtype == torch.bfloat16 else found  # numpy has no such type
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
