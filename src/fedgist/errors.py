@@ -103,6 +103,13 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), 1, alike)), None)
 
 
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Return names with commas between them: the first ``most``, and how many more there are."""
+    shown = [str(name) for name in names]
+    more = [f"... ({len(shown) - most} more)"] if len(shown) > most else []
+    return ", ".join(shown[:most] + more) or "nothing"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of another package's message, or the error's type if it has none."""
     text = str(error).strip() or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import Dataset, load
+from fedgist.data import Dataset, check, load
 from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
 from fedgist.errors import DataError
 
@@ -166,6 +167,31 @@ def test_errors(
 ) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, arrays, **options)
+
+
+def test_labels_that_are_no_classes(tmp_path: Path) -> None:
+    numbers = 10**6 + np.arange(1999) % 1001
+    with pytest.raises(
+        DataError,
+        match=r"x\.npz has 1001 different labels in 1999 training rows, such as '1000000' and "
+        "'1001000': labels are classes, each with several rows",
+    ):
+        read(tmp_path, {"x": np.zeros((1999, 1)), "y": numbers}, test_fraction=0)
+    data = read(tmp_path, {"x": X, "y": 10**6 + Y})
+    assert (data.num_classes, data.classes) == (2, ("1000000", "1000001"))
+
+
+def test_classes_that_no_row_can_have() -> None:
+    x, y = torch.zeros(3, 2), torch.tensor([1000000, 1000001, 1000002])
+    data = Dataset("your data", x, y, x[:0], y[:0], 1000003)
+    with pytest.raises(
+        DataError,
+        match="your data has 1000003 classes for 3 rows; number the labels from 0 on without gaps",
+    ):
+        check(data)
+    with pytest.raises(DataError, match="has 3 classes and 2 names of classes"):
+        check(replace(data, y=y - 1000000, num_classes=3, classes=("a", "b")))
+    assert check(replace(data, y=y - 1000000, num_classes=1000)).num_classes == 1000
 
 
 def test_no_archive(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_unknown_names() -> None:
         ),
         ("table", {"path": "x", "label": "y", "ignore": [1]}, r"ignore is \[1\]"),
         ("npz", {"path": "/no/such.npz", "test_fraction": 0}, "/no/such.npz does not exist"),
-        ("npz", {"path": "/"}, "/ is not a file"),
+        ("npz", {"path": "/"}, "/ is a folder, not a file"),
         ("folder", {"path": "/no/such"}, "/no/such does not exist"),
         ("folder", {"path": __file__}, "is not a folder"),
     ],

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fedgist.errors import DataError
 
+MANY_CLASSES = 1000  # so many are plausible, however few rows there are
+
 
 @dataclass(frozen=True)
 class Column:
@@ -71,8 +73,10 @@ def check(data: Dataset) -> Dataset:
     ------
     DataError
         If there are no training rows, rows and labels disagree, a label is out of range, a number
-        is not finite, or training and test rows have different shapes.
+        is not finite, training and test rows have different shapes, or there are more classes than
+        anybody names or has rows for.
     """
+    _check_classes(data)
     _check_split(data, "training", data.x, data.y)
     _check_split(data, "test", data.x_test, data.y_test)
     if len(data.x) == 0:
@@ -85,6 +89,19 @@ def check(data: Dataset) -> Dataset:
         )
         raise DataError(msg)
     return data
+
+
+def _check_classes(data: Dataset) -> None:
+    if data.classes and len(data.classes) != data.num_classes:
+        msg = f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
+        raise DataError(msg)
+    rows = len(data.y) + len(data.y_test)
+    if not data.classes and data.num_classes > max(MANY_CLASSES, rows):
+        msg = (
+            f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
+            "on without gaps, or name the classes"
+        )
+        raise DataError(msg)
 
 
 def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:

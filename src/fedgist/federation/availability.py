@@ -10,8 +10,11 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import ClientInfo
+from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
+
+_BYTES_OF_A_LINE = 40  # of memory, for each byte of the shortest line
 
 
 def availability(
@@ -40,9 +43,10 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
     """Read the clients online in each round: lines "round,client" under that header."""
     out: dict[int, set[int]] = {}
     try:
+        check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
         with path.open(encoding="utf-8", newline="") as file:
             pairs = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         msg = f"clients.availability: {path} is not a file of 'round,client' lines ({error})"
         raise RecipeError(msg) from error
     for number, client in pairs:

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import IO
 
 import numpy as np
 import torch
+from numpy.lib import format as array_format
 from torch import Tensor
 
+from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to, regular
 from fedgist.data.sources.labelled_rows import Values
-from fedgist.errors import DataError, first_line
+from fedgist.errors import DataError, first_line, listed
 
 CHANNELS = (1, 3)
 _IMAGES = 4  # dimensions of a stack of images
+_ZIP = b"PK"
+_Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, column by column, type
+_HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], _Header]] = MappingProxyType(
+    {
+        (1, 0): array_format.read_array_header_1_0,
+        (2, 0): array_format.read_array_header_2_0,
+    }
+)
 _BROKEN = (
     OSError,
     EOFError,
     ValueError,
-    KeyError,
+    LookupError,
+    SyntaxError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,  # Python's parser, of a header that is nested too deeply
+    RuntimeError,  # of zipfile, for an archive with a password; RecursionError is one
     zipfile.BadZipFile,
     zlib.error,
-    NotImplementedError,
+    tokenize.TokenError,  # of NumPy's repair of old headers
 )
 
 
@@ -35,29 +54,65 @@ def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[st
     Raises
     ------
     DataError
-        If the file, or one of the wanted arrays, cannot be read.
+        If the file, or one of the wanted arrays, cannot be read, or claims more than it holds or
+        than the memory for data.
     """
-    name = ""
     try:
-        with file.open("rb") as opened:  # np.load would leave a broken file open
-            content = np.load(opened, allow_pickle=False)
-            stored = {"": content} if isinstance(content, np.ndarray) else content
-            arrays = {}
-            for name in wanted(list(stored)):
-                # asarray: a member of the archive that is not an array comes as plain bytes
-                arrays[name] = np.asarray(stored[name])
-            return arrays
+        with regular(file).open("rb") as opened:
+            if not opened.peek(2).startswith(_ZIP):
+                size = file.stat().st_size
+                return {name: _array(opened, size, file.name) for name in wanted([""])}
+            with zipfile.ZipFile(opened) as archive:
+                members = {info.filename.removesuffix(".npy"): info for info in archive.filelist}
+                names = wanted(list(members))
+                size = sum(members[name].file_size for name in names)
+                check_memory(size, f"{file.name} with the arrays {', '.join(names)}")
+                return {name: _member(archive, members[name], file.name) for name in names}
     except DataError:
         raise
     except _BROKEN as error:
-        place = f"{file.name}: the array {name!r}" if name else file.name
-        msg = f"{place} cannot be read: {first_line(error)}"
+        msg = f"{file.name} cannot be read: {first_line(error)}"
         raise DataError(msg) from error
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_name: str) -> Values:
+    what = f"{file_name}: the array {info.filename.removesuffix('.npy')!r}"
+    try:
+        if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            msg = "it is packed by a method that NumPy does not use"
+            raise ValueError(msg)
+        check_packing(info.compress_size, info.file_size, what, "save it by numpy.savez, unpacked")
+        with archive.open(info) as stream:
+            return _array(stream, info.file_size, what)
+    except DataError:
+        raise
+    except _BROKEN as error:
+        msg = f"{what} cannot be read: {first_line(error)}"
+        raise DataError(msg) from error
+
+
+def _array(stream: IO[bytes], size: int, what: str) -> Values:
+    """Read an array in NumPy's format, which has ``size`` bytes with its header."""
+    version = array_format.read_magic(stream)
+    if version not in _HEADERS:
+        msg = f"NumPy's format {version[0]}.{version[1]} is not known here"
+        raise ValueError(msg)
+    shape, by_columns, kind = _HEADERS[version](stream)
+    if kind.hasobject:
+        msg = "Object arrays cannot be loaded: they may hold code"
+        raise ValueError(msg)
+    promised, held = math.prod(shape) * kind.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or promised != held:
+        msg = f"its header says {kind} of shape {list(shape)}, {promised} bytes, but it has {held}"
+        raise ValueError(msg)
+    check_memory(promised, what)
+    content = read_up_to(stream, promised)
+    return np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
 
 
 def no_array(file: Path, name: str, stored: list[str]) -> DataError:
     """Return the error that says which array is missing, and which are there."""
-    names = ", ".join(filter(None, stored)) or ("one array without a name" if stored else "nothing")
+    names = "one array without a name" if stored == [""] else listed(filter(None, stored))
     return DataError(f"{file.name} has no array {name!r}; it holds {names}")
 
 
@@ -84,6 +139,7 @@ def features(x: Values, what: str) -> Tensor:
     if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else np.float32
+    check_memory(x.size * np.dtype(kind).itemsize, what)
     # a number too large becomes infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.array(x, dtype=kind, order="C"))

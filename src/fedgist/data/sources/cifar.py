@@ -15,9 +15,10 @@ from torch import Tensor
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.cifar_pickle import as_text, read_pickle
 from fedgist.data.sources.locations import absent, data_root
-from fedgist.errors import DataError
+from fedgist.errors import DataError, listed
 
 _SHAPE = (3, 32, 32)
+_LARGEST_SHOWN = 2**63
 _PAGE = "https://www.cs.toronto.edu/~kriz"
 
 
@@ -121,8 +122,7 @@ def _batch(path: Path, labels_key: str, count: int) -> tuple[Tensor, Tensor]:
             )
         case _:
             msg = (
-                f"{name} needs an array 'data' and a list {labels_key!r}; it holds "
-                f"{', '.join(batch) or 'nothing'}"
+                f"{name} needs an array 'data' and a list {labels_key!r}; it holds {listed(batch)}"
             )
     raise DataError(msg)
 
@@ -130,9 +130,16 @@ def _batch(path: Path, labels_key: str, count: int) -> tuple[Tensor, Tensor]:
 def _checked_labels(labels: list[object], name: str, count: int) -> Tensor:
     for label in labels:
         if type(label) is not int or not 0 <= label < count:
-            msg = f"{name}: the label {label!r} is outside 0..{count - 1}"
+            msg = f"{name}: the label {_shown(label)} is outside 0..{count - 1}"
             raise DataError(msg)
     return torch.tensor(labels, dtype=torch.int64)
+
+
+def _shown(label: object) -> str:
+    """Return a wrong label as text; a nested list could be endless, so it is only named."""
+    if isinstance(label, str | bytes) or (type(label) is int and abs(label) <= _LARGEST_SHOWN):
+        return f"{label!r:.80}"
+    return f"of type {type(label).__name__}"
 
 
 def _class_names(path: Path, key: str, count: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ calls NumPy with arguments of its choice.
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import DataError, first_line
 
 _BROKEN = (
@@ -33,6 +35,7 @@ _BROKEN = (
     struct.error,
 )
 _EARLY = "it ends too early"
+_MOST_READS = 5_000_000  # the largest of these data sets needs a tenth of them
 
 
 def read_pickle(path: Path) -> dict[str, object]:
@@ -45,7 +48,8 @@ def read_pickle(path: Path) -> dict[str, object]:
     """
     name = f"{path.parent.name}/{path.name}"
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
+            check_memory(2 * path.stat().st_size, name)
             content = _RestrictedUnpickler(file, name).load()
         return {
             as_text(key): value.array if isinstance(value, _ArrayStandIn) else value
@@ -144,24 +148,36 @@ _ALLOWED: Mapping[str, object] = MappingProxyType(
 
 
 class _CompleteFile:
-    """A file whose reads fail, instead of returning less, where it ends too early."""
+    """A file whose reads fail, instead of returning less, where it ends too early.
+
+    The number of reads is bounded, and so is what they can build: a byte can make an object.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._left = os.fstat(file.fileno()).st_size
+        self._reads = 0
 
     def read(self, size: int, /) -> bytes:
         """Return exactly ``size`` bytes."""
-        content = self._file.read(size)
-        if len(content) != size:
+        if size > self._left:  # Python would allocate them before it looks
             raise EOFError(_EARLY)
-        return content
+        return self._counted(self._file.read(size))
 
     def readline(self) -> bytes:
         """Return a line, with the end of line that it must have."""
-        line = self._file.readline()
+        line = self._counted(self._file.readline())
         if not line.endswith(b"\n"):
             raise EOFError(_EARLY)
         return line
+
+    def _counted(self, content: bytes) -> bytes:
+        self._left -= len(content)
+        self._reads += 1
+        if self._reads > _MOST_READS:
+            msg = f"it has more than {_MOST_READS:,} parts, too many for images and labels"
+            raise pickle.UnpicklingError(msg)
+        return content
 
 
 # The unpickler in C allocates memory for as many objects as a corrupt byte asks for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features as as_features
-from fedgist.data.sources.image_pixels import pixels, size_of, stack
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
 from fedgist.data.sources.labelled_rows import LabelledRows, Values, as_texts, dataset, split
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
@@ -125,16 +125,24 @@ def _images(
     splits: list[Split], column: str, size: tuple[int, int] | None, path: str
 ) -> list[torch.Tensor]:
     """Return each split's images, all in ``size`` or the size of the first one."""
-    pictures: list[Values] = []
+    counts = [len(rows) for rows in splits]
+    pictures = _pixels_of(splits, column, size, path)
+    return list(torch.split(stack(pictures, sum(counts)), counts))
+
+
+def _pixels_of(
+    splits: list[Split], column: str, size: tuple[int, ...] | None, path: str
+) -> Iterator[Values]:
+    count = sum(len(rows) for rows in splits)
+    size = None if size is None else shared_size(size, count)
     for rows in splits:
         for row, image in enumerate(rows[column]):
-            place = f"in row {row} (counted from 0)"
+            what = f"{path}: the image in row {row} (counted from 0)"
             if not hasattr(image, "convert"):
-                msg = f"{path}: the column {column!r} holds no image {place}"
+                msg = f"{path}: the column {column!r} holds no image in row {row} (counted from 0)"
                 raise DataError(msg)
-            pictures.append(pixels(image, size, f"{path}: the image {place}"))
-            size = size or pictures[0].shape[1:]
-    return list(torch.split(stack(pictures), [len(rows) for rows in splits]))
+            size = size or shared_size(image.size[::-1], count, first=what)
+            yield pixels(image, size, what)
 
 
 def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:

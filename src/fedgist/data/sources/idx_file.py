@@ -6,11 +6,13 @@ import gzip
 import math
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.data.sources.file_sizes import check_memory, check_packing, read_up_to, regular
 from fedgist.errors import DataError, first_line
 
 _BYTES = 0x08  # the format's code for unsigned bytes
@@ -23,33 +25,41 @@ def read_idx(path: Path, dims: int) -> Tensor:
     Raises
     ------
     DataError
-        If the file is anything but exactly that.
+        If the file is anything but exactly that, or more than the memory for data.
     """
-    content = _content(path)
-    head = 4 + 4 * dims
-    if len(content) < head:
-        msg = f"{path} is truncated: it has {len(content)} bytes, but its header alone has {head}"
-        raise DataError(msg)
-    magic = bytes([0, 0, _BYTES, dims])
-    if content[:4] != magic:
-        msg = (
-            f"{path} begins with {content[:4].hex()}, not {magic.hex()}: it is not an IDX file of "
-            f"bytes with {dims} dimensions"
-        )
-        raise DataError(msg)
-    shape = [int.from_bytes(content[at : at + 4]) for at in range(4, head, 4)]
-    size = head + math.prod(shape)
-    if len(content) != size:
-        state = "is truncated" if len(content) < size else "has trailing bytes"
-        msg = f"{path} {state}: it has {len(content)} bytes, but its header {shape} says {size}"
-        raise DataError(msg)
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=head).reshape(shape).copy())
-
-
-def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
+        with regular(path).open("rb") as file:
+            zipped = file.peek(len(_GZIP)).startswith(_GZIP)
+            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if zipped else file
+            head = bytes(read_up_to(stream, 4 + 4 * dims))
+            shape = _shape(path, head, dims)
+            size, packed = math.prod(shape), path.stat().st_size
+            check_memory(size, f"{path} with the shape {shape} of its header")
+            if zipped:
+                check_packing(packed, size, str(path), "unpack it by gunzip")
+            # a byte more than promised, to see whether there is one
+            content = read_up_to(stream, size + 1)
     except (OSError, EOFError, zlib.error) as error:
         msg = f"{path} cannot be read; it may be truncated or corrupt: {first_line(error)}"
         raise DataError(msg) from error
+    if len(content) != size:
+        state = "is truncated" if len(content) < size else "has trailing bytes"
+        found = f"{'more than ' * (len(content) > size)}{len(head) + min(len(content), size)} bytes"
+        msg = f"{path} {state}: it has {found}, but its header {shape} says {len(head) + size}"
+        raise DataError(msg)
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape))
+
+
+def _shape(path: Path, head: bytes, dims: int) -> list[int]:
+    """Return the shape that a header promises."""
+    if len(head) < 4 + 4 * dims:
+        msg = f"{path} is truncated: it has {len(head)} bytes, but its header alone has "
+        raise DataError(msg + f"{4 + 4 * dims}")
+    magic = bytes([0, 0, _BYTES, dims])
+    if head[:4] != magic:
+        msg = (
+            f"{path} begins with {head[:4].hex()}, not {magic.hex()}: it is not an IDX file of "
+            f"bytes with {dims} dimensions"
+        )
+        raise DataError(msg)
+    return [int.from_bytes(head[at : at + 4]) for at in range(4, len(head), 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import warnings
 import zlib
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.image_pixels import pixels, size_of, stack
+from fedgist.data.sources.file_sizes import regular
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
 from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 _BROKEN = (
     OSError,
     EOFError,
@@ -50,7 +53,7 @@ def folder(
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
-    x = stack(read_images([file for file, _ in files], size_of(image_size)))
+    x = stack(read_images([file for file, _ in files], size_of(image_size)), len(files))
     labels = np.array([label for _, label in files], dtype=object)
     count = len(train_files)
     train_rows = LabelledRows(x[:count], labels[:count])
@@ -116,25 +119,28 @@ def read_images(
     Raises
     ------
     DataError
-        If an image cannot be read.
+        If an image cannot be read, is too large to set the size of all, or all of them together
+        are more than the memory for data.
     """
-    pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
+    size = None if size is None else shared_size(size, len(files))
     for file in files:
-        image = _read_image(pillow, file, size, channels)
-        size = size or image.shape[1:]
-        yield image
+        with _opened(file) as image:
+            size = size or shared_size(image.size[::-1], len(files), first=str(file))
+            yield pixels(image, size, str(file), channels)
 
 
-def _read_image(
-    pillow: Any, file: Path, size: tuple[int, ...] | None, channels: int | None
-) -> Values:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open an image; whatever is wrong with it, then or later, is a DataError."""
+    pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
     try:
         with warnings.catch_warnings():
             # A header that asks for hundreds of megabytes is an error, not merely a warning.
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            image = pillow.open(file)
+            # only these: for some others, pillow starts a program
+            image = pillow.open(regular(file), formats=_FORMATS)
         with image:
-            return pixels(image, size, str(file), channels)
+            yield image
     except DataError:
         raise
     except (*_BROKEN, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:

@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.errors import DataError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")
+MOST_PIXELS = 2048 * 2048  # of an image that sets the size of the others
+_COLOURS = 3
 _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing it
 
 
@@ -33,6 +36,29 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
         case _:
             msg = f"image_size is {image_size}; one positive number is needed, or [height, width]"
             raise DataError(msg)
+
+
+def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int, ...]:
+    """Return ``size``, height and width, if ``count`` images may have it.
+
+    ``first`` says which image has it already, if no image_size was given.
+
+    Raises
+    ------
+    DataError
+        If the images would take more than the memory for data, or one image would set for all a
+        size that nobody asked for.
+    """
+    height, width = size
+    if first and height * width > MOST_PIXELS:
+        msg = f"{first} has {height}x{width} pixels, and the first image sets the size of all "
+        msg += f"{count}; above {MOST_PIXELS} pixels the option image_size must say so"
+        raise DataError(msg)
+    what = f"{first and first + ': '}{count} images of {height}x{width} pixels"
+    check_memory(
+        _COLOURS * count * height * width, what, "the option image_size makes them smaller"
+    )
+    return size
 
 
 def pixels(
@@ -61,15 +87,16 @@ def pixels(
     return array[None] if grey else array.transpose(2, 0, 1)
 
 
-def stack(images: Iterable[Values]) -> Tensor:
-    """Return images of one size as uint8 (images, channels, height, width).
+def stack(images: Iterable[Values], count: int) -> Tensor:
+    """Return ``count`` images of one size as uint8 (count, channels, height, width).
 
     There is one channel if all images are grey; otherwise a grey one is repeated in all three.
     """
-    arrays = list(images)
-    channels = max((len(array) for array in arrays), default=1)
-    height_width = arrays[0].shape[1:] if arrays else (0, 0)
-    out = np.empty((len(arrays), channels, *height_width), dtype=np.uint8)
-    for row, array in enumerate(arrays):
-        out[row] = array
+    out = np.empty((0, 1, 0, 0), dtype=np.uint8)
+    for row, image in enumerate(images):
+        if row == 0:
+            out = np.empty((count, *image.shape), dtype=np.uint8)
+        elif len(image) > out.shape[1]:  # the first one in colour
+            out = np.repeat(out, len(image), axis=1)
+        out[row] = image
     return torch.from_numpy(out)

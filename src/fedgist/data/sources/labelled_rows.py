@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgist.core.random import key, permutation
-from fedgist.data.dataset import Dataset
-from fedgist.errors import DataError
+from fedgist.data.dataset import MANY_CLASSES, Dataset
+from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
 _EXACT = 2**53  # beyond this, double precision does not hold every whole number
@@ -162,15 +162,16 @@ def dataset(
     Raises
     ------
     DataError
-        If there are no training rows or columns, or a test label is not a training label.
+        If there are no training rows or columns, a test label is not a training label, or most
+        labels are different, as numbers to predict are.
     """
     if not len(train.x) or not train.x[0].numel():
         msg = f"{name} has no training {'columns' if len(train.x) else 'rows'}"
         raise DataError(msg)
-    classes = classes or in_order(train.labels)
+    classes = classes or _classes_of(name, train.labels)
     if new := sorted(set(test.labels) - set(classes)):
-        choices = ", ".join(classes)
-        msg = f"{name}: the test label {new[0]!r} is not among the training labels: {choices}"
+        msg = f"{name}: the test label {new[0]!r:.80} is not among the training labels: "
+        msg += listed(classes)
         raise DataError(msg)
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
     mean, std = moments(train.x, scale)
@@ -189,6 +190,18 @@ def dataset(
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
     )
+
+
+def _classes_of(name: str, labels: Values) -> tuple[str, ...]:
+    """Return the different labels in sorted order."""
+    classes = in_order(labels)
+    if len(classes) > MANY_CLASSES and len(labels) < 2 * len(classes):
+        msg = (
+            f"{name} has {len(classes)} different labels in {len(labels)} training rows, such as "
+            f"{classes[0]!r} and {classes[-1]!r}: labels are classes, each with several rows"
+        )
+        raise DataError(msg)
+    return classes
 
 
 def _all_clients(train: LabelledRows, test: LabelledRows) -> tuple[str, ...]:

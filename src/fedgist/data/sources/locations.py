@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fedgist.data.sources.file_sizes import regular
 from fedgist.data.sources.optional_packages import need
-from fedgist.errors import DataError
+from fedgist.errors import DataError, first_line
 
 
 def data_root(root: Path | None = None) -> Path:
@@ -16,9 +17,9 @@ def data_root(root: Path | None = None) -> Path:
     user's cache.
     """
     if root is not None:
-        return Path(root).expanduser()
+        return expanded_path(root)
     if from_environment := os.environ.get("FEDGIST_DATA"):
-        return Path(from_environment).expanduser()
+        return expanded_path(from_environment)
     platformdirs = need(
         "platformdirs", "finding the cache folder needs platformdirs: pip install platformdirs"
     )
@@ -44,10 +45,25 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
     DataError
         If there is no such file (or no such folder, with ``folder``).
     """
-    expanded = Path(path).expanduser()
-    if expanded.is_dir() if folder else expanded.is_file():
+    expanded = expanded_path(path)
+    if not folder:
+        return regular(expanded)
+    if expanded.is_dir():
         return expanded
-    kind = "folder" if folder else "file"
-    state = f"is not a {kind}" if expanded.exists() else "does not exist"
-    msg = f"{expanded} {state}"
+    msg = f"{expanded} {'is not a folder' if expanded.exists() else 'does not exist'}"
     raise DataError(msg)
+
+
+def expanded_path(path: str | Path) -> Path:
+    """Return a path with ~ expanded.
+
+    Raises
+    ------
+    DataError
+        If there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        msg = f"{path}: {first_line(error)}"
+        raise DataError(msg) from error

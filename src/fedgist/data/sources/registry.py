@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from fedgist.data.sources.digits import digits
+from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.huggingface import huggingface
 from fedgist.data.sources.image_folder import folder
 from fedgist.data.sources.locations import data_root
@@ -90,8 +91,9 @@ def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
     source = SOURCES[name]
     _check_options(name, source, options)
     if "root" in inspect.signature(source.load).parameters:
-        return check(source.load(**options, root=data_root(root)))
-    return check(source.load(**options))
+        options["root"] = data_root(root)
+    with readable(name):
+        return check(source.load(**options))
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, object]) -> None:

@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.optional_packages import need
-from fedgist.errors import DataError, first_line
+from fedgist.errors import DataError, first_line, listed
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_MOST_COLUMNS = 100_000
+_TIMES_AS_TEXT = 5  # a cell may be a comma in the file, and takes four bytes more as text
+_BYTES_OF_A_CELL = 8
+_ROWS_AT_ONCE = 4096
 TABLES = (*_SEPARATORS, ".parquet")
 _NEED = "reading tables needs {}: pip install 'fedgist[table]'"
 _NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # how text files write a missing number
@@ -48,9 +53,15 @@ def load_table(file: Path) -> Table:
         msg = f"{file.name} is not a table that can be read; use {', '.join(TABLES)}"
         raise DataError(msg)
     try:
+        times = _TIMES_AS_TEXT if ending in _SEPARATORS else 1
+        check_memory(times * regular(file).stat().st_size, file.name)
         arrow = _parquet(file) if ending == ".parquet" else _text_file(file, _SEPARATORS[ending])
+        cells = arrow.num_rows * arrow.num_columns
+        check_memory(arrow.nbytes + _BYTES_OF_A_CELL * cells, f"{file.name} with {cells} cells")
         frame = arrow.replace_schema_metadata(None).to_pandas()
-    except (OSError, ValueError, LookupError, NotImplementedError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
         msg = f"{file.name} cannot be read: {first_line(error)}"
         raise DataError(msg) from error
     if (twice := frame.columns[frame.columns.duplicated()]).size:
@@ -70,7 +81,20 @@ def _pyarrow(module: str) -> Any:
 
 
 def _parquet(file: Path) -> Any:
-    return _pyarrow("pyarrow.parquet").read_table(file, partitioning=None)
+    """Read a few rows at a time: a kilobyte can hold millions of equal ones."""
+    with _pyarrow("pyarrow.parquet").ParquetFile(file) as opened:
+        held = opened.metadata
+        _check_width(file.name, held.num_columns)
+        groups = [held.row_group(group) for group in range(held.num_row_groups)]
+        values = sum(g.column(i).num_values for g in groups for i in range(held.num_columns))
+        rows = f"{file.name} with its {held.num_rows} rows of {held.num_columns} columns"
+        check_memory(_BYTES_OF_A_CELL * values, rows)
+        batches, size = [], 0
+        for batch in opened.iter_batches(batch_size=_ROWS_AT_ONCE):
+            size += batch.nbytes
+            check_memory(size, rows)
+            batches.append(batch)
+        return _pyarrow("pyarrow").Table.from_batches(batches, schema=opened.schema_arrow)
 
 
 def _text_file(file: Path, separator: str) -> Any:
@@ -79,16 +103,22 @@ def _text_file(file: Path, separator: str) -> Any:
     parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     with csv.open_csv(file, parse_options=parse) as reader:
         header = reader.schema.names
+    _check_width(file.name, len(header))
     as_text = csv.ConvertOptions(column_types=dict.fromkeys(header, _pyarrow("pyarrow").string()))
     return csv.read_csv(file, parse_options=parse, convert_options=as_text)
+
+
+def _check_width(name: str, columns: int) -> None:
+    if columns > _MOST_COLUMNS:
+        msg = f"{name} has {columns} columns, more than {_MOST_COLUMNS}; use an .npz file"
+        raise DataError(msg)
 
 
 def expect(table: Table, columns: list[str]) -> None:
     """Raise DataError, with the choices, if the table lacks one of the columns."""
     for name in columns:
         if name not in table.frame.columns:
-            choices = ", ".join(map(str, table.frame.columns))
-            msg = f"{table.name} has no column {name!r}; it has {choices}"
+            msg = f"{table.name} has no column {name!r}; it has {listed(table.frame.columns)}"
             raise DataError(msg)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Column, Dataset
+from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Values,
@@ -77,6 +78,9 @@ def encode(rows: Table, columns: Sequence[Column]) -> Tensor:
         If a column is missing, or a cell of a column of numbers is not a finite number.
     """
     expect(rows, [column.name for column in columns])
+    width = sum(len(column.categories or ("",)) for column in columns)
+    what = f"{rows.name} with {len(rows.frame)} rows of {width} numbers and categories"
+    check_memory(4 * len(rows.frame) * width, what, "name columns with many categories in ignore")
     return torch.cat([_encode(rows, column) for column in columns], dim=1)
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fedgist.data.dataset import Column, Dataset
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
+from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stack
 from fedgist.data.sources.labelled_rows import Values
-from fedgist.data.sources.locations import existing
+from fedgist.data.sources.locations import existing, expanded_path
 from fedgist.data.sources.table_file import TABLES, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.errors import DataError
@@ -34,22 +35,27 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
         If the examples cannot be read, or do not have the form of ``data``; the message says what
         the file holds and what is needed.
     """
-    place = Path(path).expanduser()
+    place = expanded_path(path)
     place = existing(place, folder=place.is_dir())
-    name, ending = place.name or str(place), place.suffix.lower()
+    name = place.name or str(place)
+    with readable(name):
+        return fitted(_read(place, name, data), name, data)
+
+
+def _read(place: Path, name: str, data: Dataset) -> Tensor:
+    """Return the examples of a file or folder by its kind."""
+    ending = place.suffix.lower()
     if place.is_dir() or ending in ENDINGS:
-        x = _images(place, name, data)
-    elif ending in _ARRAYS:
-        x = features(_array(place), f"{name}: the examples")
-    elif ending in TABLES:
-        x = encode(load_table(place), data.columns) if data.columns else _numbers(place, data)
-    else:
-        msg = (
-            f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
-            "a folder of images"
-        )
-        raise DataError(msg)
-    return fitted(x, name, data)
+        return _images(place, name, data)
+    if ending in _ARRAYS:
+        return features(_array(place), f"{name}: the examples")
+    if ending in TABLES:
+        return encode(load_table(place), data.columns) if data.columns else _numbers(place, data)
+    msg = (
+        f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
+        "a folder of images"
+    )
+    raise DataError(msg)
 
 
 def _array(file: Path) -> Values:
@@ -84,7 +90,7 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
         )
         raise DataError(msg)
     files = images_below(place) if place.is_dir() else [place]
-    x = stack(read_images(files, shape[1:], shape[0]))
+    x = stack(read_images(files, shape[1:], shape[0]), len(files))
     return (x * (data.scale / _WHITE)).round().to(torch.uint8)
 
 

@@ -1,0 +1,110 @@
+"""What files claim to hold, compared with their own size and the machine's memory before reading.
+
+A file of a few kilobytes can promise, or unpack to, more than any machine has. What it promises is
+refused in one line; what is read is read in pieces, never past the promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fedgist.errors import DataError, first_line
+
+_PIECE = 1 << 20  # bytes read at a time: a promise alone allocates nothing
+_SMALL = 64 << 20  # bytes that are unpacked however far they were packed
+_MOST_TIMES = 100  # data that unpack to more than this many times their size hold almost nothing
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
+_KINDS = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
+def memory_for_data() -> int:
+    """Return how many bytes data may take once read: half of the machine's memory."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not on every system
+        whole = 8 << 30
+    with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
+        whole = min(whole, int(_GROUP_LIMIT.read_text()))
+    return whole // 2
+
+
+def check_memory(size: int, what: str, advice: str = "") -> None:
+    """Raise DataError if ``what`` would take more bytes than data may."""
+    if size > (most := memory_for_data()):
+        msg = f"{what} would take {_in_words(size)}; half of this machine's memory is "
+        msg += f"{_in_words(most)}{advice and '; '}{advice}"
+        raise DataError(msg)
+
+
+def check_packing(packed: int, size: int, what: str, advice: str) -> None:
+    """Raise DataError if ``packed`` bytes unpack to so many that they are no data worth packing."""
+    if size > max(_SMALL, _MOST_TIMES * packed):
+        msg = f"{what} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
+        msg += f"{_MOST_TIMES} times as much; if that is meant, {advice}"
+        raise DataError(msg)
+
+
+def read_up_to(stream: IO[bytes], size: int) -> bytearray:
+    """Read ``size`` bytes, or all that there are, a piece at a time."""
+    content = bytearray()
+    while len(content) < size and (piece := stream.read(min(_PIECE, size - len(content)))):
+        content += piece
+    return content
+
+
+def regular(path: Path) -> Path:
+    """Return ``path`` if it is an ordinary file: opening a pipe would wait for ever.
+
+    Raises
+    ------
+    DataError
+        If it is something else, or does not exist.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        msg = f"{path} does not exist"
+        raise DataError(msg) from error
+    if stat.S_ISREG(mode):
+        return path
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+    msg = f"{path} is {kind}, not a file"
+    raise DataError(msg)
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turn what the system cannot do into a DataError of one line that begins with ``what``."""
+    try:
+        yield
+    except MemoryError as error:
+        msg = f"{what}: this machine has not enough memory to read it"
+        raise DataError(msg) from error
+    except RecursionError as error:
+        msg = f"{what} cannot be read: its values are nested too deeply"
+        raise DataError(msg) from error
+    except OSError as error:
+        msg = f"{what} cannot be read: {first_line(error)}"
+        raise DataError(msg) from error
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # torch's own MemoryError
+            raise
+        msg = f"{what}: this machine has not enough memory to read it"
+        raise DataError(msg) from error
+
+
+def _in_words(size: int) -> str:
+    units = ("bytes", "kB", "MB", "GB", "TB", "PB")
+    power = min((len(str(size)) - 1) // 3, len(units) - 1)
+    return f"{size / 1000**power:.3g} {units[power]}" if size < 10**18 else f"{size:.0e} bytes"
