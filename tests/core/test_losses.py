@@ -10,6 +10,7 @@ import scipy.special
 import scipy.stats
 import torch
 import torch.nn.functional as F
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from fedgist.core import losses
@@ -17,6 +18,7 @@ from fedgist.core import losses
 MASK = torch.tensor([True, False, True, True, False])
 NONE = torch.zeros(5, dtype=torch.bool)
 Y = torch.tensor([2, 0, 1, 2, 3])
+WEIGHTS = torch.tensor([3.0, 0.5, 2.0, 1.0])  # of the classes
 G = torch.Generator().manual_seed(0)
 A = torch.randn(5, 4, generator=G)
 B = torch.randn(5, 4, generator=G)
@@ -26,6 +28,20 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {  # ours with a mask, torch's without
     "cross_entropy": (
         lambda a, m: losses.cross_entropy(a, Y, m),
         lambda a, m: F.cross_entropy(a[m], Y[m]),
+    ),
+    "smoothed": (
+        lambda a, m: losses.cross_entropy(a, Y, m, smoothing=0.3),
+        lambda a, m: F.cross_entropy(a[m], Y[m], label_smoothing=0.3),
+    ),
+    "weighted": (
+        lambda a, m: losses.cross_entropy(a, Y, m, weight=WEIGHTS[Y]),
+        lambda a, m: F.cross_entropy(a[m], Y[m], WEIGHTS, reduction="sum") / m.sum(),
+    ),
+    "weighted and smoothed": (
+        lambda a, m: losses.cross_entropy(a, Y, m, weight=WEIGHTS[Y], smoothing=0.3),
+        lambda a, m: (
+            WEIGHTS[Y[m]] * F.cross_entropy(a[m], Y[m], reduction="none", label_smoothing=0.3)
+        ).mean(),
     ),
     "kl": (
         lambda a, m: losses.kl(B.softmax(1), a, m),
@@ -101,3 +117,21 @@ def test_the_proximal_term_pulls_back_by_mu_times_the_distance() -> None:
     assert float(value.detach()) == pytest.approx(expected, rel=1e-6)
     for name, grad in zip(now, torch.autograd.grad(value, list(now.values())), strict=True):
         torch.testing.assert_close(grad, 0.7 * (now[name] - anchor[name]).detach())
+
+
+def test_balanced_weights_are_those_of_scikit_learn_for_each_client() -> None:
+    # rejects: weights by the rows of all clients, classes counted that a client has not, and absent
+    # rows counted as class 0
+    y = torch.tensor([[0, 0, 1, 3, 0, 0], [2, 2, 2, 2, 1, 0], [3, 3, 0, 0, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]]).bool()
+    expected = np.zeros((3, 4))
+    for client in range(3):
+        own = y[client][mask[client]].numpy()
+        classes = np.unique(own)
+        expected[client, classes] = compute_class_weight("balanced", classes=classes, y=own)
+    weights = losses.balanced_weights(y, mask, 4)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-6)
+    mean = torch.where(mask, weights.gather(1, y), 0.0).sum(1) / mask.sum(1)
+    torch.testing.assert_close(mean, torch.ones(3))
+    nobody = losses.balanced_weights(y, torch.zeros_like(mask), 4)
+    assert not nobody.any()  # a client without rows: nothing, and no NaN

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core.optim import Optimizer, OptimizerName, OptimizerState, init, step
+from fedgist.core.optim import Optimizer, OptimizerName, OptimizerState, clipped, init, step
 from fedgist.core.tree import leaves, take
 
 CLIENTS = 3
@@ -23,6 +23,8 @@ SETTINGS = [
     Optimizer("momentum", lr=0.1, weight_decay=0.2),
     Optimizer("adam", lr=0.05),
     Optimizer("adam", lr=0.05, betas=(0.7, 0.9), eps=0.1, weight_decay=0.2),
+    Optimizer("adamw", lr=0.05),
+    Optimizer("adamw", lr=0.05, betas=(0.7, 0.9), eps=0.1, weight_decay=0.2),
 ]
 EVERY = pytest.mark.parametrize("optimizer", SETTINGS, ids=lambda o: f"{o.name}-{o.weight_decay}")
 
@@ -36,8 +38,9 @@ def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 def of_torch(optimizer: Optimizer, params: list[Tensor]) -> torch.optim.Optimizer:
     shared: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
-    if optimizer.name == "adam":
-        return torch.optim.Adam(params, betas=optimizer.betas, eps=optimizer.eps, **shared)
+    if optimizer.name in {"adam", "adamw"}:
+        rule = torch.optim.Adam if optimizer.name == "adam" else torch.optim.AdamW
+        return rule(params, betas=optimizer.betas, eps=optimizer.eps, **shared)
     return torch.optim.SGD(
         params, momentum=optimizer.momentum if optimizer.name == "momentum" else 0.0, **shared
     )
@@ -59,8 +62,8 @@ def go(
 def test_every_rule_matches_torch_optim_for_clients_with_different_step_counts(
     optimizer: Optimizer, dtype: torch.dtype
 ) -> None:
-    # rejects: one step counter for all clients, no bias correction, eps inside the root, decoupled
-    # weight decay (AdamW), and momentum that starts from (1 - momentum) g
+    # rejects: one step counter for all clients, no bias correction, eps inside the root, the decay
+    # of Adam in AdamW and the other way round, and momentum that starts from (1 - momentum) g
     params, state = go(optimizer, dtype)
     rtol, atol = TOLERANCE[dtype]
     for client in range(CLIENTS):
@@ -90,7 +93,8 @@ def test_clients_that_stop_early_stay_bitwise_untouched(optimizer: Optimizer) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "moments"), [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3))]
+    ("name", "moments"),
+    [("sgd", (0, 0)), ("momentum", (3, 0)), ("adam", (3, 3)), ("adamw", (3, 3))],
 )
 def test_moments_that_a_rule_does_not_use_take_no_room(
     name: OptimizerName, moments: tuple[int, int]
@@ -105,3 +109,21 @@ def test_a_step_leaves_the_gradients_alone(optimizer: Optimizer) -> None:
     grads, params = numbers(1), numbers(0)
     step(optimizer, params, grads, init(optimizer, params))
     assert all(torch.equal(grads[n], g) for n, g in numbers(1).items())
+
+
+@pytest.mark.parametrize("most", [0.5, 3.0, 1e6])
+def test_each_clients_gradient_is_clipped_by_its_own_norm_as_torch_does(most: float) -> None:
+    # rejects one norm for the whole stack, a norm for each tensor, and a norm that is always scaled
+    # up to the bound
+    grads = numbers(1)
+    grads["weight"][1] *= 100
+    kept = {name: g.clone() for name, g in grads.items()}
+    ours = clipped(grads, most)
+    for client in range(CLIENTS):
+        alone = [torch.zeros(shape, requires_grad=True) for shape in SHAPES.values()]
+        for tensor, g in zip(alone, grads.values(), strict=True):
+            tensor.grad = g[client].clone()
+        torch.nn.utils.clip_grad_norm_(alone, most)
+        for tensor, g in zip(alone, ours.values(), strict=True):
+            torch.testing.assert_close(g[client], tensor.grad, rtol=1e-5, atol=1e-7)
+    assert all(torch.equal(grads[name], g) for name, g in kept.items())

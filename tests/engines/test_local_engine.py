@@ -22,7 +22,7 @@ from fedgist.federation.engine_choice import host_settings
 from fedgist.federation.model_groups import Group
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.world import World
-from fedgist.testing.small_worlds import SIZES, Trace, federation, trace, world
+from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -105,6 +105,19 @@ def test_batch_norm_dropout_and_convolutions_do_not_depend_on_the_stack(convolut
         assert all(
             torch.allclose(alone.state[k], together.state[k], atol=1e-5) for k in alone.state
         )
+
+
+@pytest.mark.parametrize("build", [Normed, Recurrent])
+def test_bfloat16_steps_do_not_depend_on_the_stack_and_keep_numbers_in_float32(
+    build: type[nn.Module],
+) -> None:
+    half, whole = {"precision": "bfloat16"}, trace(with_model(build), ALONE)
+    alone = trace(with_model(build, train=half), ALONE)
+    assert all(a.dtype == whole.state[k].dtype for k, a in alone.state.items())
+    assert not all(torch.equal(a, whole.state[k]) for k, a in alone.state.items())
+    plans = [Plan(k, c) for k in (2, 5) for c in ("each", "stacked")] if build is Normed else []
+    for state in [whole.state, *(trace(with_model(build, train=half), p).state for p in plans)]:
+        assert all(torch.allclose(alone.state[k], state[k], atol=3e-2) for k in state)
 
 
 def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> None:

@@ -22,8 +22,8 @@ from fedgist.studies.paper_table import is_table
         ({"train": {"lr": 0}}, "train.lr = 0: .*greater than 0"),
         ({"train": {"lr": "fast"}}, "train.lr = 'fast'"),
         (
-            {"train": {"optimizer": "adamw"}},
-            "train.optimizer = 'adamw': .*'sgd', 'momentum' or 'adam'",
+            {"train": {"optimizer": "adan"}},
+            "train.optimizer = 'adan': .*'sgd', 'momentum', 'adam' or 'adamw'",
         ),
         ({"train": {"fraction_train": 1.5}}, "train.fraction_train = 1.5"),
         ({"partition": {"alpha": 0}}, "partition.alpha = 0: .*greater than 0"),

@@ -14,12 +14,14 @@ class Batch:
     """Rows of one client: inputs ``x`` (batch, *input), labels ``y`` (batch,), ``mask`` (batch,).
 
     ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
-    whatever is computed from it must have weight 0.
+    whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each
+    row is multiplied by, where the recipe weighs classes, else None: the task's loss reads it.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor
+    weight: Tensor | None = None
 
 
 class RowSet(Protocol):

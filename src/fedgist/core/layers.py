@@ -86,7 +86,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``x`` (batch, channels, ...)."""
-        run = current.get()
+        run, x = current.get(), x.to(self.running_mean.dtype)  # statistics in full precision
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         if run is None:
             mean, var = self.running_mean, self.running_var
@@ -123,6 +123,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W' + b for ``x`` (batch, in), ``weight`` (out, in), ``bias`` (out,)."""
     if bias is None or x.dim() != 2:  # noqa: PLR2004
         return F.linear(x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type):  # a function of our own is not cast by torch
+        half = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(half), weight.to(half), bias.to(half)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 

@@ -18,10 +18,39 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean cross-entropy of ``logits`` (batch, classes) with labels ``y`` (batch,)."""
-    chosen = F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+def cross_entropy(
+    logits: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    *,
+    weight: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """Return the mean cross-entropy of ``logits`` (batch, classes) with labels ``y`` (batch,).
+
+    With ``smoothing`` s, a label is (1 - s) of its class and s of all classes alike (Szegedy et al.
+    2016, section 7). The loss of each row is multiplied by its ``weight`` (batch,); the mean is
+    taken over rows, not over weights, so a batch of one row feels its weight, too.
+    """
+    log_p = F.log_softmax(logits, dim=-1)
+    chosen = log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    if smoothing:
+        chosen = (1.0 - smoothing) * chosen + smoothing * log_p.mean(-1)
+    if weight is not None:
+        chosen = chosen * weight
     return masked_mean(-chosen, mask)
+
+
+def balanced_weights(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Return n / (k n_c), the weight of each class c of each client: (clients, classes).
+
+    ``y`` and ``mask`` are (clients, rows); n is how many rows a client has, k how many classes, n_c
+    how many rows of class c (King and Zeng 2001, as scikit-learn's "balanced"). A class without
+    rows has weight 0. The weights of a client's rows have mean 1.
+    """
+    n_c = torch.zeros(len(y), num_classes, device=y.device).scatter_add_(1, y, mask.float())
+    n, k = n_c.sum(1, keepdim=True), (n_c > 0).sum(1, keepdim=True)
+    return torch.where(n_c > 0, n / (k * n_c), 0.0)
 
 
 def kl(target: Tensor, logits: Tensor, mask: Tensor) -> Tensor:

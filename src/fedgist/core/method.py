@@ -103,7 +103,8 @@ from fedgist.core.message import Nothing, message
 from fedgist.core.net import Net, Part
 from fedgist.core.optim import Optimizer
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
-from fedgist.core.task import Context, Task, Training
+from fedgist.core.task import Context, Task
+from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 
 __all__ = [

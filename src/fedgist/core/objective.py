@@ -64,7 +64,10 @@ class Objective(Protocol):
         """The metrics beside the loss; the first is the one that reports show first."""
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch over the rows present: a scalar."""
+        """Return the mean loss of a batch over the rows present: a scalar.
+
+        The loss of each row is multiplied by ``batch.weight``, where the batch has weights.
+        """
 
     def mark(self, logits: Tensor, batch: Batch) -> Marks:
         """Return what is kept of each row of one client (under vmap)."""
@@ -83,6 +86,8 @@ class Objective(Protocol):
 class Classes:
     """One class for each example: cross-entropy, and the metrics chosen (by default all).
 
+    ``smoothing`` smooths the labels that models learn from, not those by which they are judged.
+
     Raises
     ------
     InputError
@@ -91,6 +96,7 @@ class Classes:
 
     num_classes: int
     chosen: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+    smoothing: float = 0.0
 
     name = "classes"
 
@@ -104,8 +110,10 @@ class Classes:
         return tuple(CLASS_METRICS[name][0] for name in self.chosen)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of ``logits`` (batch, classes)."""
-        return losses.cross_entropy(logits, batch.y, batch.mask)
+        """Return the mean cross-entropy of ``logits`` (batch, classes), rows by their weight."""
+        return losses.cross_entropy(
+            logits, batch.y, batch.mask, weight=batch.weight, smoothing=self.smoothing
+        )
 
     def mark(self, logits: Tensor, batch: Batch) -> Marks:
         """Return the cross-entropy, the likeliest class and the probabilities of each row."""
@@ -202,7 +210,8 @@ CLASS_METRICS: Mapping[str, tuple[Metric, Callable[[Predictions], Tensor]]] = Ma
     }
 )
 
-#: Objectives by name: each is made for a number of classes and the metrics chosen.
+#: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
+#: are smoothed.
 OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType({"classes": Classes})
 #: Every metric there is, by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(

@@ -4,7 +4,8 @@ Each is a pair (init, step) over named tensors (clients, ...). Every client has 
 counter, so clients that have done different numbers of steps can be in one stack. ``step`` works in
 place, on the rows it is given: clients whose rows are left out stay as they are.
 
-The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1).
+The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1; AdamW, whose
+decay is decoupled from the gradient: Loshchilov and Hutter 2019, algorithm 2).
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from fedgist.core.tree import tree
 
-OptimizerName = Literal["sgd", "momentum", "adam"]
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
+ADAMS = ("adam", "adamw")  # those with two moments
 
 
 @dataclass(frozen=True)
 class Optimizer:
     """An optimizer and its settings, with their names in ``torch.optim``.
 
-    ``name`` is ``sgd``, ``momentum`` or ``adam``; ``momentum`` is read by the second alone,
-    ``betas`` and ``eps`` by the third.
+    ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``; ``momentum`` is read by the second
+    alone, ``betas`` and ``eps`` by the last two. ``weight_decay`` is added to the gradient, by
+    ``adamw`` taken from the parameters.
     """
 
     name: OptimizerName = "adam"
@@ -49,7 +53,7 @@ class OptimizerState:
 
 def init(optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerState:
     """Return a fresh state for ``params``, each (clients, ...)."""
-    has_first, has_second = optimizer.name != "sgd", optimizer.name == "adam"
+    has_first, has_second = optimizer.name != "sgd", optimizer.name in ADAMS
     any_param = next(iter(params.values()))
     return OptimizerState(
         first={n: torch.zeros_like(p) for n, p in params.items() if has_first},
@@ -66,16 +70,18 @@ def step(
 ) -> None:
     """Take one step for every row, in place."""
     state.count.add_(1)
-    if optimizer.name == "adam" and _in_step(state.count):
+    if optimizer.name in ADAMS and _in_step(state.count):
         _fused_adam(optimizer, params, grads, state)
         return
-    if optimizer.name == "adam":
+    if optimizer.name in ADAMS:
         beta1, beta2 = optimizer.betas
         count = state.count.to(torch.float64)
         scale, spread = optimizer.lr / (1.0 - beta1**count), (1.0 - beta2**count).rsqrt()
     for name, p in params.items():
         g = grads[name]
-        if optimizer.weight_decay:
+        if optimizer.name == "adamw":
+            p.mul_(1.0 - optimizer.lr * optimizer.weight_decay)
+        elif optimizer.weight_decay:
             g = g.add(p, alpha=optimizer.weight_decay)
         if optimizer.name == "sgd":
             p.sub_(g, alpha=optimizer.lr)
@@ -89,6 +95,17 @@ def step(
             v = state.second[name].mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
             denominator = v.sqrt().mul_(spread.to(p.dtype).view(shape)).add_(optimizer.eps)
             p.sub_(torch.div(m, denominator, out=denominator).mul_(scale.to(p.dtype).view(shape)))
+
+
+def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Return gradients, each (clients, ...), scaled so that no client's norm exceeds ``most``.
+
+    The norm is taken over all tensors of a client, as ``torch.nn.utils.clip_grad_norm_`` does.
+    """
+    norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in grads.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    scale = (most / (norm + 1e-6)).clamp(max=1.0)
+    return {name: g * scale.view(-1, *(1 for _ in g.shape[1:])) for name, g in grads.items()}
 
 
 def _in_step(count: Tensor) -> bool:
@@ -107,7 +124,8 @@ def _fused_adam(
 ) -> None:
     """Let torch read each tensor once, where the rule in :func:`step` reads it nine times."""
     done = [(state.count[0] - 1).to(torch.float32) for _ in params]
-    adam(
+    rule = adamw if optimizer.name == "adamw" else adam
+    rule(
         list(params.values()),
         [grads[n] for n in params],
         [state.first[n] for n in params],

@@ -11,19 +11,8 @@ from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
-from fedgist.core.optim import Optimizer
+from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a recipe says about training, for every method alike."""
-
-    num_rounds: int
-    fraction_train: float
-    local_epochs: int
-    batch_size: int
-    optimizer: Optimizer
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,8 @@ class ClientHost:
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         phases = self.method.phases(cohort.ctx)
-        clients, losses = local_training.train(cohort, clients, phases)
+        lr_factor = self.task.training.lr_factor(sent.round)
+        clients, losses = local_training.train(cohort, clients, phases, lr_factor)
         message, clients = inference.upload(cohort, clients)
         store = self.stores[sent.architecture]
         if store.arrays:

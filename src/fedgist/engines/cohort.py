@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core import random
+from fedgist.core import losses, random
 from fedgist.core.method import Context, Method, Net
 from fedgist.core.net import stacked
 from fedgist.core.optim import OptimizerState
@@ -52,6 +52,15 @@ class Cohort:
     def keys(self) -> Tensor:
         """Each client's key of this round and stage, (K,)."""
         return random.fold(self.ctx.key, "client", self.ids, self.ctx.round, self.ctx.stage)
+
+    @functools.cached_property
+    def class_weights(self) -> Tensor | None:
+        """What each client's rows of a class weigh, (K, classes); None if all weigh the same."""
+        task, present = self.ctx.task, self.table >= 0
+        if not task.training.balanced:
+            return None
+        y = self.examples.y[self.table.clamp(min=0)]
+        return losses.balanced_weights(y, present, task.num_classes)
 
     def lift(
         self, function: Callable[..., Any], dims: tuple[int | None, ...]

@@ -19,6 +19,7 @@ from fedgist.core import optim, random
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import Optimizer, OptimizerState
+from fedgist.core.training import Precision
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.engines.cohort import Clients, Cohort
@@ -35,11 +36,19 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
     }
 
 
-def train(cohort: Cohort, clients: Clients, phases: tuple[Phase, ...]) -> tuple[Clients, Tensor]:
-    """Go through the phases; return the clients and their mean losses over the rows seen, (K,)."""
+def train(
+    cohort: Cohort, clients: Clients, phases: tuple[Phase, ...], lr_factor: float = 1.0
+) -> tuple[Clients, Tensor]:
+    """Go through the phases; return the clients and their mean losses over the rows seen, (K,).
+
+    ``lr_factor`` multiplies the learning rate of every phase.
+    """
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     for index, phase in enumerate(phases):
-        clients, sums = _phase(cohort, clients, phase, f"{cohort.ctx.stage}-{index}")
+        optimizer = phase.optimizer or cohort.ctx.task.training.optimizer
+        optimizer = replace(optimizer, lr=lr_factor * optimizer.lr)
+        name = f"{cohort.ctx.stage}-{index}"
+        clients, sums = _phase(cohort, clients, phase, optimizer, name)
         seen = seen + sums
     return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0)
 
@@ -71,7 +80,9 @@ def _own_name(path: str) -> str:
     return OWN + path.replace(SEPARATOR, ".")
 
 
-def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[Clients, Tensor]:
+def _phase(
+    cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str
+) -> tuple[Clients, Tensor]:
     """Go through a phase; return the clients and (K, 2): sums of losses, and of rows seen."""
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     learned = map_leaves(_contiguous, _learned(phase, clients))
@@ -86,7 +97,6 @@ def _phase(cohort: Cohort, clients: Clients, phase: Phase, name: str) -> tuple[C
     per_epoch = -(-(cohort.table >= 0).sum(1) // training.batch_size)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
-    optimizer = phase.optimizer or training.optimizer
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
     # clients are sorted by steps, so those that are active in a step are the first
@@ -125,6 +135,7 @@ class _Step:
     ) -> None:
         self.cohort, self.optimizer = cohort, optimizer
         self.clients, self.learned, self.memory = clients, learned, memory
+        self.training, self.class_weights = cohort.ctx.task.training, cohort.class_weights
         loss = phase.loss or cohort.method.loss
 
         def client_loss(
@@ -150,25 +161,41 @@ class _Step:
     def __call__(self, count: int, rows: Tensor, keys: Tensor) -> Tensor:
         if count != self.count:
             self._slice(count)
-        batch = self.cohort.examples.batch(rows, keys)
+        batch = self._batch(count, rows, keys)
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         with torch.enable_grad(), _torch_draws(self.cohort, keys):
-            losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
-            grads = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+            with _cast(self.training.precision, rows.device.type):
+                losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
+            found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
         with torch.no_grad():
-            optim.step(
-                self.optimizer, self.params, dict(zip(self.params, grads, strict=True)), self.rows
-            )
+            grads = dict(zip(self.params, found, strict=True))
+            if self.training.clip_norm:
+                grads = optim.clipped(grads, self.training.clip_norm)
+            optim.step(self.optimizer, self.params, grads, self.rows)
             for name, new in updates.items():
                 self.clients.net.buffers[name][:count] = new
         detached: Tensor = losses.detach()
         return detached
+
+    def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
+        batch = self.cohort.examples.batch(rows, keys)
+        if self.class_weights is None:
+            return batch
+        return replace(batch, weight=self.class_weights[:count].gather(1, batch.y))
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
         """Reset the optimizer of the clients that begin an epoch at this step."""
         begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
         for leaf in leaves(self.memory):
             leaf[begin] = 0
+
+
+def _cast(precision: Precision, device: str) -> contextlib.AbstractContextManager[object]:
+    """Return the context of a forward pass: of bfloat16, torch decides which operations take it."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    # without the cache: a cast of one client's view must not be taken for another's
+    return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ many clients the machine at hand stacks together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
@@ -41,13 +41,19 @@ def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[
     """
     _check_class(method)
     notes = []
+    for trial in trials(method, task, server, key):
+        notes += trial.look()
+    return list(dict.fromkeys(notes))
+
+
+def trials(method: Method, task: Task, server: Tree, key: Tensor) -> Iterator[Trial]:
+    """Return a trial of every stage that asks clients, in rounds 0 and 1, by architecture."""
     for name in task.architectures:
         for number in (0, 1):
             for stage in _stages(method, Context(key, task, number, "")):
                 trial = Trial(method, Context(key, task, number, stage), name, server)
                 if trial.asks_clients():
-                    notes += trial.look()
-    return list(dict.fromkeys(notes))
+                    yield trial
 
 
 def why_unstackable(
@@ -161,7 +167,7 @@ class Trial:
         def summaries(net: Net, batch: Batch, own: Tree) -> Any:
             return self.method.summarize(net, batch, own, self.down, self.ctx)
 
-        functions = {"the model": body, "loss": self._losses, "summarize": summaries}
+        functions = {"the model": body, "loss": self.losses, "summarize": summaries}
         for name, function in functions.items():
             stacked_args = [stacked(self.net, 2), *(_twice(value) for value in (batch, self.own))]
             try:
@@ -183,7 +189,7 @@ class Trial:
             if not _close(a[:PRESENT], b[:PRESENT]):
                 name = self.order.architecture
                 return [f"{name} mixes the rows of a batch: absent rows can change its results"]
-            losses = [self._losses(self.net, batch, self.own) for batch in (first, other)]
+            losses = [self.losses(self.net, batch, self.own) for batch in (first, other)]
         self._check_gradient(first)
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)
@@ -201,11 +207,11 @@ class Trial:
         live = {n: p.detach().clone().requires_grad_() for n, p in self.net.params.items()}
         own = map_leaves(_learnable, self.own)
         with torch.enable_grad():
-            losses = self._losses(self.net.having(live), batch, own)
+            losses = self.losses(self.net.having(live), batch, own)
         if live and any(not loss.requires_grad for loss in losses):
             self._complain("loss", "returned a number without a gradient: was it detached?")
 
-    def _losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
+    def losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
         """Return the loss of each phase."""
         losses = []
         phases: Any = check_returned(self.method.phases(self.ctx), self.method, "phases")

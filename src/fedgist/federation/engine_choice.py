@@ -6,17 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from fedgist.core import random
 from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import LoopbackEngine
+from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.engines.method_check import check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
-from fedgist.errors import RecipeError, first_line
+from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.world import Given, World, make_world
@@ -34,12 +33,13 @@ def open_world(
     InputError
         If the device cannot be used, the world cannot be made, or the method breaks the vocabulary.
     """
-    settings = host_settings(recipe)  # an impossible device is found before any work
     world = make_world(recipe, given)
     server = start_server(world.server)
-    side, key = world.server, random.key(recipe.seed).to(recipe.engine.device)
+    side, settings = world.server, host_settings(world.server.recipe)
+    key = random.key(recipe.seed).to(settings.device)
     for note in check_method(side.method, side.task, server, key):
         say(note)
+    check_loss_settings(side.method, side.task, server, key)
     if recipe.engine.name == "loopback":  # every site runs its one client, unstacked
         return world, server
     engine = recipe.engine
@@ -105,26 +105,11 @@ def _check_loopback(world: World) -> None:
 
 
 def host_settings(recipe: Recipe) -> HostSettings:
-    """Return how a recipe's clients are hosted on this machine.
-
-    Raises
-    ------
-    RecipeError
-        If the recipe's device cannot be used.
-    """
+    """Return how the clients of a world's recipe are hosted on this machine."""
     return HostSettings(
         seed=recipe.seed,
         own_start=recipe.clients.init == "own",
-        device=_device(recipe.engine.device),
+        device=recipe.engine.device,
         workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
         share_measurements=recipe.privacy.share_measurements,
     )
-
-
-def _device(name: str) -> str:
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        msg = f"engine.device = {name!r} cannot be used: {first_line(error)}"
-        raise RecipeError(msg) from error
-    return name

@@ -19,9 +19,9 @@ from fedgist.federation.recipe_sections import (
     MethodSection,
     ModelSection,
     Recipe,
-    TrainSection,
     role_of,
 )
+from fedgist.federation.training_section import TrainSection
 
 __all__ = ["ModelSection", "Recipe", "flat", "make", "read", "read_recorded", "role_of"]
 
@@ -145,6 +145,8 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     for part in path:
         inner = raw.get(part, {})
+        if isinstance(inner, str):  # a name that stands for a table
+            inner = {"name": inner}
         if not isinstance(inner, Mapping):
             msg = f"--set {key}: {part} is not a section"
             raise RecipeError(msg)

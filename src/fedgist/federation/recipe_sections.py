@@ -16,18 +16,17 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedgist.core.objective import CLASS_METRICS, OBJECTIVES
-from fedgist.core.optim import OptimizerName
 from fedgist.data.augment import Augmentation
 from fedgist.data.partition import PARTITIONS
 from fedgist.data.sources.registry import DEFAULT_SOURCE
 from fedgist.engines.engine import EngineName
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import one_of
+from fedgist.federation.section import CLOSED, Device, Positive, Share
+from fedgist.federation.training_section import TrainSection
 from fedgist.methods import DEFAULT_METHOD
 
 Role = Literal["seed", "work", "record", "printed"]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
 
 
 def _role(role: Role) -> Any:
@@ -36,7 +35,7 @@ def _role(role: Role) -> Any:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = CLOSED
 
 
 class _Open(BaseModel):
@@ -105,19 +104,6 @@ class MethodSection(_Open):
     name: str = DEFAULT_METHOD
 
 
-class TrainSection(_Section):
-    """Training, for every method alike."""
-
-    num_rounds: Positive = 20
-    fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
-    local_epochs: Positive = 1
-    batch_size: Positive = 10
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    optimizer: OptimizerName = "adam"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-
-
 class ObjectiveSection(_Section):
     """The loss that models are trained on, and the metrics by which they are judged beside it."""
 
@@ -164,7 +150,7 @@ class EngineSection(_Section):
     """How the work is done. Only ``plans`` can change results, in their last bits."""
 
     name: EngineName = "local"
-    device: str = "cpu"
+    device: Device = "cpu"
     workers: Literal["auto"] | Positive = "auto"
     cohort_size: Literal["auto"] | Positive = "auto"
     # bytes for stacks of clients; half of the machine's if not given

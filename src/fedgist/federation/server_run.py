@@ -125,15 +125,11 @@ def _open_record(side: ServerSide, place: Place) -> Record:
 
 
 def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
-    """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
-    problems: list[Exception] = []
+    """Do the rounds; raise Stopped if a signal asked for it."""
 
     def keep(line: Line, details: Sequence[Line]) -> None:
         record.add(line, details)
-        try:
-            observer.finished_round(line)
-        except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
-            problems.append(problem)
+        observer.finished_round(line)
 
     def save() -> None:
         if folder:
@@ -141,9 +137,7 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
 
     hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
     with stoppable(lambda: observer.note(hint)) as stop:
-        whole = loop(federation, keep, save, lambda: bool(problems) or stop())
-    if problems:
-        raise problems[0]
+        whole = loop(federation, keep, save, stop)
     if not whole:
         raise Stopped(folder)
 

@@ -26,13 +26,14 @@ from fedgist.data.dataset import Dataset, check
 from fedgist.data.examples import Examples, examples
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.in_memory import labelled_like
+from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
-from fedgist.federation.client_lists import rows_of_clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
+from fedgist.federation.python_arguments import rows_of_clients
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.server_side import ServerSide
 
@@ -71,7 +72,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         If a part of it does not exist, or parts do not fit each other: a RecipeError, DataError or
         MethodError of one line that names the part.
     """
-    given = given or Given()
+    given, recipe = given or Given(), _with_device(recipe)  # found before any work
     root = random.key(recipe.seed)
     data = read_data(recipe, given)
     recipe = _with_clients(recipe, data, given)
@@ -98,6 +99,12 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     return World(side, data, parts, population)
 
 
+def _with_device(recipe: Recipe) -> Recipe:
+    """Return the recipe with the device that is used."""
+    section = recipe.engine.model_copy(update={"device": usable_device(recipe.engine.device)})
+    return recipe.model_copy(update={"engine": section})
+
+
 def _with_clients(recipe: Recipe, data: Dataset, given: Given) -> Recipe:
     """Return the recipe with the number of clients that the user or the data give, if they do."""
     count = None if given.clients is None else len(given.clients)
@@ -119,19 +126,45 @@ def _task(
     starts: Mapping[str, Net],
     test_sets: Mapping[str, RowSet],
 ) -> Task:
-    t = recipe.train
-    optimizer = Optimizer(t.optimizer, lr=t.lr, momentum=t.momentum, weight_decay=t.weight_decay)
-    training = Training(t.num_rounds, t.fraction_train, t.local_epochs, t.batch_size, optimizer)
-    objective = OBJECTIVES[recipe.objective.name](data.num_classes, recipe.objective.metrics)
+    objective = OBJECTIVES[recipe.objective.name](
+        data.num_classes, recipe.objective.metrics, recipe.train.label_smoothing
+    )
     return Task(
         data.input_shape,
         data.num_classes,
         num_clients,
         architectures,
         starts,
-        training,
+        training_of(recipe),
         objective,
         test_sets,
+    )
+
+
+def training_of(recipe: Recipe) -> Training:
+    """Return what a recipe says about training.
+
+    Raises
+    ------
+    RecipeError
+        If a warm-up is as long as the run.
+    """
+    t = recipe.train
+    if t.lr_schedule.warmup_rounds >= t.num_rounds:
+        msg = f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "
+        msg += f"train.num_rounds = {t.num_rounds}"
+        raise RecipeError(msg)
+    return Training(
+        t.num_rounds,
+        t.fraction_train,
+        t.local_epochs,
+        t.batch_size,
+        Optimizer(t.optimizer, lr=t.lr, momentum=t.momentum, weight_decay=t.weight_decay),
+        t.lr_schedule.schedule(),
+        t.clip_norm,
+        balanced=t.class_weights == "balanced",
+        smoothing=t.label_smoothing,
+        precision=t.precision,
     )
 
 

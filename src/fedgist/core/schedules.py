@@ -1,0 +1,54 @@
+"""Schedules: how the learning rate moves over the rounds of a run.
+
+A schedule is a pure function of the round's number and the number of rounds, so a resumed run and a
+site that missed rounds go on with the same rate. It multiplies the rate of every phase that trains
+in a round, also of one with an optimizer of its own; phases before a test keep their whole rate.
+
+The factors are those of ``torch.optim.lr_scheduler``, with a round in place of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+ScheduleName = Literal["constant", "step", "cosine"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule and its settings.
+
+    In the first ``warmup_rounds`` w the rate rises evenly: w' / (w + 1) of it in round w'. After
+    them it stays (``constant``), is multiplied by ``step_factor`` once in ``step_rounds`` rounds
+    (``step``), or falls along half a cosine to ``min_factor`` of it (``cosine``; Loshchilov and
+    Hutter 2017, eq. 5, without restarts).
+    """
+
+    name: ScheduleName = "constant"
+    warmup_rounds: int = 0
+    step_rounds: int = 10
+    step_factor: float = 0.1
+    min_factor: float = 0.0
+
+    @property
+    def depends_on_total(self) -> bool:
+        """Whether a round's factor depends on the number of rounds: it cannot be raised later."""
+        return self.name == "cosine"
+
+    def factor(self, number: int, num_rounds: int) -> float:
+        """Return by what the rate of round ``number`` is multiplied; round 0 counts as round 1.
+
+        >>> [Schedule("step", step_rounds=2, step_factor=0.5).factor(r, 4) for r in (1, 2, 3, 4)]
+        [1.0, 1.0, 0.5, 0.5]
+        """
+        done = max(number, 1) - 1 - self.warmup_rounds  # rounds since the warm-up
+        if done < 0:
+            return (done + 1 + self.warmup_rounds) / (self.warmup_rounds + 1)
+        if self.name == "step":
+            return self.step_factor ** (done // self.step_rounds)
+        if self.name == "cosine":
+            share = done / (num_rounds - self.warmup_rounds)
+            return self.min_factor + (1.0 - self.min_factor) * (1.0 + math.cos(math.pi * share)) / 2
+        return 1.0

@@ -1,0 +1,39 @@
+"""What a recipe says about local training, for every method alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedgist.core.optim import Optimizer
+from fedgist.core.schedules import Schedule
+
+Precision = Literal["float32", "bfloat16"]
+CONSTANT = Schedule()
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a recipe says about training, for every method alike.
+
+    ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
+    client's gradient, unless it is 0. With ``balanced``, a client's classes weigh equally in the
+    task's loss, however many rows it has of each, and ``smoothing`` smooths its labels.
+    ``precision`` is that of a training step's forward and backward pass; all else is done in
+    float32.
+    """
+
+    num_rounds: int
+    fraction_train: float
+    local_epochs: int
+    batch_size: int
+    optimizer: Optimizer
+    schedule: Schedule = CONSTANT
+    clip_norm: float = 0.0
+    balanced: bool = False
+    smoothing: float = 0.0
+    precision: Precision = "float32"
+
+    def lr_factor(self, number: int) -> float:
+        """Return by what learning rates are multiplied in round ``number``."""
+        return self.schedule.factor(number, self.num_rounds)

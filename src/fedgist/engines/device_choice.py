@@ -1,0 +1,40 @@
+"""The device of a run: from the name in a recipe to one that this machine has."""
+
+from __future__ import annotations
+
+import torch
+
+from fedgist.core.training import Precision
+from fedgist.errors import RecipeError, first_line
+
+
+def usable_device(name: str) -> str:
+    """Return the device to use: ``auto`` is the GPU, or the CPU of a machine without one.
+
+    Raises
+    ------
+    RecipeError
+        If this machine does not have it, or it does not work; the message says what there is.
+    """
+    if name == "cpu":  # a GPU's driver is not even asked
+        return name
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return "cuda" if count else "cpu"
+    present = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]
+    if name not in present:
+        msg = f"engine.device = {name!r}: this machine has {', '.join(present)}"
+        raise RecipeError(msg)
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        msg = f"engine.device = {name!r} cannot be used: {first_line(error)}"
+        raise RecipeError(msg) from error
+    return name
+
+
+def check_precision(precision: Precision, device: str) -> None:
+    """Raise RecipeError if a precision brings nothing on a device: on a CPU, bfloat16 is slower."""
+    if precision == "bfloat16" and usable_device(device) == "cpu":
+        msg = f"train.precision = 'bfloat16' needs a GPU; engine.device = {device!r} is the CPU"
+        raise RecipeError(msg)

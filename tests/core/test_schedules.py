@@ -1,0 +1,64 @@
+"""Schedules against torch.optim.lr_scheduler, round by round."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as of_torch
+
+from fedgist.core.schedules import Schedule
+
+LR, ROUNDS = 0.2, 12
+
+
+def rates(schedule: Schedule) -> list[float]:
+    """The rates of torch's own schedulers, one step a round."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
+    w, parts = schedule.warmup_rounds, list[of_torch.LRScheduler]()
+    if w:
+        parts.append(of_torch.LinearLR(optimizer, start_factor=1 / (w + 1), total_iters=w))
+    if schedule.name == "step":
+        size, gamma = schedule.step_rounds, schedule.step_factor
+        parts.append(of_torch.StepLR(optimizer, size, gamma=gamma))
+    elif schedule.name == "cosine":
+        least = schedule.min_factor * LR
+        parts.append(of_torch.CosineAnnealingLR(optimizer, ROUNDS - w, eta_min=least))
+    else:
+        parts.append(of_torch.ConstantLR(optimizer, factor=1.0))
+    whole = of_torch.SequentialLR(optimizer, parts, milestones=[w]) if w else parts[0]
+    seen = []
+    for _ in range(ROUNDS):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        whole.step()
+    return seen
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"name": "constant"},
+        {"name": "step", "step_rounds": 3, "step_factor": 0.4},
+        {"name": "step", "step_rounds": 1},
+        {"name": "cosine"},
+        {"name": "cosine", "min_factor": 0.1},
+    ],
+    ids=str,
+)
+def test_every_schedule_is_that_of_torch_with_a_round_in_place_of_a_step(
+    schedule: dict[str, object], warmup: int
+) -> None:
+    # rejects: rounds counted from 0 (a first rate of 0, or a step a round too late), a warm-up that
+    # reaches the whole rate within it, and a cosine over all rounds, warm-up included
+    made = Schedule(**schedule, warmup_rounds=warmup)  # type: ignore[arg-type]
+    ours = [LR * made.factor(number, ROUNDS) for number in range(1, ROUNDS + 1)]
+    assert ours == pytest.approx(rates(made), rel=1e-9)
+    assert made.factor(0, ROUNDS) == made.factor(1, ROUNDS)
+
+
+@pytest.mark.parametrize("name", ["constant", "step", "cosine"])
+def test_a_schedule_says_whether_more_rounds_would_change_those_done(name: str) -> None:
+    schedule = Schedule(name, warmup_rounds=2, step_rounds=2)  # type: ignore[arg-type]
+    short, long = ([schedule.factor(r, total) for r in range(1, 7)] for total in (6, 9))
+    assert schedule.depends_on_total == (short != long)
