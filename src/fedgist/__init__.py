@@ -25,8 +25,9 @@ from fedgist.errors import (
     WorkerError,
 )
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.runner import Result, run
 from fedgist.federation.server_run import Stopped
+from fedgist.notebook.door import run
+from fedgist.notebook.result import Result
 
 __version__ = version("fedgist")
 __all__ = [

@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from fedgist.federation import runner
+import fedgist
 from fedgist.federation.record import PARTITION
 from fedgist.federation.saved_features import FEATURES
 from fedgist.federation.trained_models import simulation
@@ -180,7 +180,7 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
         "clients": {"num_clients": 4},
         "engine": {"workers": 1, "cohort_size": 2},
     }
-    result = runner.run(recipe, out=tmp_path / "run")
+    result = fedgist.run(recipe, out=tmp_path / "run")
     arrays = safetensors.numpy.load_file(tmp_path / "run" / FEATURES)
     assert set(arrays["client"].tolist()) <= {0, 1, 2, 3}
     assert max(arrays["client"].tolist().count(c) for c in range(4)) == 3

@@ -56,8 +56,8 @@ class Plain:
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
         self.last = server.task.training.num_rounds
-        self.column, self.score = _main_column(server)
-        self._say(_title(server, folder) + (f", going on after round {done}" if done else ""))
+        self.column, self.score = main_column(server)
+        self._say(title(server, folder) + (f", going on after round {done}" if done else ""))
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
@@ -68,7 +68,7 @@ class Plain:
             f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
             f"{duration(line['time/round_s'])}"
         )
-        for text in _troubles(line):
+        for text in troubles(line):
             self._say(f"  {text}")
 
     def note(self, text: str) -> None:
@@ -90,9 +90,9 @@ class Live:
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Start a bar."""
-        self.progress.console.print(Text(_title(server, folder)))
+        self.progress.console.print(Text(title(server, folder)))
         self.sent, self.accuracy = 0, "-"
-        self.column, _ = _main_column(server)
+        self.column, _ = main_column(server)
         self.progress.reset(
             self.bar,
             total=server.task.training.num_rounds,
@@ -114,7 +114,7 @@ class Live:
             accuracy=self.accuracy,
             refresh=True,
         )
-        for text in _troubles(line):
+        for text in troubles(line):
             self.note(text)
 
     def note(self, text: str) -> None:
@@ -146,7 +146,7 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield Live(progress)
 
 
-def _main_column(server: ServerSide) -> tuple[str, str]:
+def main_column(server: ServerSide) -> tuple[str, str]:
     """Return the column of the objective's first metric, and what to call it."""
     metric = server.task.objective.metrics[0]
     clients = server.recipe.evaluate.on != "global"
@@ -154,7 +154,8 @@ def _main_column(server: ServerSide) -> tuple[str, str]:
     return column, metric.title.lower()
 
 
-def _title(server: ServerSide, folder: str) -> str:
+def title(server: ServerSide, folder: str) -> str:
+    """Return what runs in a line: the method, the data, the clients, and the folder if any."""
     where = f" -> {folder}" if folder else ""
     clients = f"{server.recipe.clients.num_clients} clients"
     models = ", ".join(server.task.architectures)
@@ -162,7 +163,8 @@ def _title(server: ServerSide, folder: str) -> str:
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{where}"
 
 
-def _troubles(line: Line) -> list[str]:
+def troubles(line: Line) -> list[str]:
+    """Return a sentence for each upload refused, client absent, or total withheld in a round."""
     refused = [
         f"client {upload['client']}: upload refused, {upload['reason']}"
         for upload in line.get("refused", [])

@@ -102,7 +102,7 @@ def _start(
     observer: Observer,
     *,
     overwrite: bool,
-) -> Iterator[runner.Result]:
+) -> Iterator[runner.Outcome]:
     path = find_recipe(recipe)
     parsed = read(path, settings)
     out = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
@@ -114,9 +114,7 @@ def _start(
         )
         raise RecipeError(msg)
     if seeds == 1:
-        yield runner.run(
-            parsed, out=out, overwrite=overwrite, data_root=data_root, observer=observer
-        )
+        yield runner.run(parsed, Given(root=data_root), observer, folder=out, overwrite=overwrite)
     else:
         numbers = range(parsed.seed, parsed.seed + seeds)
         yield from _seeds(
@@ -133,15 +131,15 @@ def _seeds(
     *,
     count: int,
     overwrite: bool = False,
-) -> Iterator[runner.Result]:
+) -> Iterator[runner.Outcome]:
     for seed in seeds:
         try:
             yield runner.run(
                 recipe.model_copy(update={"seed": seed}),
-                out=out / f"seed-{seed}",
+                Given(root=data_root),
+                observer,
+                folder=out / f"seed-{seed}",
                 overwrite=overwrite,
-                data_root=data_root,
-                observer=observer,
             )
         except Stopped as stopped:
             raise Stopped(out, f" --seeds {count}") from stopped
@@ -149,7 +147,7 @@ def _seeds(
 
 def _resume(
     folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
-) -> Iterator[runner.Result]:
+) -> Iterator[runner.Outcome]:
     _check_resumed_settings(settings)
     runs = run_files.find([folder])
     if any(folder not in {run.folder, run.folder.parent} for run in runs):
@@ -163,9 +161,7 @@ def _resume(
         if _is_finished(run, recipe):
             observer.note(f"{run.folder} is finished ({recipe.train.num_rounds} rounds)")
             continue
-        yield runner.run(
-            recipe, out=run.folder, resume=True, data_root=data_root, observer=observer
-        )
+        yield runner.run(recipe, Given(root=data_root), observer, folder=run.folder, resume=True)
     if runs[0].folder != folder:  # seeds that had not begun
         begun = {run.recipe["seed"] for run in runs}
         missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]

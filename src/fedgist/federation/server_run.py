@@ -125,11 +125,15 @@ def _open_record(side: ServerSide, place: Place) -> Record:
 
 
 def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
-    """Do the rounds; raise Stopped if a signal asked for it."""
+    """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
+    problems: list[Exception] = []
 
     def keep(line: Line, details: Sequence[Line]) -> None:
         record.add(line, details)
-        observer.finished_round(line)
+        try:
+            observer.finished_round(line)
+        except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
+            problems.append(problem)
 
     def save() -> None:
         if folder:
@@ -137,7 +141,9 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
 
     hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
     with stoppable(lambda: observer.note(hint)) as stop:
-        whole = loop(federation, keep, save, stop)
+        whole = loop(federation, keep, save, lambda: bool(problems) or stop())
+    if problems:
+        raise problems[0]
     if not whole:
         raise Stopped(folder)
 

@@ -30,10 +30,10 @@ from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
+from fedgist.federation.client_lists import rows_of_clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
-from fedgist.federation.python_arguments import rows_of_clients
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.server_side import ServerSide
 

@@ -27,6 +27,7 @@ from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
 from fedgist.federation.server_run import Stopped
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
+from fedgist.federation.world import Given
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,10 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
         engine = recipe.engine.model_copy(update={"workers": 1})
         runner.run(
             recipe.model_copy(update={"engine": engine}),
-            out=folder,
+            Given(root=data_root),
+            _EventSender(connection),
+            folder=folder,
             resume=True,
-            data_root=data_root,
-            observer=_EventSender(connection),
         )
         connection.send(Event("done"))
     except Stopped:

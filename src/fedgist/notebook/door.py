@@ -1,0 +1,136 @@
+"""``fedgist.run``: a recipe's names, or a user's own objects in their place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgist.core.method import Method
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.in_memory import in_memory
+from fedgist.errors import RecipeError
+from fedgist.federation import runner
+from fedgist.federation.recipe import Recipe, make, read
+from fedgist.federation.record import Line
+from fedgist.federation.round_loop import Observer
+from fedgist.federation.world import Given
+from fedgist.notebook.arguments import (
+    check_flags,
+    clients_listed,
+    groups_of,
+    named_sets,
+    path_of,
+    with_method,
+)
+from fedgist.notebook.result import Result
+from fedgist.notebook.watching import watching
+
+
+def run(
+    recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
+    *,
+    data: Dataset | tuple[Any, ...] | torch.utils.data.Dataset[Any] | None = None,
+    clients: Iterable[Any] | None = None,
+    clients_test: Iterable[Any] | None = None,
+    model: nn.Module
+    | Callable[..., nn.Module]
+    | Mapping[str, tuple[Any, Sequence[int]]]
+    | None = None,
+    method: Method | None = None,
+    test_sets: Mapping[str, tuple[Any, Any]] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    data_root: str | Path | None = None,
+    progress: bool | None = None,
+    callback: Callable[[Line], object] | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Run a federation.
+
+    Parameters
+    ----------
+    recipe
+        A file, a mapping with the same keys, or nothing (FedLog on digits).
+    data
+        Instead of the recipe's: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
+        set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array
+        (rows, ...), taken as it is, or a data frame, encoded as a table's columns are. ``y``
+        (rows,) holds whole numbers from 0 on, or names of classes.
+    clients, clients_test
+        Instead of the recipe's partition: each client's training rows, and test rows (the whole
+        test set if not given), as row numbers or as masks. Clients may share rows; each has at
+        least one training row, and none twice.
+    model
+        Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
+        clients ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
+    method
+        A :class:`~fedgist.core.method.Method` object, registered or not. It is recorded by its
+        class and its fields.
+    test_sets
+        Further test sets of the server's own, ``{"rare": (x, y)}``: its models are scored on each.
+    out
+        The run directory; without one, nothing is written.
+    resume, overwrite
+        What to do with a run that is already in ``out``.
+    data_root
+        The folder of downloaded data sets.
+    progress
+        Whether rounds are shown as they are done: a table in a notebook, a bar in a terminal, lines
+        in a pipe. By default in a notebook only.
+    callback
+        Called with the line of each round, after it was recorded. If it raises, the run is saved
+        and stops with the same exception: with ``resume=True`` it goes on after that round.
+    observer
+        In place of ``progress``: an :class:`~fedgist.federation.round_loop.Observer`.
+
+    Raises
+    ------
+    ValueError
+        If the recipe or the data cannot be used: one line that names the key, the value and the
+        choices.
+    Stopped
+        After Ctrl-C or SIGTERM, when the round was finished and saved.
+    """
+    check_flags(resume=resume, overwrite=overwrite)
+    folder = path_of(out, "out")
+    asked = _parse(recipe)
+    if method is not None:
+        asked = with_method(asked, method)
+    given = Given(
+        data=None if data is None else in_memory(data),
+        clients=clients_listed(clients, "clients"),
+        clients_test=clients_listed(clients_test, "clients_test"),
+        groups=groups_of(model, own_start=asked.clients.init == "own"),
+        method=method,
+        test_sets=named_sets(test_sets),
+        root=path_of(data_root, "data_root"),
+    )
+    with watching(progress, callback, observer, _notes(asked, given, folder)) as watcher:
+        done = runner.run(asked, given, watcher, folder=folder, resume=resume, overwrite=overwrite)
+    return Result(**vars(done))
+
+
+def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return make(recipe)
+    if recipe is not None and not isinstance(recipe, str | os.PathLike):
+        msg = f"recipe is a {type(recipe).__name__}; it must be a mapping, a file or a Recipe"
+        raise RecipeError(msg)
+    return read(None if recipe is None else Path(recipe))
+
+
+def _notes(recipe: Recipe, given: Given, folder: Path | None) -> list[str]:
+    """Return what a user should know before round 1."""
+    name = recipe.method.name
+    if folder is None or given.method is None or not name.startswith("__main__:"):
+        return []
+    msg = f"method {name} is defined in this notebook or script: only Python with the object can "
+    return [msg + f"resume {folder} or predict from it"]

@@ -1,0 +1,66 @@
+"""What ``fedgist.run`` returns: a line in a terminal, a table in a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.cli.progress import main_column, title
+from fedgist.errors import printable
+from fedgist.federation.columns import DOWN_BYTES, UP_BYTES
+from fedgist.federation.record import Line, totals
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.trained_models import ClientModel, client_model
+from fedgist.federation.world import World
+from fedgist.notebook.round_table import paragraph, table_of_rounds
+from fedgist.report.formatting import percent, size
+
+ROUNDS_SHOWN = 12
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run that is finished: its record and its trained models.
+
+    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
+    the run ended. ``folder`` is None if nothing was written.
+    """
+
+    rounds: list[Line]
+    clients: list[Line]
+    summary: dict[str, Any]
+    folder: Path | None
+    federation: Federation
+    world: World
+
+    @property
+    def ledger(self) -> list[Line]:
+        """The payload bytes of each round, up and down."""
+        columns = ("round", UP_BYTES, DOWN_BYTES)
+        return [{name: line.get(name, 0) for name in columns} for line in self.rounds]
+
+    def model(self, client: int) -> ClientModel:
+        """Return a client's final model: an ``nn.Module`` from raw examples to logits."""
+        return client_model(self.federation, self.world, client)
+
+    def __repr__(self) -> str:
+        """Return a line: what ran, its last score over clients, and the bytes sent."""
+        return f"<fedgist.Result: {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the line with a table of rounds, for a notebook."""
+        table = table_of_rounds(self.federation.side, self.rounds, ROUNDS_SHOWN)
+        return paragraph(self._line()) + table
+
+    def _line(self) -> str:
+        side, sent = self.federation.side, totals(self.rounds)
+        column, score = main_column(side)
+        last = self.summary.get(column, {}).get("final")
+        parts = [
+            title(side, str(self.folder or "")),
+            f"{self.federation.round} rounds",
+            *([] if last is None else [f"{score} {percent(last)}"]),
+            f"{size(sent['up_bytes'])} up, {size(sent['down_bytes'])} down",
+        ]
+        return printable("; ".join(parts))

@@ -1,0 +1,158 @@
+"""How a run is watched from Python: a table in a notebook, a bar in a terminal, a callback."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from fedgist.cli.progress import observing, title, troubles
+from fedgist.errors import RecipeError
+from fedgist.federation.record import Line
+from fedgist.federation.round_loop import Observer
+from fedgist.federation.server_side import ServerSide
+from fedgist.notebook.round_table import paragraph, table_of_rounds
+
+ROUNDS_SHOWN = 8
+PAUSE_S = 0.2  # between two updates: a browser draws each of them
+
+
+@contextlib.contextmanager
+def watching(
+    progress: bool | None,  # noqa: FBT001  # the argument of fedgist.run
+    callback: Callable[[Line], object] | None,
+    observer: Observer | None,
+    notes: Sequence[str] = (),
+) -> Iterator[Observer]:
+    """Yield the observer that shows what was asked for; ``notes`` are said when the run begins.
+
+    Raises
+    ------
+    RecipeError
+        If an argument is of the wrong type, or both ``progress`` and ``observer`` are given.
+    """
+    _check(progress, callback, observer)
+    console = Console()
+    if observer is not None:
+        yield _Started(observer, notes, callback)
+    elif progress is False or (progress is None and not console.is_jupyter):
+        yield _Started(Silent(), notes, callback)
+    elif console.is_jupyter:
+        yield _Started(NotebookTable(), notes, callback)
+    else:
+        with observing(console, quiet=False, as_json=False) as shown:
+            yield _Started(shown, notes, callback)
+
+
+def _check(progress: object, callback: object, observer: object) -> None:
+    if progress is not None and not isinstance(progress, bool):
+        msg = f"progress is {progress!r:.80}; it must be True, False or None"
+        raise RecipeError(msg)
+    if callback is not None and not callable(callback):
+        msg = f"callback is a {type(callback).__name__}; it must be a function of a round's line"
+        raise RecipeError(msg)
+    for name in ("began", "finished_round", "note") if observer is not None else ():
+        if not callable(getattr(observer, name, None)):
+            msg = f"observer is a {type(observer).__name__} without {name!r}"
+            raise RecipeError(msg)
+    if progress and observer is not None:
+        msg = "progress and observer are both given: choose one"
+        raise RecipeError(msg)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """An observer that first hears the notes, and after each round calls the callback."""
+
+    observer: Observer
+    notes: Sequence[str]
+    callback: Callable[[Line], object] | None
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Pass the start on, and say the notes."""
+        self.observer.began(server, folder, done)
+        for text in self.notes:
+            self.note(text)
+
+    def finished_round(self, line: Line) -> None:
+        """Pass the round on, then call back."""
+        self.observer.finished_round(line)
+        if self.callback is not None:
+            self.callback(line)
+
+    def note(self, text: str) -> None:
+        """Pass a note on."""
+        self.observer.note(text)
+
+
+class Silent:
+    """Shows nothing; notes on slow models, and what it is told at the start, become warnings."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Take note that what follows is worth a warning."""
+        self.begun = True
+
+    def finished_round(self, line: Line) -> None:
+        """Ignore the round."""
+
+    def note(self, text: str) -> None:
+        """Warn."""
+        if self.begun:
+            warnings.warn(text, stacklevel=2)
+
+
+@dataclass
+class NotebookTable:
+    """Shows a bar and the last rounds in the output of a notebook's cell, and updates them."""
+
+    side: ServerSide | None = None
+    lines: list[Line] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    head: str = ""
+    shown_at: float = 0.0
+    handle: Any = None
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Show the title."""
+        self.side, self.head = server, title(server, folder)
+        self.handle = importlib.import_module("IPython.display").display(self, display_id=True)
+
+    def finished_round(self, line: Line) -> None:
+        """Show the round, unless the one before has just been shown."""
+        self.lines.append(line)
+        self.notes += troubles(line)
+        assert self.side is not None  # it has begun
+        last = line["round"] == self.side.task.training.num_rounds
+        if last or time.monotonic() - self.shown_at > PAUSE_S:
+            self._show()
+
+    def note(self, text: str) -> None:
+        """Show a note below the table."""
+        self.notes.append(text)
+        self._show()
+
+    def _show(self) -> None:
+        self.shown_at = time.monotonic()
+        if self.handle is not None:
+            self.handle.update(self)
+
+    def __repr__(self) -> str:
+        """Return the title and the number of rounds, for a front end without HTML."""
+        return f"{self.head}: {len(self.lines)} rounds"
+
+    def _repr_html_(self) -> str:
+        assert self.side is not None  # it has begun
+        done = self.lines[-1]["round"] if self.lines else 0
+        bar = f"<progress value='{done}' max='{self.side.task.training.num_rounds}'></progress>"
+        last = table_of_rounds(self.side, self.lines[-ROUNDS_SHOWN:], ROUNDS_SHOWN)
+        notes = "".join(paragraph(text) for text in self.notes[-ROUNDS_SHOWN:])
+        return f"{paragraph(self.head)}{bar}{last if self.lines else ''}{notes}"
