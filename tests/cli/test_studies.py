@@ -120,7 +120,8 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
         "partition-1",
         "bytes-by-round",
         "times",
-        "features-1",
+        "features-1-class",
+        "features-1-client",
     ):
         assert f'id="{name}"' in text
         assert (place / "figures" / f"{name}.png").stat().st_size > 5_000

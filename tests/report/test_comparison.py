@@ -108,9 +108,46 @@ def test_differences_to_a_reference_are_paired(folder: Path) -> None:
     assert versus.p == 0.125
     assert study.rows[1].versus is None
     assert any(
-        "smallest p possible is 0.125 one-tailed, 0.25 two-sided; p < 0.05 takes 5 seeds" in n
-        for n in study.notes
+        "smallest p possible is 0.125 one-sided; p < 0.05 takes 5 seeds" in n for n in study.notes
     )
+
+
+def test_a_difference_either_way_takes_a_two_sided_test(folder: Path) -> None:
+    study = study_of(folder, reference="fedlog", two_sided=True)
+    versus = study.rows[0].versus
+    assert versus is not None
+    assert versus.p == 0.25  # twice the one-sided p: the signs are all the same
+    assert any(
+        "smallest p possible is 0.25 two-sided; p < 0.05 takes 6 seeds" in n for n in study.notes
+    )
+    against = next(sheet for sheet in sheets(study) if sheet.title == "Against fedlog")
+    assert "two-sided: fedlog is better or worse" in against.caption
+    assert json.loads(str(render(study, "json")))["two_sided"] is True
+
+
+def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
+    # seven pairs: all worse (p = 1/128), mixed (p as scipy has it, larger), and equal (p = 1)
+    finals = {
+        "fedlog": [0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96],
+        "fedavg": [0.8, 0.83, 0.81, 0.85, 0.80, 0.79, 0.70],
+        "fedprox": [0.91, 0.90, 0.90, 0.90, 0.90, 0.90, 0.90],
+        "local": [0.9, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96],
+    }
+    for method, values in finals.items():
+        for seed, value in enumerate(values):
+            write_run(tmp_path / method / f"seed-{seed}", [value], seed=seed, method=method)
+    rows = {row.label: row.versus for row in study_of(tmp_path, reference="fedlog").rows}
+    p = {label: versus.p for label, versus in rows.items() if versus and versus.p is not None}
+    holm = {label: versus.p_holm for label, versus in rows.items() if versus}
+    assert p["fedavg"] == 1 / 128
+    assert p["fedavg"] < p["fedprox"] < p["local"] == 1
+    # by hand: the smallest times three, the next times two, the last as it is
+    assert holm["fedavg"] == pytest.approx(3 / 128)
+    assert holm["fedprox"] == pytest.approx(2 * p["fedprox"])
+    assert holm["local"] == 1
+    (table,) = [s for s in sheets(study_of(tmp_path, reference="fedlog")) if "Against" in s.title]
+    assert table.columns[3:5] == ("p", "p (Holm)")
+    assert "correction for 3 comparisons" in table.caption
 
 
 def test_rows_are_named_by_what_differs(tmp_path: Path) -> None:
@@ -267,8 +304,8 @@ def test_every_format_says_the_same(folder: Path) -> None:
     for text in (markdown, latex, terminal):
         assert "93.33" in text
         assert "0.125" in text
-    assert "| fedlog | 3 | 4 | 93.33 ± 1.45 |" in markdown
-    assert r"93.33 $\pm$ 1.45" in latex
+    assert "| fedlog | 93.33 ± 1.45 | [91.00, 96.00] | - | 94.00 ± 1.53 | 3 | 4 |" in markdown
+    assert r"$93.33 \pm 1.45$" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 4
     assert "±" not in latex
     assert "%" not in latex.replace(r"\%", "").replace("\n% ", "")

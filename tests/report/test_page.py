@@ -21,7 +21,7 @@ from fedgist.federation.record import PARTITION
 from fedgist.federation.saved_features import FEATURES
 from fedgist.federation.trained_models import simulation
 from fedgist.report import comparison, drawing, page, pictures
-from fedgist.report.drawing import CACHE, embedding
+from fedgist.report.feature_map import CACHE, embedding
 from fedgist.report.run_files import find
 
 from browsers import BROWSER, new_page, open_browser  # isort: skip
@@ -99,7 +99,8 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
         "partition-1",
         "bytes-by-round",
         "times",
-        "features-1",
+        "features-1-class",
+        "features-1-client",
     ]
     rows = list(csv.DictReader(io.StringIO(drawn["by-round"].csv())))
     last = next(row for row in rows if row["row"] == "fedlog" and row["round"] == "10")
@@ -107,10 +108,10 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
     assert float(last["high"]) - float(last["mean"]) == pytest.approx(
         0.005
     )  # the standard error of two seeds
-    assert {row["row"] for row in csv.DictReader(io.StringIO(drawn["by-bytes"].csv()))} == {
-        "fedlog",
-        "fedavg",
-    }
+    by_bytes = list(csv.DictReader(io.StringIO(drawn["by-bytes"].csv())))
+    assert {row["row"] for row in by_bytes if float(row["bytes"])} == {"fedlog", "fedavg"}
+    assert "(sends nothing)" in drawn["by-bytes"].svg()
+    assert "sends nothing: local" in drawn["bytes-by-round"].svg()
     assert drawn["partition-1"].table == [["client", "cat", "<dog>"], [0, 3, 0], [1, 1, 9]]
     assert len(drawn["over-clients"].table) == 1 + 3 * 2 * 3
 
@@ -249,7 +250,7 @@ def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path
         texts: list[str] = table.locator(f"tbody tr td:nth-child({place})").all_inner_texts()
         return texts
 
-    finals = dict(zip(column(1), column(4), strict=True))
+    finals = dict(zip(column(1), column(2), strict=True))
     assert finals == {"fedavg": "67.50 ± 0.50", "fedlog": "87.50 ± 0.50", "local": "77.50 ± 0.50"}
     head = table.locator("th", has_text="final")
     head.click()

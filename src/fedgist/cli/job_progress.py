@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import JobsError
+from fedgist.errors import JobsError, printable
 from fedgist.federation.columns import ACCURACY
 from fedgist.report.formatting import duration, percent
+from fedgist.report.terminal import column, console, say, words
 from fedgist.studies.jobs import Event, Interrupted, Job, Listener, is_done, run_jobs
 
 ENDS = {"done", "stopped", "failed"}
@@ -59,7 +52,7 @@ def do_jobs(
         try:
             run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root)
         except Interrupted:
-            command = " ".join(["fedgist", *sys.argv[1:]])
+            command = shlex.join(["fedgist", *sys.argv[1:]])
             msg = f"stopped; what was running is saved; go on with: {command}"
             raise Interrupted(msg) from None
     return failed
@@ -80,17 +73,17 @@ def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
 @contextlib.contextmanager
 def _display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener]:
     """Yield the listener that shows the jobs' events where the output goes."""
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     if quiet:
         yield lambda _job, _event: False
-    elif console.is_terminal:
+    elif screen.is_terminal:
         columns = (
-            TextColumn("{task.description}"),
+            column("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}"),
+            column("{task.fields[accuracy]}"),
         )
-        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        with Progress(*columns, TimeElapsedColumn(), console=screen) as progress:
             yield _Bars(progress, count, metric)
     else:
         yield _Lines(count, metric)
@@ -116,7 +109,8 @@ class _Lines:
                 took = duration(time.perf_counter() - self.began[job.name])
                 reached = f" {percent(self.accuracy[job.name])} {took}"
             text = f": {event.text}" if event.text else ""
-            sys.stderr.write(f"[{self.ended}{self.of}] {job.name} {event.kind}{reached}{text}\n")
+            line = f"[{self.ended}{self.of}] {job.name} {event.kind}{reached}{text}"
+            say(line, error=True)
         return False
 
 
@@ -131,7 +125,9 @@ class _Bars:
     def __call__(self, job: Job, event: Event) -> bool:
         if job.name not in self.bars:
             rounds = job.recipe.train.num_rounds
-            self.bars[job.name] = self.progress.add_task(job.name, total=rounds, accuracy="")
+            self.bars[job.name] = self.progress.add_task(
+                printable(job.name), total=rounds, accuracy=""
+            )
         bar = self.bars[job.name]
         if event.line:
             self.progress.update(bar, completed=event.line["round"])
@@ -141,5 +137,5 @@ class _Bars:
             self.progress.remove_task(bar)
             self.progress.advance(self.whole)
             if event.kind == "failed":
-                self.progress.console.print(Text(f"{job.name}: {event.text}", style="red"))
+                self.progress.console.print(words(f"{job.name}: {event.text}", "red"))
         return False

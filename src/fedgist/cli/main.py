@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fedgist.cli import result_commands, run_commands, study_commands
 from fedgist.cli.recipe_files import shipped
@@ -20,6 +18,7 @@ from fedgist.errors import JobsError, WorkerError, one_of
 from fedgist.federation.server_run import Stopped
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
+from fedgist.report.terminal import console, paragraph, words
 from fedgist.studies.jobs import Interrupted
 
 # each module of commands registers them with ``app`` when it is imported
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    Console(stderr=True, soft_wrap=True).print(Text(message))
+    console(stderr=True, soft_wrap=True).print(paragraph(message))
     sys.exit(code)
 
 
@@ -63,8 +62,8 @@ def list_(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     for name, summary in tables[one_of(what, tables, "argument")]().items():
-        table.add_row(name, summary)
-    Console().print(table)
+        table.add_row(words(name), words(summary))
+    console().print(table)
 
 
 def _summary(documented: Any) -> str:

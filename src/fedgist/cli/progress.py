@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from fedgist.engines.delayed_engine import LATE
+from fedgist.errors import printable
 from fedgist.federation.columns import ACCURACY, of_all, over_clients
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
 from fedgist.report.formatting import duration, percent, size
+from fedgist.report.terminal import column, say, words
 
 
 class Quiet:
@@ -44,7 +45,7 @@ class Json:
 
     def note(self, text: str) -> None:
         """Print a note on standard error, so that standard output is JSON alone."""
-        sys.stderr.write(text + "\n")
+        say(text, error=True)
 
 
 class Plain:
@@ -57,27 +58,23 @@ class Plain:
         """Print the method, the data, the clients and the folder."""
         self.last = server.task.training.num_rounds
         self.column, self.score = main_column(server)
-        self._say(title(server, folder) + (f", going on after round {done}" if done else ""))
+        say(title(server, folder) + (f", going on after round {done}" if done else ""))
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
         accuracy = f"  {self.score} {percent(line[self.column])}" if self.column in line else ""
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
         sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
-        self._say(
+        say(
             f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
             f"{duration(line['time/round_s'])}"
         )
         for text in troubles(line):
-            self._say(f"  {text}")
+            say(f"  {text}")
 
     def note(self, text: str) -> None:
         """Print the note."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        say(text)
 
 
 class Live:
@@ -90,7 +87,7 @@ class Live:
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Start a bar."""
-        self.progress.console.print(Text(title(server, folder)))
+        self.progress.console.print(words(title(server, folder)))
         self.sent, self.accuracy = 0, "-"
         self.column, _ = main_column(server)
         self.progress.reset(
@@ -98,7 +95,7 @@ class Live:
             total=server.task.training.num_rounds,
             completed=done,
             visible=True,
-            description=server.recipe.method.name,
+            description=printable(server.recipe.method.name),
             accuracy="-",
             sent="0 B",
         )
@@ -119,7 +116,7 @@ class Live:
 
     def note(self, text: str) -> None:
         """Print above the bar."""
-        self.progress.console.print(Text(text, style="yellow"))
+        self.progress.console.print(words(text, "yellow"))
         self.progress.refresh()
 
 
@@ -133,12 +130,12 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield simple()
         return
     columns = (
-        TextColumn("{task.description}"),
+        column("{task.description}"),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TextColumn("[bold]{task.fields[accuracy]}"),
-        TextColumn("{task.fields[sent]}"),
+        column("rounds"),
+        column("{task.fields[accuracy]}", "bold"),
+        column("{task.fields[sent]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     # no thread of its own: workers are forked while it is shown

@@ -11,26 +11,27 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from fedgist.cli.shared_options import LOOK, Folders, app
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
 from fedgist.report import (
     comparison,
+    curves,
     drawing,
     formatting,
     page,
     pictures,
     run_files,
+    run_tables,
     tracking,
     watch,
 )
 from fedgist.report.study_rows import Study
 from fedgist.report.table_formats import Format, render
-from fedgist.report.text_chart import accuracy_chart
+from fedgist.report.terminal import SheetView, console, paragraph, say, words
+from fedgist.report.text_chart import chart_of
 
 FORMATS: dict[str, Format] = {form: form for form in get_args(Format)}
 
@@ -54,6 +55,12 @@ Target = Annotated[
         help="Count rounds and bytes until this accuracy. Default: the paper's target, if any.",
     ),
 ]
+TwoSided = Annotated[
+    bool,
+    typer.Option(
+        "--two-sided", help="Test for any difference, not for the reference being better."
+    ),
+]
 
 
 @app.command(rich_help_panel=LOOK)
@@ -65,15 +72,16 @@ def show(
 ) -> None:
     """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG."""
     runs = run_files.find(folders)
-    console = Console()
+    screen = console()
     if len(runs) == 1:
-        console.print(formatting.by_round(runs[0]))
-    console.print(formatting.overview(runs))
+        screen.print(SheetView(run_tables.by_round(runs[0])))
+    screen.print(SheetView(run_tables.overview(runs)))
+    lines = curves.lines_of_runs(runs)
     if png:
-        drawing.curves_png(runs, png)
-        console.print(f"drawn in {png}")
-    elif any(run.rounds for run in runs):
-        console.print(Text(accuracy_chart(runs, min(console.width, 100))))
+        curves.curves_png(lines, png)
+        screen.print(words(f"drawn in {png}"))
+    elif text := chart_of(lines, min(screen.width, 100)):
+        screen.print(paragraph(text))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -82,6 +90,7 @@ def compare(
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = None,
+    two_sided: TwoSided = False,  # noqa: FBT002
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
@@ -99,27 +108,34 @@ def compare(
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    output = render(_study(folders, reference, metric, target_accuracy), chosen_form)
+    study = _study(folders, reference, metric, target_accuracy, two_sided=two_sided)
+    output = render(study, chosen_form)
     if out is not None:
         if not isinstance(output, str):
-            console = Console(width=160, file=io.StringIO(), record=True)
-            console.print(output)
-            output = console.export_text()
+            buffer = io.StringIO()
+            console(buffer, width=160).print(output)
+            output = buffer.getvalue()
         atomic_files.write(out, output)
     elif isinstance(output, str):
         sys.stdout.write(output)
     else:
-        Console().print(output)
+        console().print(output)
 
 
 def _study(
-    folders: list[Path], reference: str | None, metric: str | None, target_percent: float | None
+    folders: list[Path],
+    reference: str | None,
+    metric: str | None,
+    target_percent: float | None,
+    *,
+    two_sided: bool,
 ) -> Study:
     return comparison.study(
         run_files.find(folders),
         reference=reference,
         metric=metric,
         target_accuracy=None if target_percent is None else target_percent / 100,
+        two_sided=two_sided,
     )
 
 
@@ -132,6 +148,7 @@ def report(
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = None,
+    two_sided: TwoSided = False,  # noqa: FBT002
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,
@@ -148,17 +165,17 @@ def report(
     --------
     fedgist report runs/demo --reference fedlog -o demo.html
     """
-    study = _study(folders, reference, metric, target_accuracy)
+    study = _study(folders, reference, metric, target_accuracy, two_sided=two_sided)
     drawn = pictures.pictures(study)
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
     html = page.render(study, drawn, title)
     atomic_files.write(out, html)
     if figure_folder is not None:
         drawing.write(drawn, figure_folder)
-    console = Console()
+    screen = console()
     for note in study.notes:
-        console.print(Text(f"! {note}", style="yellow"))
-    console.print(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures")
+        screen.print(words(f"! {note}", "yellow"))
+    screen.print(words(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures"))
 
 
 @app.command("watch", rich_help_panel=LOOK)
@@ -184,8 +201,8 @@ def watch_(
     fedgist watch runs --track tensorboard
     """
     trackers = [tracking.tracker(text) for text in track or []]
-    console = Console()
-    view = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    screen = console()
+    view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
     printed: set[str] = set()
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
@@ -195,12 +212,12 @@ def watch_(
                     for tracker in trackers:
                         tracker.send(run)
                 if view:
-                    view.update(watch.overview(runs), refresh=True)
+                    view.update(SheetView(watch.overview(runs)), refresh=True)
                 else:
                     new = [line for line in watch.lines(runs) if line not in printed]
                     printed.update(new)
-                    sys.stdout.write("".join(f"{line}\n" for line in new))
-                    sys.stdout.flush()
+                    for line in new:
+                        say(line)
                 if once or all(watch.state(run) == "finished" for run in runs):
                     return
                 time.sleep(every)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fedgist.cli.progress import observing
 from fedgist.cli.recipe_files import find_recipe
@@ -29,9 +25,12 @@ from fedgist.federation.trained_models import client_model
 from fedgist.federation.trained_models import export as export_model
 from fedgist.federation.world import Given, World, class_counts, make_world
 from fedgist.report import run_files
-from fedgist.report.drawing import partition_png
-from fedgist.report.formatting import overview
+from fedgist.report.escapes import csv_text
+from fedgist.report.pictures import partition_png
 from fedgist.report.run_files import RunFiles
+from fedgist.report.run_tables import overview
+from fedgist.report.sheet import Sheet
+from fedgist.report.terminal import SheetView, console, words
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew in a folder that already holds a run.")
@@ -71,8 +70,8 @@ def run(
     fedgist run --set method.name=fedavg --set train.num_rounds=50
     fedgist run --resume runs/mnist-fedlog
     """
-    console = Console()
-    with observing(console, quiet=quiet, as_json=as_json) as observer:
+    screen = console()
+    with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
             results = _resume(resume, settings or [], seeds, data_root, observer)
         else:
@@ -88,9 +87,9 @@ def run(
                     to_json({"folder": str(result.folder), "result": result.summary}) + "\n"
                 )
     if not quiet and not as_json:
-        console.print(overview(run_files.find(folders)))
+        screen.print(SheetView(overview(run_files.find(folders))))
         shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
-        console.print(Text(f"fedgist show {' '.join(sorted(shown))}", style="dim"))
+        screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
 
 
 def _start(
@@ -195,37 +194,33 @@ def partition(
     world = make_world(parsed, Given(root=data_root))
     split = class_counts(world)
     counts = split["train"]
-    console = Console()
-    console.print(_partition_table(world, counts))
-    sizes = sorted(sum(line) for line in counts)
-    console.print(
-        f"{len(counts)} clients; training rows: "
-        f"{sizes[0]} at least, {sizes[len(sizes) // 2]} median, {sizes[-1]} at most"
-    )
+    screen = console()
+    screen.print(SheetView(_partition_sheet(world, counts)))
     if png:
         partition_png(counts, split["classes"], png)
-        console.print(f"drawn in {png}")
+        screen.print(words(f"drawn in {png}"))
 
 
-def _partition_table(world: World, counts: list[list[int]], most: int = 40) -> Table:
-    table = Table(
-        title=f"{world.data.name}, {world.server.recipe.partition.name}", title_justify="left"
-    )
-    for name in ("client", "model", "train", "valid", "test"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    table.add_column(
-        f"training rows of classes 0..{world.data.num_classes - 1}: darker is more", no_wrap=True
-    )
+def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:
     peak = max((n for line in counts for n in line), default=1) or 1
     rows = world.partition
     models = {client.id: client.architectures[0] for client in world.population.clients}
+    lines = []
     for i, line in enumerate(counts[:most]):
+        shades = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
         sizes = [str(len(part[i])) for part in (rows.train, rows.validation, rows.test)]
-        cells = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
-        table.add_row(str(i), models.get(i, models[0]), *sizes, cells)
+        lines.append((str(i), *sizes, models.get(i, models[0]), shades))
     if len(counts) > most:
-        table.add_row("...", f"{len(counts) - most} more")
-    return table
+        lines.append((f"and {len(counts) - most} more", "", "", "", "", ""))
+    sizes_in_order = sorted(sum(line) for line in counts)
+    return Sheet(
+        f"{world.data.name}, {world.server.recipe.partition.name}",
+        ("client", "train", "valid", "test", "model", "classes"),
+        tuple(lines),
+        f"rows of each client; classes: 0 to {world.data.num_classes - 1} from the left, darker is "
+        f"more. {len(counts)} clients; training rows: {sizes_in_order[0]} at least, "
+        f"{sizes_in_order[len(counts) // 2]} median, {sizes_in_order[-1]} at most",
+    )
 
 
 @app.command(rich_help_panel=RUN)
@@ -251,12 +246,11 @@ def predict(
     lines = [["row", "label", *(f"p_{name}" for name in names)]]
     for i, row in enumerate(probabilities.tolist()):
         lines.append([str(i), names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    text = csv_text(lines)
     if out is None:
-        sys.stdout.write(buffer.getvalue())
+        sys.stdout.write(text)
     else:
-        atomic_files.write(out, buffer.getvalue())
+        atomic_files.write(out, text)
 
 
 @app.command("export", rich_help_panel=RUN)
@@ -269,4 +263,4 @@ def export_(
     """Write a client's own final model to a file that loads without fedgist."""
     federation, world = runner.load_run(folder, Given(root=data_root))
     export_model(client_model(federation, world, client), out)
-    Console().print(f"client {client} of {folder} written to {out}")
+    console().print(words(f"client {client} of {folder} written to {out}"))

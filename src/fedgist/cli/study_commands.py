@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from fedgist.cli.job_progress import do_jobs, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_table
@@ -23,6 +23,7 @@ from fedgist.report import comparison, run_files, table_formats, tables
 from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.study_rows import Study
+from fedgist.report.terminal import console, words
 from fedgist.studies.jobs import Job
 from fedgist.studies.paper_table import Scale, cells, read_table
 from fedgist.studies.sweep import grid
@@ -94,7 +95,7 @@ def sweep(
     goal = None if target_accuracy is None else target_accuracy / 100
     runs = run_files.find(dict.fromkeys(job.folder.parent for job in todo))
     study = comparison.study(runs, reference=reference, target_accuracy=goal)
-    Console().print(table_formats.render(study, "terminal"))
+    console().print(table_formats.render(study, "terminal"))
     raise_failures(failed)
 
 
@@ -141,27 +142,30 @@ def tune(
         listener=tuner.listen,
         metric=OBJECTIVE,
     )
-    console = Console()
+    screen = console()
     if folders := tuner.folders():
-        _print_trials(console, folders)
+        _print_trials(screen, folders)
     best, best_recipe = tuner.best(), tuner.best_recipe()
     if best is None or best_recipe is None:
-        console.print("no trial is complete")
+        screen.print("no trial is complete")
     else:
         atomic_files.write(out / "best.toml", best_recipe.to_toml())
-        words = ", ".join(f"{key} = {value}" for key, value in best[0].items())
-        console.print(
-            Text(f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {words}")
+        chosen = ", ".join(f"{key} = {value}" for key, value in best[0].items())
+        screen.print(
+            words(
+                f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {chosen}"
+            )
         )
-        console.print(Text(f"fedgist run {out / 'best.toml'} --seeds 5", style="dim"))
+        command = shlex.join(["fedgist", "run", str(out / "best.toml"), "--seeds", "5"])
+        screen.print(words(command, "dim"))
     raise_failures(failed)
 
 
-def _print_trials(console: Console, folders: Sequence[Path]) -> None:
+def _print_trials(screen: Console, folders: Sequence[Path]) -> None:
     trials = comparison.study(run_files.find(folders), metric=OBJECTIVE)
     best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
-    console.print(table_formats.in_words(results, [], "terminal"))
+    screen.print(table_formats.in_words(results, [], "terminal"))
 
 
 @app.command(rich_help_panel=SEARCH)
@@ -225,7 +229,7 @@ def reproduce(
     if isinstance(text, str):
         sys.stdout.write(text)
     else:
-        Console().print(text)
+        console().print(text)
     raise_failures(failed)
 
 

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-
 from fedgist.cli.progress import observing, title, troubles
 from fedgist.errors import RecipeError
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
 from fedgist.notebook.round_table import paragraph, table_of_rounds
+from fedgist.report.terminal import console
 
 ROUNDS_SHOWN = 8
 PAUSE_S = 0.2  # between two updates: a browser draws each of them
@@ -38,15 +37,15 @@ def watching(
         If an argument is of the wrong type, or both ``progress`` and ``observer`` are given.
     """
     _check(progress, callback, observer)
-    console = Console()
+    screen = console()
     if observer is not None:
         yield _Started(observer, notes, callback)
-    elif progress is False or (progress is None and not console.is_jupyter):
+    elif progress is False or (progress is None and not screen.is_jupyter):
         yield _Started(Silent(), notes, callback)
-    elif console.is_jupyter:
+    elif screen.is_jupyter:
         yield _Started(NotebookTable(), notes, callback)
     else:
-        with observing(console, quiet=False, as_json=False) as shown:
+        with observing(screen, quiet=False, as_json=False) as shown:
             yield _Started(shown, notes, callback)
 
 

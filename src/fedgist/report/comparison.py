@@ -7,14 +7,15 @@ counted for each seed, then averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.federation.columns import measured
 from fedgist.federation.record import summary
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Group, group
-from fedgist.report.stats import Better, Estimate, compare, estimate
+from fedgist.report.stats import Better, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 
@@ -27,6 +28,7 @@ def study(
     reference: str | None = None,
     metric: str | None = None,
     target_accuracy: float | None = None,
+    two_sided: bool = False,
 ) -> Study:
     """Return a study: runs grouped by settings, paired by seed, and summarized.
 
@@ -39,6 +41,8 @@ def study(
         it is better, the objective says.
     target_accuracy
         A fraction; if not given, the paper's, where all recipes name one.
+    two_sided
+        Test whether a row differs from the reference, not whether the reference is better.
 
     Raises
     ------
@@ -59,21 +63,33 @@ def study(
     _check_metric(runs, metric)
     if target_accuracy is None and measure.name == "accuracy":
         target_accuracy = _target_of_paper(runs)
-    chosen = None if reference is None else _reference(reference, groups)
-    reference_values = _finals(chosen.runs, metric) if chosen else {}
-    rows = tuple(
-        _row(
-            members,
-            metric,
-            better,
-            target_accuracy,
-            {} if members is chosen else reference_values,
-        )
-        for members in groups
+    rows = tuple(_row(members, metric, better, target_accuracy) for members in groups)
+    label = None if reference is None else _reference(reference, groups).label
+    if label is not None:
+        rows = _compared(rows, label, metric, better, two_sided=two_sided)
+    notes = (*problems, *repeats, *notes_on(rows, metric, label, two_sided=two_sided))
+    return Study(rows, metric, measure, label, target_accuracy, notes, two_sided)
+
+
+def _compared(
+    rows: Sequence[Row], reference: str, metric: str, better: Better, *, two_sided: bool
+) -> tuple[Row, ...]:
+    """Return the rows with their differences from the reference, p corrected for their number."""
+    values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
+    versus = {
+        row.label: found
+        for row in rows
+        if row.label != reference
+        and (found := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
+    }
+    tested = {label: found.p for label, found in versus.items() if found.p is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return tuple(
+        replace(row, versus=replace(versus[row.label], p_holm=corrected.get(row.label)))
+        if row.label in versus
+        else row
+        for row in rows
     )
-    label = chosen.label if chosen else None
-    notes = (*problems, *repeats, *notes_on(rows, metric, label))
-    return Study(rows, metric, measure, label, target_accuracy, notes)
 
 
 def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
@@ -116,7 +132,6 @@ def _row(
     metric: str,
     better: Better,
     target_accuracy: float | None,
-    reference: Mapping[int, float],
 ) -> Row:
     runs = members.runs
     ends = [end for run in runs if (end := summary(run.rounds, metric, better))]
@@ -134,7 +149,6 @@ def _row(
         best=estimate([end["best"] for end in ends]),
         up=over_seeds(lambda run: run.total("comm/up_bytes")),
         down=over_seeds(lambda run: run.total("comm/down_bytes")),
-        versus=compare(_finals(runs, metric), reference, better),
         target=None if target_accuracy is None else _target(runs, metric, target_accuracy, better),
         paper=_paper(runs[0], members.method),
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from fedgist.federation.recipe import Recipe
 from fedgist.report.formatting import bits
+from fedgist.report.sheet import Sheet
 from fedgist.report.study_rows import Row, Study
-from fedgist.report.tables import Sheet
 
 
 def side_by_side(

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fedgist.federation.columns import spread_of
+from fedgist.federation.columns import DOWN_BYTES, EPSILON, UP_BYTES
 from fedgist.federation.record import CLIENTS, PARTITION, Line
 from fedgist.federation.saved_features import FEATURES
+from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
-    INK,
+    HEIGHT,
     STYLE,
+    WIDTH,
     Picture,
     Table,
-    boxes,
-    bubbles,
     color,
     dashes,
-    embedding,
     matplotlib,
     new_figure,
+    write_png,
+)
+from fedgist.report.feature_map import Points, embedding
+from fedgist.report.marks import (
+    End,
+    boxes,
+    bubbles,
+    byte_ticks,
+    groups,
+    name_ends,
     stacked_bars,
+    whole_ticks,
 )
 from fedgist.report.run_files import RunFiles
 from fedgist.report.study_rows import Row, Study
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WAYS = {UP_BYTES: "up, to the server", DOWN_BYTES: "down, to clients"}
+FEW = 4  # values that are drawn as points, too: gaps between them may leave no line
 MOST_EMBEDDED = 6  # rows whose features are drawn
-BAND = "Line: mean over seeds; band: its standard error, or with one seed the spread over clients."
 
 
 def pictures(study: Study) -> list[Picture]:
     """Return every picture that the runs have data for; what is damaged is left out."""
     with matplotlib().rc_context(STYLE):
         candidates = [
-            _by_round(study),
-            _by_bytes(study),
+            by_round(lines_of(study)),
+            by_bytes(lines_of(study)),
             _over_clients(study),
             *_partitions(study),
             _traffic(study),
@@ -47,79 +62,6 @@ def pictures(study: Study) -> list[Picture]:
             *_embeddings(study),
         ]
     return [picture for picture in candidates if picture is not None]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    rounds: list[int]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    sent: list[float]
-
-
-def _curve(row: Row, metric: str) -> _Curve | None:
-    """Return the mean over seeds at the rounds that all of them have, and its band."""
-    columns = [dict(zip(*run.column(metric), strict=True)) for run in row.runs]
-    columns = [column for column in columns if column]
-    if not columns:
-        return None
-    rounds = sorted(set.intersection(*(set(column) for column in columns)))
-    means = [statistics.fmean([column[r] for column in columns]) for r in rounds]
-    if len(columns) > 1:
-        root = len(columns) ** 0.5
-        band = [statistics.stdev([column[r] for column in columns]) / root for r in rounds]
-    else:
-        over_clients = spread_of(metric)
-        column = row.runs[0].column(over_clients) if over_clients else ([], [])
-        spread = dict(zip(*column, strict=True))
-        band = [spread.get(r, 0.0) for r in rounds]
-    low = [mean - half for mean, half in zip(means, band, strict=True)]
-    high = [mean + half for mean, half in zip(means, band, strict=True)]
-    totals = [run.sent() for run in row.runs if run.rounds]
-    sent = [statistics.fmean([sum(total[r]) for total in totals if r in total]) for r in rounds]
-    return _Curve(rounds, means, low, high, sent)
-
-
-def _curves(study: Study, axes: Any, *, by_bytes: bool) -> Table:
-    in_percent = study.measure.unit == "fraction"
-    scale = 100.0 if in_percent else 1.0
-    table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
-    for i, row in enumerate(study.rows):
-        curve = _curve(row, study.metric)
-        if curve is None or (by_bytes and not any(curve.sent)):
-            continue
-        x = curve.sent if by_bytes else curve.rounds
-        mean, low, high = (
-            [scale * v for v in column] for column in (curve.mean, curve.low, curve.high)
-        )
-        axes.plot(x, mean, color=color(i), linestyle=dashes(i), gid=f"row-{i}", label=row.label)
-        axes.fill_between(x, low, high, color=color(i), alpha=0.15, linewidth=0, gid=f"row-{i}")
-        columns = (curve.rounds, curve.sent, curve.mean, curve.low, curve.high)
-        table += [[row.label, *line] for line in zip(*columns, strict=True)]
-    if study.target_accuracy is not None:
-        axes.axhline(scale * study.target_accuracy, color=INK, linewidth=0.8, linestyle=":")
-    title = study.measure.title.lower()
-    axes.set_ylabel(f"{title} (%)" if in_percent else title)
-    return table
-
-
-def _by_round(study: Study) -> Picture:
-    figure, axes = new_figure()
-    table = _curves(study, axes, by_bytes=False)
-    axes.set_xlabel("round")
-    return Picture("by-round", "By round", BAND, figure, table)
-
-
-def _by_bytes(study: Study) -> Picture | None:
-    figure, axes = new_figure()
-    table = _curves(study, axes, by_bytes=True)
-    if len(table) == 1:
-        return None
-    axes.set_xscale("log")
-    axes.set_xlabel("payload bytes sent, up and down (log scale)")
-    caption = f"{BAND} Methods that send nothing are left out."
-    return Picture("by-bytes", "By communication", caption, figure, table)
 
 
 def _over_clients(study: Study) -> Picture | None:
@@ -167,47 +109,91 @@ def _partitions(study: Study) -> list[Picture]:
 def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Picture:
     split = json.loads(text)
     counts, classes = split["train"], split["classes"]
-    width = max(5.0, min(12.0, 0.22 * len(counts) + 2))
-    figure, axes = new_figure(width, max(2.6, 0.26 * len(classes) + 1.2))
-    most = bubbles(axes, counts, classes)
+    figure = _bubble_figure(counts, classes)
     others = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
-    caption = f"Training rows of {owners[0]}{others}; the largest bubble is {most}."
+    caption = f"Training rows of {owners[0]}{others}."
     table: Table = [["client", *classes], *([i, *line] for i, line in enumerate(counts))]
     return Picture(f"partition-{number}", title, caption, figure, table)
 
 
+def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[object], path: Path) -> None:
+    """Write a PNG with a bubble for each client and class, its area the training rows.
+
+    Raises
+    ------
+    ReportError
+        If matplotlib is missing or does not know the file's format.
+    """
+    with matplotlib().rc_context(STYLE):
+        write_png(_bubble_figure(counts, classes), path)
+
+
+def _bubble_figure(counts: Sequence[Sequence[int]], classes: Sequence[object]) -> Figure:
+    width = max(WIDTH, min(14.0, 0.22 * len(counts) + 1.5))
+    figure, axes = new_figure(width, max(2.4, min(9.0, 0.24 * len(classes) + 1.3)))
+    bubbles(axes, counts, classes)
+    return figure
+
+
 def _traffic(study: Study) -> Picture | None:
-    figure, axes = new_figure()
+    figure, both = new_figure(height=max(4.6, 0.36 * len(study.rows) + 2.0), rows=2)
     table: Table = [["row", "round", "up_bytes", "down_bytes"]]
-    for i, row in enumerate(study.rows):
-        lines = row.runs[0].rounds
-        rounds = [line["round"] for line in lines]
-        up = [line.get("comm/up_bytes") or 0 for line in lines]
-        down = [line.get("comm/down_bytes") or 0 for line in lines]
-        if not any([*up, *down]):
-            continue
-        axes.plot(rounds, up, color=color(i), label=row.label, gid=f"row-{i}")
-        axes.plot(rounds, down, color=color(i), linestyle=":", gid=f"row-{i}")
-        table += [[row.label, *line] for line in zip(rounds, up, down, strict=True)]
-    if len(table) == 1:
+    for row in study.rows:
+        columns = [_by_number(row.runs[0], key) for key in (UP_BYTES, DOWN_BYTES)]
+        table += [[row.label, r, *(column[r] for column in columns)] for r in columns[0]]
+    if not any(line[2] or line[3] for line in table[1:]):
         return None
-    axes.set_yscale("log")
-    axes.set(xlabel="round", ylabel="payload bytes (log scale)")
-    caption = "Each row's first seed. Solid: up, to the server; dotted: down, to the clients."
-    return Picture("bytes-by-round", "Bytes by round and direction", caption, figure, table)
+    for axes, (key, way) in zip(both, WAYS.items(), strict=True):
+        _one_way(study.rows, axes, key)
+        axes.set_ylabel(f"{way} (log scale)")
+        whole_ticks(axes.xaxis)
+    both[-1].set_xlabel("round")
+    caption = "Payload bytes of each row's first seed, all clients together."
+    return Picture("bytes-by-round", "Bytes by round, up and down", caption, figure, table)
+
+
+def _by_number(run: RunFiles, key: str) -> dict[int, float]:
+    return {line["round"]: line.get(key) or 0 for line in run.rounds}
+
+
+def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> None:
+    """Draw what each row sends in one direction; rounds without any are gaps."""
+    ends, silent, sent = [], [], []
+    for i, row in enumerate(rows):
+        column = _by_number(row.runs[0], key)
+        values = [value or math.nan for value in column.values()]
+        if not any(column.values()):
+            silent.append(row.label)
+            continue
+        mark = "." if sum(map(bool, column.values())) < FEW else None
+        axes.plot(
+            list(column), values, color=color(i), linestyle=dashes(i), gid=f"row-{i}", marker=mark
+        )
+        last = max(r for r, value in column.items() if value)
+        ends.append(End(i, last, column[last], row.label))
+        sent += [value for value in column.values() if value]
+    if sent:
+        byte_ticks(axes, "y", [min(sent) / 1.5, max(sent) * 1.5])
+    name_ends(axes, ends, HEIGHT / 1.5)
+    if silent:
+        axes.set_title(f"sends nothing: {', '.join(silent)}", fontsize="small", loc="left")
 
 
 def _privacy(study: Study) -> Picture | None:
     figure, axes = new_figure()
     table: Table = [["row", "round", "epsilon"]]
+    ends = []
     for i, row in enumerate(study.rows):
-        rounds, spent = row.runs[0].column("privacy/epsilon")
+        rounds, spent = row.runs[0].column(EPSILON)
         if rounds:
             axes.plot(rounds, spent, color=color(i), linestyle=dashes(i), gid=f"row-{i}")
             table += [[row.label, r, e] for r, e in zip(rounds, spent, strict=True)]
+            ends.append(End(i, rounds[-1], spent[-1], row.label))
     if len(table) == 1:
         return None
     axes.set(xlabel="round", ylabel="ε spent so far")
+    whole_ticks(axes.xaxis)
+    name_ends(axes, ends, HEIGHT)
     return Picture("privacy", "Privacy spent", "Each row's first seed.", figure, table)
 
 
@@ -238,30 +224,28 @@ def _seconds(run: RunFiles) -> tuple[float, float, float]:
     return max(0.0, total - rounds), training, max(0.0, rounds - training)
 
 
-def _embeddings(study: Study) -> list[Picture | None]:
-    """Return t-SNE of the features of each row's first seed, where they were saved."""
+def _embeddings(study: Study) -> Iterator[Picture]:
+    """Yield t-SNE of the features of each row's first seed, where they were saved."""
     rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
-    return [_embedding(number, row) for number, row in enumerate(rows[:MOST_EMBEDDED], 1)]
+    for number, row in enumerate(rows[:MOST_EMBEDDED], 1):
+        run = row.runs[0]
+        if arranged := embedding(run.folder):
+            points, clients, labels = arranged
+            known = (run.split or {}).get("classes", [])
+            classes = [str(known[c]) if 0 <= c < len(known) else str(c) for c in labels]
+            yield _embedding(f"features-{number}-class", "class", row, points, classes)
+            yield _embedding(f"features-{number}-client", "client", row, points, clients)
 
 
-def _embedding(number: int, row: Row) -> Picture | None:
-    run = row.runs[0]
-    arranged = embedding(run.folder)
-    if arranged is None:
-        return None
-    points, clients, labels = arranged
-    figure, axes = new_figure(5.0, 4.6)
-    most = max(labels, default=0) or 1
-    x, y = [x for x, _ in points], [y for _, y in points]
-    colors = [color(client) for client in clients]
-    opacities = [0.25 + 0.75 * label / most for label in labels]
-    axes.scatter(x, y, s=16, color=colors, alpha=opacities, linewidths=0)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-    caption = f"t-SNE of test rows of {row.label}, seed {run.seed}. Colour: client; opacity: class."
-    table: Table = [["x", "y", "client", "class"]]
-    table += [list(line) for line in zip(x, y, clients, labels, strict=True)]
-    return Picture(f"features-{number}", f"Features of {row.label}", caption, figure, table)
+def _embedding(
+    name: str, by: str, row: Row, points: Points, groups_of: Sequence[object]
+) -> Picture:
+    figure, axes = new_figure(height=4.6)
+    groups(axes, points, [str(group) for group in groups_of])
+    caption = f"t-SNE of test rows of {row.label}, seed {row.runs[0].seed}; colour and sign: {by}."
+    table: Table = [["x", "y", by]]
+    table += [[*point, group] for point, group in zip(points, groups_of, strict=True)]
+    return Picture(name, f"Features of {row.label}, by {by}", caption, figure, table)
 
 
 def unreadable(study: Study) -> list[str]:

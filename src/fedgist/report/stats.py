@@ -29,10 +29,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences from a reference, paired by seed, and how likely they are by chance."""
+    """Differences from a reference, paired by seed, and how likely they are by chance.
+
+    ``p_holm`` is p corrected for all comparisons of the same study.
+    """
 
     difference: Estimate
     p: float | None
+    p_holm: float | None = None
 
 
 def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | None:
@@ -63,11 +67,15 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
 
 
 def compare(
-    values: Mapping[int, float], reference: Mapping[int, float], better: Better = "higher"
+    values: Mapping[int, float],
+    reference: Mapping[int, float],
+    better: Better = "higher",
+    *,
+    two_sided: bool = False,
 ) -> Comparison | None:
     """Return the differences of values paired by seed, and p; None without pairs.
 
-    The test is Wilcoxon's signed-rank test, one-tailed: the reference is better. A single pair has
+    The test is Wilcoxon's signed-rank test; one-sided: the reference is better. A single pair has
     no p; where no pair differs, p is 1.
     """
     seeds = sorted(values.keys() & reference.keys())
@@ -82,9 +90,26 @@ def compare(
     from scipy import stats  # noqa: PLC0415  # as above
 
     tail: Literal["less", "greater"] = "less" if better == "higher" else "greater"
-    return Comparison(difference, float(stats.wilcoxon(differences, alternative=tail).pvalue))
+    test = stats.wilcoxon(differences, alternative="two-sided" if two_sided else tail)
+    return Comparison(difference, float(test.pvalue))
 
 
-def smallest_p(pairs: int) -> float:
-    """Return the smallest one-tailed p-value of so many pairs: all differ in one direction."""
-    return float(0.5**pairs)
+def holm(chances: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number by Holm's step-down method, in their order.
+
+    The k-th smallest of m is multiplied by m - k + 1; none is smaller than the one before it.
+
+    References
+    ----------
+    Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
+    """
+    corrected, highest = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[place]))
+        corrected[place] = highest
+    return corrected
+
+
+def smallest_p(pairs: int, *, two_sided: bool = False) -> float:
+    """Return the smallest p-value of so many pairs: all differ in one direction."""
+    return min(1.0, (2.0 if two_sided else 1.0) * 0.5**pairs)

@@ -10,14 +10,15 @@ from fedgist.report.stats import smallest_p
 from fedgist.report.study_rows import Row
 
 SIGNIFICANT = 0.05
-# the fewest pairs that can give such a p, one-tailed
-SIGNIFICANT_SEEDS = math.ceil(-math.log2(SIGNIFICANT))
+FEW_SEEDS = 5  # with fewer an interval is little more than the values' range
 
 
-def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[str]:
+def notes_on(
+    rows: Sequence[Row], metric: str, reference: str | None, *, two_sided: bool = False
+) -> list[str]:
     """Return a sentence for each thing to know: on single rows, on all of them, on pairs."""
     notes = [note for row in rows for note in _notes_on_row(row, metric)]
-    few = [len(row.runs) for row in rows if 1 < len(row.runs) < SIGNIFICANT_SEEDS]
+    few = [len(row.runs) for row in rows if 1 < len(row.runs) < FEW_SEEDS]
     if few:
         notes.append(f"with {min(few)} seeds the interval is little more than the seeds' range")
     if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
@@ -29,7 +30,7 @@ def notes_on(rows: Sequence[Row], metric: str, reference: str | None) -> list[st
     if len(data_sets) > 1:
         notes.append(f"different data sets: {', '.join(sorted(data_sets))}")
     if reference is not None:
-        notes += _notes_on_pairs(rows, reference)
+        notes += _notes_on_pairs(rows, reference, two_sided=two_sided)
     departures = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
     return notes + [
         f"these runs depart from the paper's settings: {', '.join(settings)}"
@@ -71,7 +72,7 @@ def _notes_on_run(run: RunFiles, metric: str) -> list[str]:
     return notes
 
 
-def _notes_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
+def _notes_on_pairs(rows: Sequence[Row], reference: str, *, two_sided: bool) -> list[str]:
     compared = [row for row in rows if row.label != reference]
     notes = [
         f"{row.label} has no seed in common with {reference}: not compared"
@@ -79,12 +80,19 @@ def _notes_on_pairs(rows: Sequence[Row], reference: str) -> list[str]:
         if row.versus is None
     ]
     pairs = [row.versus.difference.count for row in compared if row.versus]
-    if pairs and (least := smallest_p(min(pairs))) > SIGNIFICANT / 2:
-        few, enough = min(pairs), SIGNIFICANT_SEEDS
-        possible = (
-            f"the smallest p possible is {least:.4g} one-tailed, {min(1.0, 2 * least):.4g} "
-            "two-sided"
-        )
-        more = f"; p < {SIGNIFICANT} takes {enough} seeds" if few < enough else ""
-        notes.append(f"{few} pair{'s' if few > 1 else ''}: {possible}{more}")
-    return notes
+    tests = sum(bool(row.versus and row.versus.p is not None) for row in compared)
+    if not pairs:
+        return notes
+    least = smallest_p(min(pairs), two_sided=two_sided)
+    if min(1.0, max(1, tests) * least) < SIGNIFICANT:
+        return notes
+    count, sides = min(pairs), "two-sided" if two_sided else "one-sided"
+    corrected = f", {min(1.0, tests * least):.4g} after Holm's correction" if tests > 1 else ""
+    enough = _enough(max(1, tests), two_sided=two_sided)
+    few = f"{count} pair{'s' if count > 1 else ''}: the smallest p possible is {least:.4g} {sides}"
+    return [*notes, f"{few}{corrected}; p < {SIGNIFICANT} takes {enough} seeds"]
+
+
+def _enough(tests: int, *, two_sided: bool) -> int:
+    """Return the fewest pairs whose smallest p is significant after Holm's correction."""
+    return math.floor(math.log2(tests * (2 if two_sided else 1) / SIGNIFICANT)) + 1

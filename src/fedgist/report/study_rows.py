@@ -84,3 +84,4 @@ class Study:
     reference: str | None
     target_accuracy: float | None  # a fraction
     notes: tuple[str, ...]
+    two_sided: bool = False  # the tests against the reference

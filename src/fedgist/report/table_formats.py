@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from fedgist.errors import printable
+from fedgist.report.escapes import csv_text, latex_text, markdown_text
+from fedgist.report.sheet import Sheet
 from fedgist.report.study_rows import Row, Study
-from fedgist.report.tables import Sheet, sheets
+from fedgist.report.tables import sheets
+from fedgist.report.terminal import SheetView, words
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
@@ -31,50 +31,32 @@ def render(study: Study, form: Format) -> str | Group:
 def in_words(tables: Sequence[Sheet], notes: Sequence[str], form: Format) -> str | Group:
     """Return tables and notes for a reader: in a terminal, Markdown or LaTeX."""
     if form == "markdown":
-        parts = [_markdown(sheet) for sheet in tables] + [f"- {note}" for note in notes]
+        parts = [*map(_markdown, tables), *(f"- {markdown_text(note)}" for note in notes)]
         return "\n".join(parts) + "\n"
     if form == "latex":
-        parts = [_latex(sheet) for sheet in tables] + [f"% {note}" for note in notes]
+        parts = [*map(_latex, tables), *(f"% {printable(note)}" for note in notes)]
         return "\n".join(parts) + "\n"
-    spaced = [part for sheet in tables for part in (_rich(sheet), Text())]
-    return Group(*spaced, *(Text(f"! {note}") for note in notes))
-
-
-def _rich(sheet: Sheet) -> Table:
-    table = Table(
-        title=sheet.title,
-        title_justify="left",
-        title_style="bold",
-        caption=sheet.caption,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for i, name in enumerate(sheet.columns):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*row)
-    return table
+    spaced = [part for sheet in tables for part in (SheetView(sheet), Text())]
+    return Group(*spaced, *(words(f"! {note}") for note in notes))
 
 
 def _markdown(sheet: Sheet) -> str:
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
 
     rule = "|---" + "|---:" * (len(sheet.columns) - 1) + "|"
-    head = [f"**{sheet.title}**", "", line(sheet.columns), rule]
-    return "\n".join([*head, *map(line, sheet.rows), "", sheet.caption, ""])
+    head = [f"**{markdown_text(sheet.title)}**", "", line(sheet.columns), rule]
+    return "\n".join([*head, *map(line, sheet.rows), "", markdown_text(sheet.caption), ""])
 
 
 def _latex(sheet: Sheet) -> str:
     def line(cells: Sequence[str]) -> str:
-        return " & ".join(_tex(cell) for cell in cells) + r" \\"
+        return " & ".join(map(latex_text, cells)) + r" \\"
 
     return "\n".join(
         [
             r"\begin{table}",
-            r"\caption{" + _tex(f"{sheet.title}. {sheet.caption}") + ".}",
+            r"\caption{" + latex_text(f"{sheet.title}. {sheet.caption}") + ".}",
             r"\begin{tabular}{l" + "r" * (len(sheet.columns) - 1) + "}",
             r"\toprule",
             line(sheet.columns),
@@ -88,22 +70,13 @@ def _latex(sheet: Sheet) -> str:
     )
 
 
-def _tex(text: str) -> str:
-    escaped = "".join(
-        "\\" + c if c in "%&_#${}" else c for c in text.replace("\\", r"\textbackslash ")
-    )
-    signs = {"±": r"$\pm$", "†": r"$\dagger$", "..": "--", "<": "$<$", ">": "$>$"}
-    for sign, tex in signs.items():
-        escaped = escaped.replace(sign, tex)
-    return escaped
-
-
 def as_data(study: Study) -> dict[str, Any]:
     """Return a study as plain values: fractions and bytes, unrounded."""
     return {
         "metric": study.metric,
         "better": study.measure.better,
         "reference": study.reference,
+        "two_sided": study.two_sided,
         "target_accuracy": study.target_accuracy,
         "rows": [_row_data(row) for row in study.rows],
         "notes": list(study.notes),
@@ -122,7 +95,7 @@ def _row_data(row: Row) -> dict[str, Any]:
     if row.target:
         data["target_reached"] = row.target.reached
     if row.versus:
-        data["p"] = row.versus.p
+        data |= {"p": row.versus.p, "p_holm": row.versus.p_holm}
     data |= _estimate_data(row)
     if row.paper:
         mean, error = row.paper.accuracy or (None, None)
@@ -167,11 +140,9 @@ def _estimate_data(row: Row) -> dict[str, float | None]:
 def _csv(study: Study) -> str:
     rows = [_row_data(row) for row in study.rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(
-            {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()}
-        )
-    return buffer.getvalue()
+    cells = [[_joined(row.get(name)) for name in names] for row in rows]
+    return csv_text([names, *cells])
+
+
+def _joined(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fedgist.core.objective import Metric
 from fedgist.federation.columns import over_clients, spread_of
 from fedgist.report.formatting import bits, percent, size
+from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Paper, Row, Study, Target
 
@@ -15,9 +15,9 @@ CAPTION = (
     "mean ± standard error over seeds; 95 % interval: percentile bootstrap of the mean; "
     "best: the best of the values shown, chosen afterwards, so not a result"
 )
-PAIRED = (
-    "difference from {0}, paired by seed; p: Wilcoxon's signed-rank test, one-tailed: {0} is better"
-)
+PAIRED = "difference from {0}, paired by seed; p: Wilcoxon's signed-rank test, {1}"
+ONE_SIDED, TWO_SIDED = "one-sided: {0} is better", "two-sided: {0} is better or worse"
+CORRECTED = "p (Holm): after Holm's correction for {0} comparison{1}"
 TARGET = (
     "rounds and payload until the target is first reached, mean ± standard error over seeds; B is "
     "bytes, b is bits"
@@ -25,16 +25,6 @@ TARGET = (
 TARGET_MISSED = "†: for a seed that never reached it, until the round of its highest accuracy"
 
 Cell = Callable[[Row], str]
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One table in words: a title, column names, rows, and a caption."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
 
 
 def sheets(study: Study) -> list[Sheet]:
@@ -50,12 +40,12 @@ def _results(study: Study) -> Sheet:
     show = _shower(study.measure)
     columns: dict[str, Cell] = {
         "method": lambda row: row.label + (" *" if row.unfinished else ""),
-        "seeds": lambda row: str(len(row.runs)),
-        "rounds": lambda row: "-".join(str(r) for r in dict.fromkeys(row.rounds)),
         "final": lambda row: show(row.final),
         "95 % interval": lambda row: _interval(row.final, show),
         "last 10": lambda row: show(row.last10),
         "best": lambda row: show(row.best),
+        "seeds": lambda row: str(len(row.runs)),
+        "rounds": lambda row: "-".join(str(r) for r in dict.fromkeys(row.rounds)),
     }
     if any(row.paper and row.paper.accuracy for row in study.rows):
         columns["paper"] = lambda row: _printed(row.paper)
@@ -74,20 +64,28 @@ def _differences(study: Study) -> Sheet | None:
     show = _shower(study.measure)
     rows = []
     for label, versus in compared:
-        p = "-" if versus.p is None else f"{versus.p:.3g}"
         difference = versus.difference
-        numbers = (show(difference, signed=True), _interval(difference, show, signed=True), p)
-        rows.append((label, str(difference.count), *numbers))
-    columns = ("method", "pairs", "difference", "95 % interval", "p")
-    return Sheet(f"Against {study.reference}", columns, tuple(rows), PAIRED.format(study.reference))
+        numbers = (show(difference, signed=True), _interval(difference, show, signed=True))
+        chances = (_chance(versus.p), _chance(versus.p_holm))
+        rows.append((label, *numbers, *chances, str(difference.count)))
+    columns = ("method", "difference", "95 % interval", "p", "p (Holm)", "pairs")
+    sides = (TWO_SIDED if study.two_sided else ONE_SIDED).format(study.reference)
+    tests = sum(versus.p is not None for _, versus in compared)
+    corrected = CORRECTED.format(tests, "" if tests == 1 else "s")
+    caption = f"{PAIRED.format(study.reference, sides)}. {corrected}"
+    return Sheet(f"Against {study.reference}", columns, tuple(rows), caption)
+
+
+def _chance(p: float | None) -> str:
+    return "-" if p is None else f"{p:.3g}"
 
 
 def _communication(study: Study) -> Sheet:
     columns: dict[str, Cell] = {
         "method": lambda row: row.label,
+        "in all": lambda row: size(row.up.mean + row.down.mean) if row.up and row.down else "-",
         "sent up": lambda row: _mean(row.up, size),
         "sent down": lambda row: _mean(row.down, size),
-        "in all": lambda row: size(row.up.mean + row.down.mean) if row.up and row.down else "-",
     }
     caption = "payload bytes of a whole run, mean over seeds"
     return _sheet("Communication", columns, study, caption)
@@ -152,7 +150,7 @@ def _interval(value: Estimate | None, show: Callable[..., str], *, signed: bool 
     if value is None or value.low is None or value.high is None:
         return "-"
     low, high = (show(Estimate(1, end), signed=signed) for end in (value.low, value.high))
-    return f"{low}..{high}"
+    return f"[{low}, {high}]"
 
 
 def _mean(value: Estimate | None, show: Callable[[float], str]) -> str:

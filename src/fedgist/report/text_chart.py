@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedgist.federation.columns import ACCURACY
-from fedgist.report.run_files import RunFiles
+from fedgist.errors import printable
+from fedgist.report.curves import Lines, curve
 
 MARKS = "●○▲△■□◆◇"
 
@@ -14,13 +14,17 @@ MARGIN = 8  # columns left of the chart, for the numbers of the y axis
 Curve = Sequence[tuple[float, float]]
 
 
-def accuracy_chart(runs: Sequence[RunFiles], width: int = 78) -> str:
-    """Return the runs' accuracy by round, drawn in characters."""
-    curves = {}
-    for run in runs:
-        name = run.name if run.name not in curves else str(run.folder)
-        curves[name] = [(float(r), 100 * v) for r, v in zip(*run.column(ACCURACY), strict=True)]
-    return chart(curves, width, x_label="round", y_label="accuracy, mean of clients, %")
+def chart_of(lines: Lines, width: int = 78) -> str:
+    """Return the mean over seeds by round, drawn in characters, a curve for each row."""
+    in_percent = lines.measure.unit == "fraction"
+    curves: dict[str, Curve] = {}
+    for label, runs in lines.rows:
+        if found := curve(runs, lines.metric):
+            points = zip(found.rounds, found.mean, strict=True)
+            curves[label] = [(float(r), (100 if in_percent else 1) * v) for r, v in points]
+    title = lines.measure.title.lower()
+    y_label = f"{title}, mean of clients{', %' if in_percent else ''}"
+    return chart(curves, width, x_label="round", y_label=y_label)
 
 
 def chart(
@@ -43,8 +47,8 @@ def chart(
         return round((value - start) / (end - start) * (cells - 1)) if end > start else 0
 
     marks = [MARKS[i % len(MARKS)] for i in range(len(curves))]
-    for mark, curve in zip(marks, curves.values(), strict=True):
-        for x, y in curve:
+    for mark, line in zip(marks, curves.values(), strict=True):
+        for x, y in line:
             grid[height - 1 - place(y, low, high, height)][place(x, low_x, high_x, columns)] = mark
     labels = {
         height - 1 - place(v, low, high, height): f"{v:.1f}" for v in (low, (low + high) / 2, high)
@@ -54,6 +58,8 @@ def chart(
     ]
     left, right = f"{low_x:g}", f"{high_x:g}"
     axis = f"{left}{x_label:^{max(0, columns - len(left) - len(right))}}{right}"
-    legend = "   ".join(f"{mark} {name}" for mark, name in zip(marks, curves, strict=True))
+    legend = "   ".join(
+        f"{mark} {printable(name)}" for mark, name in zip(marks, curves, strict=True)
+    )
     head = f"{y_label}   {legend}" if y_label else legend
     return "\n".join([head, *lines, " " * (MARGIN - 1) + "└" + "─" * columns, " " * MARGIN + axis])

@@ -6,14 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-
-from fedgist.federation.columns import ACCURACY
+from fedgist.federation.columns import ACCURACY, DOWN_BYTES, UP_BYTES
 from fedgist.federation.record import ROUNDS
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
+from fedgist.report.sheet import Sheet
 from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -49,27 +46,35 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in picks)
 
 
-def overview(runs: Sequence[RunFiles]) -> Table:
+def overview(runs: Sequence[RunFiles]) -> Sheet:
     """Return a table with a line for each run: rounds, accuracy, bytes sent, time left."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "", "round", "accuracy", "", "sent", "left"):
-        table.add_column(
-            name, justify="left" if name in {"", "run"} else "right", no_wrap=name != "run"
-        )
-    for run in runs:
-        _, values = run.column(_metric(run))
-        status = state(run)
-        seconds = left(run)
-        table.add_row(
-            f"{run.name} {run.seed}  {run.folder}",
-            ProgressBar(run.planned, run.done, width=12),
-            f"{run.done}/{run.planned}",
-            _accuracy(run),
-            sparkline(values),
-            size(run.total("comm/up_bytes") + run.total("comm/down_bytes")),
-            status if status != "running" else "-" if seconds is None else duration(seconds),
-        )
-    return table
+    return Sheet(
+        "", ("run", "accuracy", "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
+    )
+
+
+def _state(run: RunFiles) -> tuple[str, ...]:
+    status, seconds = state(run), left(run)
+    time_left = status if status != "running" else "-" if seconds is None else duration(seconds)
+    return (
+        f"{run.name} {run.seed}  {run.folder}",
+        _accuracy(run),
+        sparkline(run.column(_metric(run))[1]),
+        f"{run.done}/{run.planned}",
+        bar(run.done / max(1, run.planned)),
+        size(run.total(UP_BYTES) + run.total(DOWN_BYTES)),
+        time_left,
+    )
+
+
+def bar(share: float, width: int = 12) -> str:
+    """Return a bar of which a share is full.
+
+    >>> bar(0.5, 4)
+    '━━──'
+    """
+    full = round(width * min(1.0, max(0.0, share)))
+    return "━" * full + "─" * (width - full)
 
 
 def lines(runs: Sequence[RunFiles]) -> list[str]:

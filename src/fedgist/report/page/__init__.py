@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from importlib import metadata, resources
 
 import jinja2
+import markupsafe
 
+from fedgist.errors import printable
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import duration
 from fedgist.report.pictures import legend
@@ -25,7 +27,9 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     differing = [(key, words) for key, words in values.items() if len(set(words)) > 1]
     common = [(key, words[0]) for key, words in values.items() if len(set(words)) == 1]
     seeds = len({run.seed for run in runs})
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
     return environment.from_string(_part("report.html.j2")).render(
         title=title,
         lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, "
@@ -49,12 +53,20 @@ def _part(name: str) -> str:
     return (resources.files(__package__ or __name__) / name).read_text(encoding="utf-8")
 
 
+def _shown(value: object) -> object:
+    """Return a value of the page with escapes for what cannot be printed; parts of ours as is."""
+    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
+        return printable(value)
+    return value
+
+
 def _embedded(picture: Picture) -> dict[str, str]:
     return {
         "name": picture.name,
         "title": picture.title,
         "caption": picture.caption,
         "svg": picture.svg(),
+        "points": str(picture.points),
         "png": base64.b64encode(picture.png()).decode(),
         "csv": base64.b64encode(picture.csv().encode()).decode(),
     }

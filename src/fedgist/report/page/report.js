@@ -13,7 +13,7 @@ for (const box of document.querySelectorAll(".legend input")) {
 // tables: a click on a column's name sorts by it, once more the other way round
 const UNITS = { k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 function number(text) {
-  const parts = text.match(/^([-+]?[\d.]+(?:e[-+]?\d+)?)(?: ([kMGT])?[Bb]\b)?/);
+  const parts = text.match(/^\[?([-+]?[\d.]+(?:e[-+]?\d+)?)(?: ([kMGT])?[Bb]\b)?/);
   return parts ? parseFloat(parts[1]) * (UNITS[parts[2]] || 1) : null;
 }
 function compare(a, b) {
@@ -40,7 +40,7 @@ for (const button of document.querySelectorAll("[data-svg]")) {
   button.addEventListener("click", () => {
     const drawing = document.querySelector(`#${button.dataset.svg} svg`).cloneNode(true);
     const text = new XMLSerializer().serializeToString(drawing)
-      .replaceAll("currentColor", "#010101").replaceAll("var(--grid, #dadad9)", "#dadad9");
+      .replaceAll("currentColor", "#010101").replaceAll(/var\(--\w+, (#\w+)\)/g, "$1");
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
     link.download = `${button.dataset.svg}.svg`;

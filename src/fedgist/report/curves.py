@@ -1,0 +1,190 @@
+"""A metric by round and by bytes sent: the mean over a row's seeds, with its band."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgist.core.objective import Metric
+from fedgist.federation.columns import ACCURACY, measured, spread_of
+from fedgist.report.drawing import (
+    HEIGHT,
+    INK,
+    STYLE,
+    Picture,
+    Table,
+    color,
+    dashes,
+    matplotlib,
+    new_figure,
+    write_png,
+)
+from fedgist.report.marks import End, byte_ticks, name_ends, whole_ticks
+from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import group
+from fedgist.report.study_rows import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BAND = "Line: mean over seeds; band: its standard error, or with one seed the spread over clients."
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What is drawn: rows of runs that differ in their seed alone, by label, and a metric."""
+
+    rows: tuple[tuple[str, Sequence[RunFiles]], ...]
+    metric: str
+    measure: Metric
+    target: float | None = None
+
+
+def lines_of(study: Study) -> Lines:
+    """Return the lines of a study."""
+    rows = tuple((row.label, row.runs) for row in study.rows)
+    return Lines(rows, study.metric, study.measure, study.target_accuracy)
+
+
+def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
+    """Return the lines of runs, one for all seeds of the same settings, in their main metric."""
+    whole = [run for run in runs if run.recipe]
+    metric = whole[0].main if whole else ACCURACY
+    measure = measured(metric, whole[0].metrics) if whole else measured(metric)
+    groups, _ = group(whole)
+    return Lines(tuple((one.label, one.runs) for one in groups), metric, measure)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The mean over seeds by round, the ends of its band, and the bytes sent until then."""
+
+    rounds: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    sent: list[float]
+
+
+def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
+    """Return the curve of a row's runs at the rounds that all of them have; None without any."""
+    runs = [run for run in row if run.column(metric)[0]]
+    if not runs:
+        return None
+    columns = [dict(zip(*run.column(metric), strict=True)) for run in runs]
+    rounds = sorted(set.intersection(*(set(column) for column in columns)))
+    means = [statistics.fmean([column[r] for column in columns]) for r in rounds]
+    if len(columns) > 1:
+        root = len(columns) ** 0.5
+        band = [statistics.stdev([column[r] for column in columns]) / root for r in rounds]
+    else:
+        over_clients = spread_of(metric)
+        column = runs[0].column(over_clients) if over_clients else ([], [])
+        spread = dict(zip(*column, strict=True))
+        band = [spread.get(r, 0.0) for r in rounds]
+    low = [mean - half for mean, half in zip(means, band, strict=True)]
+    high = [mean + half for mean, half in zip(means, band, strict=True)]
+    totals = [run.sent() for run in runs]
+    sent = [statistics.fmean([sum(total[r]) for total in totals]) for r in rounds]
+    return Curve(rounds, means, low, high, sent)
+
+
+def by_round(lines: Lines) -> Picture:
+    """Return the picture of the metric by round."""
+    figure, axes = new_figure(height=_height(lines))
+    table = _draw(lines, axes, by_bytes=False)
+    return Picture("by-round", "By round", BAND, figure, table)
+
+
+def by_bytes(lines: Lines) -> Picture | None:
+    """Return the picture of the metric by bytes sent; None if no row sends anything."""
+    figure, axes = new_figure(height=_height(lines))
+    table = _draw(lines, axes, by_bytes=True)
+    if not any(line[2] for line in table[1:]):
+        return None
+    caption = f"{BAND} A method that sends nothing is a level: its last round's."
+    return Picture("by-bytes", "By communication", caption, figure, table)
+
+
+def curves_png(lines: Lines, path: Path) -> None:
+    """Write a PNG of a metric by round and by bytes sent.
+
+    Raises
+    ------
+    ReportError
+        If matplotlib is missing or does not know the file's format.
+    """
+    with matplotlib().rc_context(STYLE):
+        figure, (left, right) = new_figure(10, max(3.8, _height(lines)), columns=2)
+        _draw(lines, left, by_bytes=False)
+        _draw(lines, right, by_bytes=True)
+        right.set_ylabel("")
+        figure.supxlabel(BAND, fontsize="small")
+        write_png(figure, path)
+
+
+def _height(lines: Lines) -> float:
+    return max(HEIGHT, 0.2 * len(lines.rows) + 1.2)
+
+
+def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
+    """Draw the rows' curves with their names; return their numbers."""
+    in_percent = lines.measure.unit == "fraction"
+    scale = 100.0 if in_percent else 1.0
+    table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
+    ends, silent, sent = [], [], [0.0]
+    for i, (label, runs) in enumerate(lines.rows):
+        found = curve(runs, lines.metric)
+        if found is None or not found.rounds:
+            continue
+        columns = (found.rounds, found.sent, found.mean, found.low, found.high)
+        table += [[label, *line] for line in zip(*columns, strict=True)]
+        last = scale * found.mean[-1]
+        if by_bytes and not any(found.sent):
+            silent.append((i, last, label))
+            continue
+        x: Sequence[float] = found.sent if by_bytes else found.rounds
+        _line(axes, i, x, [[scale * v for v in column] for column in columns[2:]])
+        ends.append(End(i, x[-1], last, label))
+        sent += [value for value in x if by_bytes and value]
+    if lines.target is not None:
+        axes.axhline(scale * lines.target, color=INK, linewidth=0.8, linestyle=":")
+    title = lines.measure.title.lower()
+    axes.set_ylabel(f"{title} (%)" if in_percent else title)
+    _finish(axes, ends, silent, sent[1:], by_bytes=by_bytes)
+    return table
+
+
+def _line(axes: Axes, number: int, x: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
+    """Draw mean and band; a mean of one round is a point."""
+    mean, low, high = columns
+    hue, name = color(number), f"row-{number}"
+    mark = "o" if len(x) == 1 else ""
+    axes.plot(x, mean, color=hue, linestyle=dashes(number), marker=mark, gid=name)
+    axes.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0, gid=name)
+
+
+def _finish(
+    axes: Axes,
+    ends: Sequence[End],
+    silent: Sequence[tuple[int, float, str]],
+    sent: Sequence[float],
+    *,
+    by_bytes: bool,
+) -> None:
+    """Set up the x axis, draw the levels of rows that send nothing, and name all lines."""
+    if by_bytes:
+        axes.set_xlabel("payload sent, up and down (log scale)")
+        if sent:
+            byte_ticks(axes, "x", sent)
+    else:
+        axes.set_xlabel("round")
+        whole_ticks(axes.xaxis)
+    for number, level, _ in silent:
+        axes.axhline(level, color=color(number), linewidth=1.2, linestyle="--", gid=f"row-{number}")
+    right = axes.get_xlim()[1]
+    levels = [End(number, right, y, label, "(sends nothing)") for number, y, label in silent]
+    name_ends(axes, [*ends, *levels], HEIGHT)

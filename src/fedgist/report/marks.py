@@ -1,0 +1,227 @@
+"""What several pictures draw: names at the ends of lines, ticks, bubbles, boxes, bars, points."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedgist.report.drawing import COLORS, INK, PAPER, Table, color, short
+from fedgist.report.formatting import size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.lines import Line2D
+
+LINE = 11.0  # points from one line of text to the next
+BUBBLE = 200.0  # square points: the area of the largest bubble
+DECADES = 1.5  # over more there is no room for ticks between powers of ten
+SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # of parts of a bar: no row has such a colour
+SIGNS = "os^Dv*Pd"  # of points: another one where the colours start again
+LETTERS = 50  # in a line of a legend
+MOST_NAMED = 20  # groups of points in a legend
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of row ``number``'s line, the name to write there, and a note below it."""
+
+    number: int
+    x: float
+    y: float
+    name: str
+    note: str = ""
+
+
+def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
+    """Write a name at the end of each line, moved up or down where names would overlap.
+
+    ``inches`` is how high the axes and what belongs to them are. Call it when all lines are drawn:
+    it must know the limits of the axes.
+    """
+    if not ends:
+        return
+    height = 0.75 * 72 * inches
+    texts = [_words(end) for end in ends]
+    places = axes.transAxes.inverted().transform(
+        axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
+    )
+    wanted = [float(height * y) for _, y in places]
+    found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts])
+    for end, text, here, there in zip(ends, texts, wanted, found, strict=True):
+        drawn = axes.annotate(
+            text,
+            (end.x, end.y),
+            xytext=(10, there - here),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color(end.number), "lw": 1, "shrinkB": 0},
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+        )
+        drawn.set_gid(f"row-{end.number}")
+
+
+def _words(end: End) -> str:
+    lines = textwrap.wrap(short(end.name, 40), 18, max_lines=3, placeholder="…")
+    return "\n".join([*lines, *([end.note] if end.note else [])])
+
+
+def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Return places as near to the wanted ones as possible at which nothing overlaps.
+
+    Neighbours that overlap become a block around the mean of what they want, as often as needed.
+
+    >>> spread([0.0, 1.0, 50.0], [10.0, 10.0, 10.0])
+    [-4.5, 5.5, 50.0]
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    blocks: list[tuple[list[int], float, float]] = []  # members, middle, height
+    for place in order:
+        block = ([place], wanted[place], heights[place])
+        while blocks and block[1] - block[2] / 2 < blocks[-1][1] + blocks[-1][2] / 2:
+            members = [*blocks.pop()[0], *block[0]]
+            block = _stacked(members, wanted, heights)
+        blocks.append(block)
+    found = [0.0] * len(wanted)
+    for members, middle, height in blocks:
+        bottom = middle - height / 2
+        for place in members:
+            found[place] = bottom + heights[place] / 2
+            bottom += heights[place]
+    return found
+
+
+def _stacked(
+    members: list[int], wanted: Sequence[float], heights: Sequence[float]
+) -> tuple[list[int], float, float]:
+    height = sum(heights[place] for place in members)
+    middle = sum(wanted[place] for place in members) / len(members)
+    return members, middle, height
+
+
+def whole_ticks(axis: Axis) -> None:
+    """Let an axis have ticks at whole numbers alone: rounds, clients."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def byte_ticks(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+    """Make an axis logarithmic, from the smallest of the values to the largest, with units."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    low, high = min(values), max(values)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.3, high * 1.3)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    steps = (1.0,) if math.log10(high / low) > DECADES else (1.0, 2.0, 5.0)
+    axis.set_major_locator(ticker.LogLocator(subs=steps))
+    axis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def bubbles(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[object]) -> None:
+    """Draw each client's rows of each class as the area of a bubble, with a legend of sizes."""
+    most = max((count for line in counts for count in line), default=1) or 1
+    cells = [(x, y, n) for x, line in enumerate(counts) for y, n in enumerate(line) if n]
+    axes.scatter(
+        [x for x, _, _ in cells],
+        [y for _, y, _ in cells],
+        s=[BUBBLE * n / most for _, _, n in cells],
+        color=COLORS[0],
+        alpha=0.8,
+        linewidths=0,
+    )
+    step = 1 + (len(classes) - 1) // 30
+    axes.set_yticks(range(0, len(classes), step), [short(name, 16) for name in classes[::step]])
+    axes.set(xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3))
+    axes.set_ylim(-0.7, len(classes) - 0.3)
+    whole_ticks(axes.xaxis)
+    sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
+    _legend(axes, [(_mark("o", COLORS[0], BUBBLE * n / most), f"{n} rows") for n in sizes])
+
+
+def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
+    """Draw a lying box for each row's number, label and values, from top to bottom."""
+    parts = axes.boxplot(
+        [values for _, _, values in rows],
+        orientation="horizontal",
+        widths=0.6,
+        patch_artist=True,
+        flierprops={"markersize": 3, "markeredgecolor": INK},
+        medianprops={"color": INK},
+        whiskerprops={"color": INK},
+        capprops={"color": INK},
+    )
+    for (i, _, _), box in zip(rows, parts["boxes"], strict=True):
+        box.set(facecolor=color(i), alpha=0.6, edgecolor=color(i), gid=f"row-{i}")
+    axes.set_yticks(range(1, len(rows) + 1), [short(label, 24) for _, label, _ in rows])
+    axes.invert_yaxis()
+
+
+def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
+    """Draw a lying bar for each row, its label first, then the length of each part in ``names``."""
+    left = [0.0] * len(rows)
+    for place, shade in enumerate(SHADES[: len(names)], 1):
+        widths = [row[place] for row in rows]
+        bars = axes.barh(range(len(rows)), widths, left=left, color=shade, height=0.6)
+        for i, bar in enumerate(bars):
+            bar.set(edgecolor=INK, linewidth=0.6, gid=f"row-{i}")
+        left = [end + width for end, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), [short(row[0], 24) for row in rows])
+    axes.invert_yaxis()
+    marks = [_mark("s", shade, 60) for shade in SHADES]
+    _legend(axes, list(zip(marks, names, strict=True)))
+
+
+def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+    """Draw points in a colour and a sign for each of their names, with a legend below."""
+    known = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
+    entries = []
+    for number, name in enumerate(known):
+        of_group = [point for point, other in zip(points, names, strict=True) if other == name]
+        sign = SIGNS[number // len(COLORS) % len(SIGNS)]
+        axes.scatter(
+            [x for x, _ in of_group],
+            [y for _, y in of_group],
+            s=18,
+            color=color(number),
+            marker=sign,
+            alpha=0.85,
+            linewidths=0,
+        )
+        entries.append((_mark(sign, color(number), 30), short(name, 12)))
+    more = len(entries) - MOST_NAMED
+    if more > 0:
+        entries = [*entries[:MOST_NAMED], (_mark("", INK, 0), f"and {more} more")]
+    _legend(axes, entries, below=True)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _mark(sign: str, hue: str, area: float) -> Line2D:
+    lines = importlib.import_module("matplotlib.lines")
+    mark: Line2D = lines.Line2D(
+        [], [], ls="", marker=sign or None, color=hue, ms=math.sqrt(area), mew=0, alpha=0.8
+    )
+    return mark
+
+
+def _legend(axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: bool = False) -> None:
+    """Draw a legend above or below the axes, no wider than they are, to be read line by line."""
+    longest = max((len(name) for _, name in entries), default=1)
+    count = len(entries)
+    lines = math.ceil(count / max(1, LETTERS // (longest + 4)))
+    columns = math.ceil(count / max(1, lines))
+    order = [i for first in range(columns) for i in range(first, count, columns)]
+    axes.legend(
+        [entries[i][0] for i in order],
+        [f"\u200b{entries[i][1]}" for i in order],  # an underscore first would hide an entry
+        loc="upper center" if below else "lower center",
+        bbox_to_anchor=(0.5, 0.0 if below else 1.0),
+        ncols=max(1, columns),
+        handletextpad=0.3,
+        columnspacing=1.2,
+    )

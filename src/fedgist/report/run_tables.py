@@ -1,0 +1,95 @@
+"""The tables of ``fedgist show``: runs one below the other, and the rounds of one."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import groupby
+
+from fedgist.federation.columns import (
+    DOWN_BYTES,
+    GLOBAL_ACCURACY,
+    TRAIN_LOSS,
+    UP_BYTES,
+    measured,
+    spread_of,
+)
+from fedgist.report.formatting import duration, percent, size
+from fedgist.report.run_files import RunFiles
+from fedgist.report.sheet import Sheet
+
+
+def overview(runs: Sequence[RunFiles]) -> Sheet:
+    """Return a table with a line for each run, or for each set of seeds.
+
+    Final score over clients (the first metric of the objective), its spread, and the bytes sent.
+    """
+    score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
+    by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
+    return Sheet(
+        "Final round",
+        ("method", score, "spread", "one model", "rounds", "sent up", "sent down"),
+        tuple(_summary_of(name, list(seeds)) for (_, name), seeds in by_folder),
+        "mean and spread over clients; one model: a global one, all test rows",
+    )
+
+
+def _summary_of(name: str, seeds: Sequence[RunFiles]) -> tuple[str, ...]:
+    main = seeds[0].main
+    spreads = _last_values(seeds, spread_of(main) or "")
+    rounds = [run.done for run in seeds]
+    return (
+        name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
+        mean_and_error(_last_values(seeds, main)),
+        percent(statistics.fmean(spreads)) if spreads else "-",
+        mean_and_error(_last_values(seeds, GLOBAL_ACCURACY)),
+        str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
+        size(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
+        size(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
+    )
+
+
+def _folder_of_seeds(run: RunFiles) -> str:
+    return str(run.folder.parent if run.folder.name.startswith("seed-") else run.folder)
+
+
+def _last_values(runs: Sequence[RunFiles], key: str) -> list[float]:
+    return [value for run in runs if (value := run.last(key)) is not None]
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """Return the mean as percent, with its standard error where there are two values or more."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return percent(values[0])
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{100 * statistics.fmean(values):.2f} ± {100 * error:.2f} %"
+
+
+def by_round(run: RunFiles, most: int = 12) -> Sheet:
+    """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
+    score = measured(run.main, run.metrics).title.lower()
+    count = len(run.rounds)
+    shown = min(count, most)
+    places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
+    return Sheet(
+        str(run.folder),
+        ("round", score, "spread", "train loss", "sent up", "sent down", "time"),
+        tuple(_line_of(run, place) for place in places),
+    )
+
+
+def _line_of(run: RunFiles, place: int) -> tuple[str, ...]:
+    line = run.rounds[place]
+    loss = line.get(TRAIN_LOSS)
+    return (
+        str(line["round"]),
+        percent(line.get(run.main)),
+        percent(line.get(spread_of(run.main) or "")),
+        "-" if loss is None else f"{loss:.4f}",
+        size(line.get(UP_BYTES) or 0),
+        size(line.get(DOWN_BYTES) or 0),
+        duration(line.get("time/round_s") or 0.0),
+    )

@@ -1,0 +1,128 @@
+"""What reaches a terminal: words and sheets in which names are data.
+
+A name can hold anything: brackets that rich would take for markup, sequences that would move the
+cursor or rename the window. Here brackets are brackets, and what cannot be printed is shown as its
+escape. Nothing else makes a console or writes to one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedgist.errors import printable
+from fedgist.report.sheet import Sheet
+
+GAP = 2  # columns between two columns of a sheet
+NARROW = 24  # columns of a terminal that the rows' names keep when a sheet does not fit
+
+
+def console(
+    file: IO[str] | None = None,
+    *,
+    stderr: bool = False,
+    width: int | None = None,
+    soft_wrap: bool = False,
+) -> Console:
+    """Return a console that takes no text for markup."""
+    return Console(
+        file=file,
+        stderr=stderr,
+        width=width,
+        soft_wrap=soft_wrap,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def words(text: str, style: str = "") -> Text:
+    """Return one line of text with nothing in it but what can be printed."""
+    return Text(printable(text), style)
+
+
+def paragraph(text: str) -> Text:
+    """Return a text of several lines, each with nothing in it but what can be printed."""
+    return Text("\n".join(map(printable, text.split("\n"))))
+
+
+def column(template: str, style: str = "none") -> TextColumn:
+    """Return a column of a progress display, in which names are no markup."""
+    return TextColumn(template, style=style, markup=False)
+
+
+def say(line: str, *, error: bool = False) -> None:
+    """Write one line at once, for a pipe or a log: to standard output, or standard error."""
+    stream = sys.stderr if error else sys.stdout
+    stream.write(printable(line) + "\n")
+    stream.flush()
+
+
+@dataclass(frozen=True)
+class SheetView:
+    """A sheet as rich shows it: no header is ever cut.
+
+    Where the columns do not fit side by side, they are shown in blocks below each other, each with
+    the rows' names; long names are folded.
+    """
+
+    sheet: Sheet
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Yield title, tables and caption."""
+        if self.sheet.title:
+            yield words(self.sheet.title, "bold")
+        widths = _fitted(_widths(self.sheet), options.max_width)
+        for block in _blocks(widths, options.max_width):
+            yield _table(self.sheet, block, widths)
+        if self.sheet.caption:
+            yield words(self.sheet.caption, "italic dim")
+
+
+def _widths(sheet: Sheet) -> list[int]:
+    """Return the width that each column needs."""
+    lines = [sheet.columns, *sheet.rows]
+    return [max(cell_len(printable(line[i])) for line in lines) for i in range(len(sheet.columns))]
+
+
+def _fitted(widths: Sequence[int], room: int) -> list[int]:
+    """Return the widths with the rows' names narrowed first, and no column wider than its room."""
+    first, *rest = widths
+    left = room - sum(rest) - GAP * len(rest)
+    first = min(first, max(left, min(NARROW, room // 2)))
+    return [first, *(min(width, max(1, room - GAP - first)) for width in rest)]
+
+
+def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the numbers of the columns in each block; the first column is in all of them."""
+    blocks, used = [[0]], widths[0]
+    for number, width in enumerate(widths[1:], 1):
+        if used + GAP + width > room and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(number)
+        used += GAP + width
+    return blocks
+
+
+def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for i in block:
+        table.add_column(
+            words(sheet.columns[i]),
+            justify="right" if i else "left",
+            width=widths[i],
+            overflow="fold",
+        )
+    for row in sheet.rows:
+        table.add_row(*(words(row[i]) for i in block))
+    return table
