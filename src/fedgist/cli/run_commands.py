@@ -17,13 +17,14 @@ from fedgist.data import read_examples
 from fedgist.errors import RecipeError
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import Recipe, read
+from fedgist.federation.recipe_data import class_counts
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.run_directory import as_folder
 from fedgist.federation.server_run import Stopped
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.trained_models import export as export_model
-from fedgist.federation.world import Given, World, class_counts, make_world
+from fedgist.federation.world import Given, World, make_world
 from fedgist.report import run_files
 from fedgist.report.escapes import csv_text
 from fedgist.report.pictures import partition_png
@@ -192,7 +193,7 @@ def partition(
     """Print and draw how many rows of each class each client has, before any training."""
     parsed = read(find_recipe(recipe), settings or [])
     world = make_world(parsed, Given(root=data_root))
-    split = class_counts(world)
+    split = class_counts(world.data, world.partition)
     counts = split["train"]
     screen = console()
     screen.print(SheetView(_partition_sheet(world, counts)))
@@ -209,7 +210,8 @@ def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> S
     for i, line in enumerate(counts[:most]):
         shades = "".join("·░▒▓█"[0 if n == 0 else 1 + min(3, 4 * n // (peak + 1))] for n in line)
         sizes = [str(len(part[i])) for part in (rows.train, rows.validation, rows.test)]
-        lines.append((str(i), *sizes, models.get(i, models[0]), shades))
+        called = rows.names[i] if rows.names else str(i)
+        lines.append((called, *sizes, models.get(i, models[0]), shades))
     if len(counts) > most:
         lines.append((f"and {len(counts) - most} more", "", "", "", "", ""))
     sizes_in_order = sorted(sum(line) for line in counts)

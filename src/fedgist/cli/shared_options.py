@@ -42,7 +42,8 @@ DataRoot = Annotated[
     ),
 ]
 ClientId = Annotated[
-    int, typer.Option("--client", help="Number of the client whose model is used, from 0.")
+    str,
+    typer.Option("--client", help="The client whose model is used: its name, or number from 0."),
 ]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")

@@ -36,7 +36,7 @@ class Dataset:
     with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels,
     ``columns`` those of a table, which say how its rows became ``x``. Where the source knows,
     ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
-    belongs.
+    belongs, and ``client_names`` what the source calls each of them.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Dataset:
     columns: tuple[Column, ...] = ()
     clients: Tensor | None = field(default=None, repr=False)
     clients_test: Tensor | None = field(default=None, repr=False)
+    client_names: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -44,11 +44,15 @@ PARTITIONS: MappingProxyType[str, Callable[..., Divided]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of each client: to train on, to validate on (empty unless asked for), to test on."""
+    """The rows of each client: to train on, to validate on (empty unless asked for), to test on.
+
+    ``names`` are the clients' own, where the data name them and the partition is theirs.
+    """
 
     train: Rows
     validation: Rows
     test: Rows
+    names: tuple[str, ...] = ()
 
 
 def partition(
@@ -91,7 +95,8 @@ def partition(
             )
             raise DataError(msg)
     kept, held = hold_out([_tensor(rows) for rows in train], validation, key)
-    return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]))
+    names = data.client_names[:num_clients] if PARTITIONS[name] is natural else ()
+    return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]), names)
 
 
 def hold_out(train: Sequence[Tensor], share: float, key: Tensor) -> tuple[Rows, Rows]:

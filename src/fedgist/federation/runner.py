@@ -14,11 +14,12 @@ from fedgist.federation import saved_features
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import Recipe, read, read_recorded
+from fedgist.federation.recipe_data import class_counts
 from fedgist.federation.record import PARTITION, RECIPE, Line, to_json
 from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
 from fedgist.federation.server_run import Place, run_server
-from fedgist.federation.world import Given, World, class_counts
+from fedgist.federation.world import Given, World
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _run(
 ) -> Outcome:
     check_precision(recipe.train.precision, recipe.engine.device)
     world, state = open_world(recipe, given, observer.note)
-    files = {PARTITION: to_json(class_counts(world)) + "\n"}
+    files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
 
     def save_features(federation: Federation) -> None:
         if folder and world.server.recipe.evaluate.save_features:

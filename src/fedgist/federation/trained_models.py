@@ -16,6 +16,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError, one_of
 from fedgist.federation import atomic_files as files
+from fedgist.federation.recipe_data import client_number
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 
@@ -67,23 +68,21 @@ class ClientModel(nn.Module):
         return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
 
 
-def client_model(federation: Federation, world: World, client: int) -> ClientModel:
+def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:
     """Return the model that a client holds after the last aggregation and its next download.
+
+    ``client`` is its number, or a text: its name, or its number.
 
     Raises
     ------
     RecipeError
         If there is no such client.
     """
-    if not 0 <= client < len(world.partition.test):
-        msg = (
-            f"there is no client {client}; this run has clients 0..{len(world.partition.test) - 1}"
-        )
-        raise RecipeError(msg)
+    number = client_number(world.partition, client)
     method = federation.method
     engine = simulation(federation)
     orders, downs, ctx = federation.downloads(federation.round)
-    place = 0 if method.merges_clients else client
+    place = 0 if method.merges_clients else number
     clients = engine.client(ctx, orders[place], downs[place])
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     return ClientModel(method, cpu.net, cpu.own, downs[place], ctx, world.data)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
@@ -20,21 +19,19 @@ from fedgist.core.method import ClientInfo, Context, Method, Task, Training
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import OBJECTIVES
 from fedgist.core.optim import Optimizer
-from fedgist.data import load
-from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import Dataset, check
+from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, examples
-from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import labelled_like
 from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
-from fedgist.federation.client_lists import rows_of_clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
 from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_data import divide, read_data
 from fedgist.federation.server_side import ServerSide
 
 TestSets = Mapping[str, tuple[Any, Any]]
@@ -74,9 +71,10 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     """
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
     root = random.key(recipe.seed)
-    data = read_data(recipe, given)
+    data = read_data(recipe, given.data, given.root)
     recipe = _with_clients(recipe, data, given)
-    parts = divide(recipe, data, given, random.fold(root, "partition"))
+    key = random.fold(root, "partition")
+    parts = divide(recipe, data, given.clients, given.clients_test, key)
     method = given.method or build_method(recipe.method.name, recipe.method.options)
     groups, device = given.groups or recipe_groups(recipe, data), recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
@@ -211,71 +209,3 @@ def _check_evaluation(side: ServerSide) -> None:
     if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
         msg = f"evaluate.on = 'global' needs test rows; {side.data_name} has none"
         raise RecipeError(msg)
-
-
-def read_data(recipe: Recipe, given: Given) -> Dataset:
-    """Return the examples that a recipe names, or the user's own.
-
-    Raises
-    ------
-    InputError
-        If they cannot be read, or ``data.augment`` is given for examples that are not images.
-    """
-    if given.data is not None:
-        return check(given.data).first(recipe.data.train_rows)
-    data = load(recipe.data.name, root=given.root, **recipe.data.options).first(
-        recipe.data.train_rows
-    )
-    if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
-        msg = (
-            f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
-        )
-        raise RecipeError(msg)
-    return data
-
-
-def divide(recipe: Recipe, data: Dataset, given: Given, key: Tensor) -> Partition:
-    """Return which client has which rows: by the recipe's partition, or the user's own lists.
-
-    Raises
-    ------
-    InputError
-        If the partition is not possible, or a list names rows that do not exist.
-    """
-    if given.clients is None and given.clients_test is not None:
-        msg = "clients_test is given without clients: give each client's training rows as well"
-        raise RecipeError(msg)
-    if given.clients is None:
-        p = recipe.partition
-        return partition(
-            data,
-            p.name,
-            recipe.clients.num_clients,
-            key,
-            validation=recipe.data.validation,
-            **p.options,
-        )
-    train = rows_of_clients(given.clients, len(data.y), "clients")
-    if (empty := next((i for i, rows in enumerate(train) if not len(rows)), None)) is not None:
-        msg = f"clients: client {empty} has no rows"
-        raise RecipeError(msg)
-    if given.clients_test is None:
-        tests = [torch.arange(len(data.y_test))] * len(train)
-    else:
-        tests = rows_of_clients(given.clients_test, len(data.y_test), "clients_test")
-    if len(tests) != len(train):
-        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
-        raise RecipeError(msg)
-    kept, held = hold_out(train, recipe.data.validation, key)
-    return Partition(kept, held, Rows.of(tests))
-
-
-def class_counts(world: World) -> dict[str, Any]:
-    """Return the names of the classes, and how many training rows of each every client has."""
-    names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
-    train = world.partition.train
-    counts = [
-        world.data.y[train[i]].bincount(minlength=world.data.num_classes).tolist()
-        for i in range(len(train))
-    ]
-    return {"classes": list(names), "train": counts}

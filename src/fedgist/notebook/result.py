@@ -40,8 +40,11 @@ class Result:
         columns = ("round", UP_BYTES, DOWN_BYTES)
         return [{name: line.get(name, 0) for name in columns} for line in self.rounds]
 
-    def model(self, client: int) -> ClientModel:
-        """Return a client's final model: an ``nn.Module`` from raw examples to logits."""
+    def model(self, client: int | str) -> ClientModel:
+        """Return a client's final model: an ``nn.Module`` from raw examples to logits.
+
+        ``client`` is its number, or a text: its name, or its number.
+        """
         return client_model(self.federation, self.world, client)
 
     def __repr__(self) -> str:

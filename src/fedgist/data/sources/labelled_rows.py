@@ -189,6 +189,7 @@ def dataset(
         classes=classes,
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
+        client_names=clients,
     )
 
 

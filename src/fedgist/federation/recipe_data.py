@@ -1,0 +1,115 @@
+"""The examples of a recipe, and the rows of each client: which, how many, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.data import load
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset, check
+from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.errors import RecipeError, listed, nearest
+from fedgist.federation.client_lists import rows_of_clients
+from fedgist.federation.recipe import Recipe
+
+
+def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = None) -> Dataset:
+    """Return the examples that a recipe names, below ``root``, or the user's own.
+
+    Raises
+    ------
+    InputError
+        If they cannot be read, or ``data.augment`` is given for examples that are not images.
+    """
+    if own is not None:
+        return check(own).first(recipe.data.train_rows)
+    data = load(recipe.data.name, root=root, **recipe.data.options).first(recipe.data.train_rows)
+    if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
+        msg = (
+            f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
+        )
+        raise RecipeError(msg)
+    return data
+
+
+def divide(
+    recipe: Recipe,
+    data: Dataset,
+    clients: Sequence[object] | None,
+    clients_test: Sequence[object] | None,
+    key: Tensor,
+) -> Partition:
+    """Return which client has which rows: by the recipe's partition, or the user's own lists.
+
+    Raises
+    ------
+    InputError
+        If the partition is not possible, or a list names rows that do not exist.
+    """
+    if clients is None and clients_test is not None:
+        msg = "clients_test is given without clients: give each client's training rows as well"
+        raise RecipeError(msg)
+    if clients is None:
+        p = recipe.partition
+        return partition(
+            data,
+            p.name,
+            recipe.clients.num_clients,
+            key,
+            validation=recipe.data.validation,
+            **p.options,
+        )
+    train = rows_of_clients(clients, len(data.y), "clients")
+    if (empty := next((i for i, rows in enumerate(train) if not len(rows)), None)) is not None:
+        msg = f"clients: client {empty} has no rows"
+        raise RecipeError(msg)
+    if clients_test is None:
+        tests = [torch.arange(len(data.y_test))] * len(train)
+    else:
+        tests = rows_of_clients(clients_test, len(data.y_test), "clients_test")
+    if len(tests) != len(train):
+        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
+        raise RecipeError(msg)
+    kept, held = hold_out(train, recipe.data.validation, key)
+    return Partition(kept, held, Rows.of(tests))
+
+
+def client_number(parts: Partition, client: int | str) -> int:
+    """Return the number of a client given by its number, or by its name or number as a text.
+
+    A name goes first: a hospital called 3 need not be client 3.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such client.
+    """
+    names, count = parts.names, len(parts.test)
+    if isinstance(client, str) and client in names:
+        return names.index(client)
+    if str(client) in map(str, range(count)):
+        return int(client)
+    msg = f"there is no client {client!s:.80}; this run has clients 0..{count - 1}"
+    if names:
+        near = nearest(str(client), names)
+        hint = f"; did you mean {near!r}?" if near else ""
+        msg += f", called {listed(names)}{hint}"
+    raise RecipeError(msg)
+
+
+def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
+    """Return the names of classes and clients, and each client's training rows of every class.
+
+    Where the data name no clients, ``clients`` is empty.
+    """
+    names = data.classes or tuple(str(c) for c in range(data.num_classes))
+    train = parts.train
+    counts = [
+        data.y[train[i]].bincount(minlength=data.num_classes).tolist() for i in range(len(train))
+    ]
+    return {"classes": list(names), "clients": list(parts.names), "train": counts}
