@@ -164,7 +164,7 @@ def split(
     """
     input_shape = tuple(input_shape)
     whole = _seeded(build, 0)
-    head, layer = _head_of(whole, num_classes, name, head)
+    head, layer = head_of(whole, num_classes, name, head)
 
     def start(seed: int) -> Net:
         return Net(*_cut(build, seed, head)[1:], arch)
@@ -183,7 +183,7 @@ def split(
     return arch
 
 
-def _head_of(
+def head_of(
     module: nn.Module, num_classes: int, name: str, head: str | None
 ) -> tuple[str, nn.Linear]:
     """Return name and layer of the head: the layer asked for, or the last linear one."""

@@ -16,6 +16,7 @@ from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError, first_line, one_of
+from fedgist.federation.pretrained import pretrained
 from fedgist.federation.recipe import ModelSection, Recipe
 from fedgist.models import MODELS
 
@@ -26,13 +27,15 @@ Build = Callable[[], nn.Module]
 class Group:
     """Clients of one architecture: how the model is built, and which clients, or what share.
 
-    ``head`` names the linear layer that is the head; None is the last one.
+    ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
+    should know of its start.
     """
 
     build: Build
     share: float = 1.0
     clients: tuple[int, ...] | None = None
     head: str | None = None
+    note: str = ""
 
 
 def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
@@ -45,8 +48,8 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
     """
     if not recipe.clients.architectures:
         return {
-            recipe.model.name.rpartition(":")[2]: Group(
-                _builder(recipe.model, data), head=recipe.model.head
+            recipe.model.name.rpartition(":")[2]: _group(
+                recipe.model, _builder(recipe.model, data), data
             )
         }
     groups = {}
@@ -60,8 +63,16 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
             )
             raise RecipeError(msg)
         section = ModelSection.model_validate({"name": table.pop("model", name), **table})
-        groups[name] = Group(_builder(section, data), float(share), head=section.head)
+        groups[name] = _group(section, _builder(section, data), data, float(share))
     return groups
+
+
+def _group(section: ModelSection, build: Build, data: Dataset, share: float = 1.0) -> Group:
+    """Return the group of clients that have a model, whose start may be read from a file."""
+    note = ""
+    if section.weights is not None:
+        build, note = pretrained(build, section.weights, data.num_classes, section.head)
+    return Group(build, share, head=section.head, note=note)
 
 
 def _builder(section: ModelSection, data: Dataset) -> Build:

@@ -96,6 +96,7 @@ class ModelSection(_Open):
 
     name: str = "mlp"
     head: str | None = None  # name of the linear layer that is the head; the last one if not given
+    weights: str | None = None  # a file whose arrays are the start, in place of random numbers
 
 
 class MethodSection(_Open):

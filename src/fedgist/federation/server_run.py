@@ -93,7 +93,7 @@ def run_server(
         if callable(start := getattr(engine, "start", None)):
             start()  # workers are forked before anything else starts a thread
         observer.began(side, str(place.folder or ""), federation.round)
-        notes = plan_notes(side)
+        notes = start_notes(side)
         for note in notes:
             observer.note(note)
         _go(federation, record, place.folder, observer)
@@ -105,10 +105,10 @@ def run_server(
     return federation, record, end
 
 
-def plan_notes(side: ServerSide) -> list[str]:
-    """Return a note for each model that runs client by client."""
+def start_notes(side: ServerSide) -> list[str]:
+    """Return notes on where the models start, and on each that runs client by client."""
     plans = side.recipe.engine.plans.items()
-    return [f"{name} {plan.note}" for name, plan in plans if plan.note]
+    return [*side.notes, *(f"{name} {plan.note}" for name, plan in plans if plan.note)]
 
 
 def _open_record(side: ServerSide, place: Place) -> Record:

@@ -14,7 +14,7 @@ class ServerSide:
     """The recipe, the method, the task, the clients, and which of them are online in a round.
 
     ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
-    training rows for validation.
+    training rows for validation; ``notes`` are what a user should know of the models' start.
     """
 
     recipe: Recipe
@@ -24,3 +24,4 @@ class ServerSide:
     online: Callable[[int], list[ClientInfo]]
     data_name: str
     holds_out: bool = False
+    notes: tuple[str, ...] = ()

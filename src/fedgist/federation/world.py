@@ -91,7 +91,9 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online = availability(recipe, clients, random.fold(root, "online"))
-    side = ServerSide(recipe, method, task, clients, online, data.name, len(held_out) > 0)
+    notes = tuple(group.note for group in groups.values() if group.note)
+    holds_out = len(held_out) > 0
+    side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, population)

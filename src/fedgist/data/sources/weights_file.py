@@ -1,0 +1,117 @@
+"""Reads the arrays of a trained model from .safetensors and .pt files, without running code.
+
+A file of torch is a pickle in a zip archive. torch itself reads it here, in its mode that builds
+tensors and plain containers alone. That mode still calls what can be made to count to a billion, so
+the names in the pickle are looked at first: none is called that a state dict does not need.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.errors import DataError, first_line
+
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"  # a file of torch before 1.6, or of pickle itself
+_MOST_NAMES = 16 << 20  # bytes of the pickle, which holds the names of arrays and no numbers
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_CALLED = frozenset(
+    {
+        "collections OrderedDict",
+        "torch._utils _rebuild_tensor_v2",
+        "torch._utils _rebuild_parameter",
+        *(f"torch {kind}Storage" for kind in _KINDS),
+    }
+)
+_NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training keep arrays
+
+
+def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
+    """Return the arrays of a file by name.
+
+    Parameters
+    ----------
+    limit
+        The most bytes that the file may have, unpacked: a few times those of the model.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, is larger, or holds anything that a state dict does not hold.
+    """
+    size = regular(file).stat().st_size
+    _check_size(size, limit, file.name)
+    check_memory(2 * size, file.name)
+    try:
+        return _arrays_of(_load(file, limit))
+    except Exception as error:  # a file may be broken in any way
+        msg = f"{file.name} cannot be read as weights: {first_line(error)}"
+        raise DataError(msg) from error
+
+
+def _check_size(size: int, limit: int, what: str) -> None:
+    if size > limit:
+        msg = f"{what} has {size:,} bytes; weights of this model have at most {limit:,}"
+        raise DataError(msg)
+
+
+def _load(file: Path, limit: int) -> object:
+    """Return what is saved in a file; one of torch only if its archive is as torch writes it."""
+    with file.open("rb") as opened:
+        start = opened.read(len(_ZIP))
+    if start.startswith(_PICKLE):
+        msg = "it is a bare pickle: load it where it is trusted, and save it by torch.save or "
+        msg += "safetensors"
+        raise DataError(msg)
+    if start != _ZIP:
+        return safetensors.torch.load_file(file)
+    with zipfile.ZipFile(file) as archive:
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            msg = "its archive is packed, which torch.save never does"
+            raise DataError(msg)
+        _check_size(sum(e.file_size for e in archive.infolist()), limit, "its archive")
+        names = archive.namelist()
+        pickles = [name for name in names if name.endswith("data.pkl")]
+        if len(pickles) != 1 or len(set(names)) != len(names):
+            msg = "its archive is not one of torch.save"
+            raise DataError(msg)
+        _check_size(archive.getinfo(pickles[0]).file_size, _MOST_NAMES, "its list of arrays")
+        _check_names(archive.read(pickles[0]))
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _check_names(content: bytes) -> None:
+    """Raise DataError if a pickle names something that a state dict does not hold."""
+    for opcode, named, _ in pickletools.genops(content):
+        # a state dict names what it calls by GLOBAL alone
+        if opcode.name in {"STACK_GLOBAL", "INST"} or (
+            opcode.name == "GLOBAL" and named not in _CALLED
+        ):
+            what = f" ({named})" if named else ""
+            msg = f"it holds more than arrays{what}, and code in a file is never run"
+            raise DataError(msg)
+
+
+def _arrays_of(loaded: object) -> dict[str, Tensor]:
+    """Return the arrays of a state dict, which a checkpoint may hold under one of a few names."""
+    for key in _NESTED:
+        inner = loaded.get(key) if isinstance(loaded, Mapping) else None
+        if isinstance(inner, Mapping):
+            return _arrays_of(inner)
+    if not isinstance(loaded, Mapping):
+        msg = f"it holds a {type(loaded).__name__}, not arrays by name"
+        raise DataError(msg)
+    arrays = {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
+    for key, array in arrays.items():
+        if array.layout != torch.strided or array.is_quantized or array.device.type != "cpu":
+            msg = f"{key} is not a plain array"
+            raise DataError(msg)
+    return {key: array.detach() for key, array in arrays.items()}
