@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedgist.cli import result_commands, run_commands, study_commands
+from fedgist.cli import model_commands, result_commands, run_commands, study_commands
 from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import LOOK, app
 from fedgist.data import SOURCES
@@ -22,7 +22,7 @@ from fedgist.report.terminal import console, paragraph, words
 from fedgist.studies.jobs import Interrupted
 
 # each module of commands registers them with ``app`` when it is imported
-__all__ = ["app", "main", "result_commands", "run_commands", "study_commands"]
+__all__ = ["app", "main", "model_commands", "result_commands", "run_commands", "study_commands"]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The commands that run recipes and use what was trained: run, partition, predict, export."""
+"""The commands that run recipes: run, partition."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ import typer
 
 from fedgist.cli.progress import observing
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.cli.shared_options import RUN, ClientId, DataRoot, RecipeOrDemo, Settings, app
-from fedgist.data import read_examples
+from fedgist.cli.shared_options import RUN, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.errors import RecipeError
-from fedgist.federation import atomic_files, runner
+from fedgist.federation import runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.recipe_data import class_counts
 from fedgist.federation.record import RECIPE, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.run_directory import as_folder
 from fedgist.federation.server_run import Stopped
-from fedgist.federation.trained_models import client_model
-from fedgist.federation.trained_models import export as export_model
 from fedgist.federation.world import Given, World, make_world
 from fedgist.report import run_files
-from fedgist.report.escapes import csv_text
 from fedgist.report.pictures import partition_png
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_tables import overview
@@ -223,46 +219,3 @@ def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> S
         f"more. {len(counts)} clients; training rows: {sizes_in_order[0]} at least, "
         f"{sizes_in_order[len(counts) // 2]} median, {sizes_in_order[-1]} at most",
     )
-
-
-@app.command(rich_help_panel=RUN)
-def predict(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
-    data: Annotated[
-        Path,
-        typer.Argument(
-            help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder."
-        ),
-    ],
-    client: ClientId,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")
-    ] = None,
-    data_root: DataRoot = None,
-) -> None:
-    """Predict labels and probabilities with a client's own final model, as CSV."""
-    federation, world = runner.load_run(folder, Given(root=data_root))
-    x = read_examples(data, world.data)
-    probabilities = client_model(federation, world, client).probabilities(x)
-    names = world.data.classes or tuple(str(c) for c in range(world.data.num_classes))
-    lines = [["row", "label", *(f"p_{name}" for name in names)]]
-    for i, row in enumerate(probabilities.tolist()):
-        lines.append([str(i), names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
-    text = csv_text(lines)
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        atomic_files.write(out, text)
-
-
-@app.command("export", rich_help_panel=RUN)
-def export_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
-    client: ClientId,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .pt2 or .safetensors.")],
-    data_root: DataRoot = None,
-) -> None:
-    """Write a client's own final model to a file that loads without fedgist."""
-    federation, world = runner.load_run(folder, Given(root=data_root))
-    export_model(client_model(federation, world, client), out)
-    console().print(words(f"client {client} of {folder} written to {out}"))

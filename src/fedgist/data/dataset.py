@@ -59,6 +59,11 @@ class Dataset:
         """Shape of one example."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each class is called: its name, or its number if classes have none."""
+        return self.classes or tuple(str(label) for label in range(self.num_classes))
+
     def first(self, rows: int | None) -> Dataset:
         """Return the same data with only the first ``rows`` training rows, or all for None."""
         if rows is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.method import Context, Net, Task
-from fedgist.core.objective import LOSS
+from fedgist.core.objective import LOSS, Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.federation.columns import STD, of_all, of_server, over_clients
@@ -77,11 +77,33 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
 
 def score_net(net: Net, rows: RowSet, ctx: Context) -> dict[str, float]:
     """Return the metrics of one net on a set of rows; NaN where one is not defined."""
-    objective, marks, labels = ctx.task.objective, [], []
+    pieces = torch.split(torch.arange(len(rows)), ROWS_AT_ONCE)
+    batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
+    return score_batches(net, batches, ctx.task.objective)
+
+
+def score_rows(
+    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
+) -> dict[str, float]:
+    """Return the metrics of a model, from examples ``x`` to logits, whose labels are ``y``.
+
+    NaN where a metric is not defined.
+    """
+    pieces = zip(torch.split(x, ROWS_AT_ONCE), torch.split(y, ROWS_AT_ONCE), strict=True)
+    batches = (
+        Batch(rows, labels, torch.ones_like(labels, dtype=torch.bool)) for rows, labels in pieces
+    )
+    return score_batches(model, batches, objective)
+
+
+def score_batches(
+    model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
+) -> dict[str, float]:
+    """Return the metrics of a model on batches without absent rows; NaN where undefined."""
+    marks, labels = [], []
     with torch.no_grad():
-        for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
-            batch: Batch = take(rows.batch(piece.unsqueeze(0)), 0)
-            marks.append(objective.mark(net(batch.x), batch))
+        for batch in batches:
+            marks.append(objective.mark(model(batch.x), batch))
             labels.append(batch.y)
     whole = map_leaves(lambda *leaf: torch.cat(leaf).unsqueeze(0), *marks)
     y: Tensor = torch.cat(labels).unsqueeze(0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -13,9 +11,9 @@ from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.data.sources.in_memory import examples_like
 from fedgist.engines.engine import Simulation
-from fedgist.errors import RecipeError, one_of
-from fedgist.federation import atomic_files as files
+from fedgist.errors import RecipeError
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
@@ -61,11 +59,30 @@ class ClientModel(nn.Module):
         x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         return self.method.predict(net, own, down, x, self.ctx)
 
-    def probabilities(self, x: Tensor, batch: int = 512) -> Tensor:
-        """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time."""
+    def probabilities(self, x: Any, batch: int = 512) -> Tensor:
+        """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
+
+        ``x`` is an array or a data frame like that of the training rows.
+
+        Raises
+        ------
+        DataError
+            If the examples do not have the form of the training rows.
+        """
+        rows = examples_like(self.data, x, "x")
         with torch.no_grad():
-            parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(x, batch)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.data.num_classes)
+            parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(rows, batch)]
+        return torch.cat(parts)
+
+    def predict(self, x: Any) -> list[str]:
+        """Return the name of the likeliest class of each raw example.
+
+        Raises
+        ------
+        DataError
+            If the examples do not have the form of the training rows.
+        """
+        return [self.data.names[label] for label in self.probabilities(x).argmax(1).tolist()]
 
 
 def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:
@@ -100,54 +117,3 @@ def simulation(federation: Federation) -> Simulation:
         msg = "the clients' models are at their sites: only a simulation can look at them"
         raise RecipeError(msg)
     return federation.engine
-
-
-def export(model: ClientModel, path: Path) -> None:
-    """Write a client's model to a ``.pt2`` or ``.safetensors`` file.
-
-    The ``.pt2`` program needs no fedgist: it takes any number of raw examples and returns logits.
-    The ``.safetensors`` file holds parameters and buffers, with a description of the model.
-
-    Raises
-    ------
-    RecipeError
-        If ``path`` has another suffix.
-    """
-    try:
-        suffix = one_of(path.suffix, [".pt2", ".safetensors"], "suffix of the file to export to")
-    except ValueError as error:
-        raise RecipeError(str(error)) from error
-    (_export_program if suffix == ".pt2" else _export_arrays)(model, path)
-
-
-def _export_program(model: ClientModel, path: Path) -> None:
-    example = torch.zeros(2, *model.data.input_shape)
-    batch = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(model.eval(), (example,), dynamic_shapes=batch)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.stem}.part.pt2")
-    try:
-        torch.export.save(program, part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _export_arrays(model: ClientModel, path: Path) -> None:
-    description = {
-        "architecture": model.arch.name,
-        "head": model.arch.head,
-        "classes": list(model.data.classes),
-        "input_shape": list(model.data.input_shape),
-        "scale": model.data.scale,
-        "mean": list(model.data.mean),
-        "std": list(model.data.std),
-        "format": "pt",
-    }
-    arrays = {
-        name.partition("/")[2]: model.get_buffer(slot).contiguous()
-        for slot, name in model.names.items()
-        if name.startswith(("params/", "buffers/"))
-    }
-    metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in description.items()}
-    files.write(path, safetensors.torch.save(arrays, metadata))

@@ -13,8 +13,9 @@ from fedgist.federation.record import Line, totals
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import ClientModel, client_model
 from fedgist.federation.world import World
-from fedgist.notebook.round_table import paragraph, table_of_rounds
+from fedgist.notebook.html import html_table, paragraph
 from fedgist.report.formatting import percent, size
+from fedgist.report.run_tables import rounds_sheet
 
 ROUNDS_SHOWN = 12
 
@@ -53,8 +54,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the line with a table of rounds, for a notebook."""
-        table = table_of_rounds(self.federation.side, self.rounds, ROUNDS_SHOWN)
-        return paragraph(self._line()) + table
+        column, score = main_column(self.federation.side)
+        table = rounds_sheet("", self.rounds, column, score, ROUNDS_SHOWN)
+        return paragraph(self._line()) + html_table(table)
 
     def _line(self) -> str:
         side, sent = self.federation.side, totals(self.rounds)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.cli.progress import observing, title, troubles
+from fedgist.cli.progress import main_column, observing, title, troubles
 from fedgist.errors import RecipeError
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
-from fedgist.notebook.round_table import paragraph, table_of_rounds
+from fedgist.notebook.html import html_table, paragraph
+from fedgist.report.run_tables import rounds_sheet
+from fedgist.report.terminal import console
 from fedgist.report.terminal import console
 
 ROUNDS_SHOWN = 8
@@ -152,6 +154,7 @@ class NotebookTable:
         assert self.side is not None  # it has begun
         done = self.lines[-1]["round"] if self.lines else 0
         bar = f"<progress value='{done}' max='{self.side.task.training.num_rounds}'></progress>"
-        last = table_of_rounds(self.side, self.lines[-ROUNDS_SHOWN:], ROUNDS_SHOWN)
+        column, score = main_column(self.side)
+        last = rounds_sheet("", self.lines[-ROUNDS_SHOWN:], column, score, ROUNDS_SHOWN)
         notes = "".join(paragraph(text) for text in self.notes[-ROUNDS_SHOWN:])
-        return f"{paragraph(self.head)}{bar}{last if self.lines else ''}{notes}"
+        return f"{paragraph(self.head)}{bar}{html_table(last) if self.lines else ''}{notes}"

@@ -15,6 +15,7 @@ from fedgist.federation.columns import (
     measured,
     spread_of,
 )
+from fedgist.federation.record import Line
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
 from fedgist.report.sheet import Sheet
@@ -71,23 +72,30 @@ def mean_and_error(values: Sequence[float]) -> str:
 def by_round(run: RunFiles, most: int = 12) -> Sheet:
     """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
     score = measured(run.main, run.metrics).title.lower()
-    count = len(run.rounds)
+    return rounds_sheet(str(run.folder), run.rounds, run.main, score, most)
+
+
+def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most: int) -> Sheet:
+    """Return a table of at most ``most`` lines of a record, evenly spread, the last among them.
+
+    ``main`` is the column with the score, and ``score`` what to call it.
+    """
+    count = len(rounds)
     shown = min(count, most)
     places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
     return Sheet(
-        str(run.folder),
+        title,
         ("round", score, "spread", "train loss", "sent up", "sent down", "time"),
-        tuple(_line_of(run, place) for place in places),
+        tuple(_line_of(rounds[place], main) for place in places),
     )
 
 
-def _line_of(run: RunFiles, place: int) -> tuple[str, ...]:
-    line = run.rounds[place]
+def _line_of(line: Line, main: str) -> tuple[str, ...]:
     loss = line.get(TRAIN_LOSS)
     return (
         str(line["round"]),
-        percent(line.get(run.main)),
-        percent(line.get(spread_of(run.main) or "")),
+        percent(line.get(main)),
+        percent(line.get(spread_of(main) or "")),
         "-" if loss is None else f"{loss:.4f}",
         size(line.get(UP_BYTES) or 0),
         size(line.get(DOWN_BYTES) or 0),

@@ -62,7 +62,9 @@ def table(
     numbered = is_number(whole, label)
     train_rows, test_rows = (
         LabelledRows(
-            encode(part, columns), _labels(part, label, numbered=numbered), _clients(part, client)
+            encode(part, columns),
+            labels_in(part, label, numbered=numbered),
+            _clients(part, client),
         )
         for part in (train, held)
     )
@@ -97,7 +99,7 @@ def _split(
     expect(whole, [label, *([] if client is None else [client]), *(ignore or [])])
     if test is not None:
         return whole, np.zeros(len(whole.frame), dtype=bool)
-    return whole, held_out(_labels(whole, label, numbered=is_number(whole, label)), test_fraction)
+    return whole, held_out(labels_in(whole, label, numbered=is_number(whole, label)), test_fraction)
 
 
 def _feature_columns(train: Table, no_features: set[str | None]) -> list[Column]:
@@ -128,7 +130,14 @@ def column_of(train: Table, name: str) -> Column:
     return Column(name, categories)
 
 
-def _labels(rows: Table, name: str, *, numbered: bool) -> Values:
+def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
+    """Return a column of labels as text (rows,); whole numbers if ``numbered``.
+
+    Raises
+    ------
+    DataError
+        If a cell is empty, or no whole number.
+    """
     cells = filled(rows, name, "label", numbered=numbered)
     if not numbered:
         return cells

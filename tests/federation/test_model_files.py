@@ -1,0 +1,151 @@
+"""Files of trained models give the predictions of the models, without fedgist."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors
+import torch
+
+import fedgist
+from fedgist.errors import InputError
+from fedgist.federation.model_files import DESCRIPTION, export
+from fedgist.federation.trained_models import ClientModel
+from fedgist.methods import METHODS
+from fedgist.testing.small_worlds import blobs, rows
+
+QUICK: dict[str, Any] = {
+    "model": {"hidden": [5]},
+    "train": {"num_rounds": 2, "batch_size": 5},
+    "engine": {"workers": 1, "cohort_size": 3},
+}
+ONNX_READER = "onnxruntime"
+
+
+def trained(method: str, **sections: Any) -> ClientModel:
+    recipe = QUICK | {"method": {"name": method}} | sections
+    return fedgist.run(recipe, data=blobs(), clients=rows()).model(2)
+
+
+def from_pt2(path: Path, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = torch.export.load(path).module()(x)
+    return logits
+
+
+def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
+    reader: Any = importlib.import_module(ONNX_READER)
+    session = reader.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"x": x.float().numpy()})[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
+    model = trained(method)
+    export(model, tmp_path / "m.pt2")
+    for count in (1, 7):
+        x = blobs().x_test[:count]
+        torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x), model(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_onnx_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
+    model = trained(method)
+    export(model, tmp_path / "m.onnx")
+    for count in (1, 7):
+        x = blobs().x_test[:count]
+        torch.testing.assert_close(
+            from_onnx(tmp_path / "m.onnx", x), model(x), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float64, torch.float32, torch.int64])
+def test_a_program_takes_any_type_of_numbers(kind: torch.dtype, tmp_path: Path) -> None:
+    # seen: it took float32 alone
+    result = fedgist.run(QUICK | {"data": {"train_rows": 100}})
+    x = result.world.data.x_test[:5]
+    model = result.model(0)
+    export(model, tmp_path / "m.pt2")
+    torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x.to(kind)), model(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lenet5", "resnet9"])
+def test_convolutions_norms_and_dropout(name: str, tmp_path: Path) -> None:
+    options = {"width": 8} if name == "resnet9" else {}
+    recipe = QUICK | {"model": {"name": name, **options}, "data": {"train_rows": 60}}
+    result = fedgist.run(recipe | {"train": {"num_rounds": 1}})
+    x, model = result.world.data.x_test[:3], result.model(0)
+    export(model, tmp_path / "m.pt2")
+    torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x), model(x), atol=1e-5, rtol=1e-5)
+    export(model, tmp_path / "m.onnx")
+    torch.testing.assert_close(from_onnx(tmp_path / "m.onnx", x), model(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def of_a_frame() -> ClientModel:
+    frame = pd.DataFrame({"age": [30.0, 40.0, 50.0, 60.0], "town": list("abab")})
+    return fedgist.run(QUICK, data=(frame, ["well", "ill"] * 2), clients=[[0, 1], [2, 3]]).model(1)
+
+
+def check_description(texts: dict[str, Any]) -> None:
+    assert texts["classes"] == ["ill", "well"]
+    assert texts["columns"] == {"age": None, "town": ["a", "b"]}
+    assert texts["inputs"] == ["age", "town=a", "town=b"]
+    assert texts["input_shape"] == [3]
+
+
+def test_files_name_classes_and_columns(of_a_frame: ClientModel, tmp_path: Path) -> None:
+    export(of_a_frame, tmp_path / "m.pt2")
+    extra = {DESCRIPTION: ""}
+    torch.export.load(tmp_path / "m.pt2", extra_files=extra)
+    check_description(json.loads(extra[DESCRIPTION]))
+    export(of_a_frame, tmp_path / "m.safetensors")
+    with safetensors.safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+        texts = file.metadata()
+    assert (texts["architecture"], texts["format"]) == ("mlp", "pt")
+    lists = {k: json.loads(v) for k, v in texts.items() if v.startswith(("[", "{"))}
+    check_description(lists)
+
+
+def test_onnx_names_classes_and_columns(of_a_frame: ClientModel, tmp_path: Path) -> None:
+    export(of_a_frame, tmp_path / "m.onnx")
+    reader: Any = importlib.import_module(ONNX_READER)
+    session = reader.InferenceSession(tmp_path / "m.onnx")
+    texts = session.get_modelmeta().custom_metadata_map
+    assert texts["architecture"] == "mlp"
+    check_description({k: json.loads(v) for k, v in texts.items() if v.startswith(("[", "{"))})
+
+
+def test_a_frame_is_predicted_by_name(of_a_frame: ClientModel) -> None:
+    frame = pd.DataFrame({"town": ["a", "?"], "age": [41, 42], "more": [0, 0]})
+    names = of_a_frame.predict(frame)
+    x = np.array([[41, 1, 0], [42, 0, 0]], dtype=np.float32)
+    assert names == of_a_frame.predict(x)
+    assert names == [("ill", "well")[i] for i in of_a_frame(torch.as_tensor(x)).argmax(1)]
+    with pytest.raises(InputError, match="x has no column 'age'; it has town"):
+        of_a_frame.predict(frame[["town"]])
+
+
+def test_what_cannot_be_written_is_said(
+    of_a_frame: ClientModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        InputError, match=r"suffix of the file .* '.bin'.*\.pt2, \.safetensors, \.onnx"
+    ):
+        export(of_a_frame, tmp_path / "m.bin")
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(InputError, match=r"onnx and onnxscript: pip install 'fedgist\[onnx\]'"):
+        export(of_a_frame, tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
