@@ -18,7 +18,6 @@ from fedgist.federation.server_side import ServerSide
 from fedgist.notebook.html import html_table, paragraph
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.report.terminal import console
-from fedgist.report.terminal import console
 
 ROUNDS_SHOWN = 8
 PAUSE_S = 0.2  # between two updates: a browser draws each of them
