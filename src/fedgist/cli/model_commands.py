@@ -120,8 +120,7 @@ def evaluate(
     clients = every if client == ALL else [client]
     objective = federation.task.objective
     scores = {
-        who: score_rows(client_model(federation, world, who), x, y, objective)
-        for who in clients
+        who: score_rows(client_model(federation, world, who), x, y, objective) for who in clients
     }
     if as_json:
         lines = [{"client": who, **values} for who, values in scores.items()]

@@ -107,7 +107,7 @@ def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
 
     Where the data name no clients, ``clients`` is empty.
     """
-    names = data.classes or tuple(str(c) for c in range(data.num_classes))
+    names = data.names
     train = parts.train
     counts = [
         data.y[train[i]].bincount(minlength=data.num_classes).tolist() for i in range(len(train))

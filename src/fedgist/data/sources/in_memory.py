@@ -102,7 +102,7 @@ def labels_like(data: Dataset, y: Any, what: str) -> Tensor:
         If one is not among the classes; ``what`` begins the message.
     """
     values = labels(y, what)
-    names = data.classes or tuple(str(number) for number in range(data.num_classes))
+    names = data.names
     if not are_texts(values):
         if not any(name.lstrip("-").isdecimal() for name in names):
             names = tuple(str(number) for number in range(data.num_classes))
