@@ -99,6 +99,67 @@ def test_tensorboard_reads_every_round_once(tmp_path: Path) -> None:
     assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8)]
 
 
+def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:
+    # seen: event files that somebody else wrote were deleted
+    pytest.importorskip("tensorboard")
+    folder = write_run(tmp_path / "run", [0.5])
+    other = folder / "tensorboard" / "events.out.tfevents.1.host.1.0"
+    other.parent.mkdir()
+    other.write_bytes(b"someone else's")
+    link = folder / "tensorboard" / "events.out.tfevents.2.host.1.0.fedgist"
+    link.symlink_to(other)
+    for _ in range(2):
+        live = tracker("tensorboard")
+        live.send(read_run(folder))
+        live.close()
+    assert other.read_bytes() == b"someone else's"
+    assert link.is_symlink()
+    written = [path for path in other.parent.iterdir() if ".fedgist-" in path.name]
+    assert len(written) == 1  # the second call replaced what the first one wrote
+
+
+def test_two_runs_in_one_folder_keep_their_files(tmp_path: Path) -> None:
+    # the last three parts of their paths are the same, and so is the folder below --track's
+    pytest.importorskip("tensorboard")
+    for root in "ab":
+        live = tracker(f"tensorboard:{tmp_path / 'logs'}")
+        live.send(read_run(write_run(tmp_path / root / "x" / "y" / "z", [0.5])))
+        live.close()
+    assert len(list((tmp_path / "logs").glob("*/events*"))) == 2
+
+
+def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
+    # seen: event files of another project were deleted through a link
+    pytest.importorskip("tensorboard")
+    folder = write_run(tmp_path / "run", [0.5])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "tensorboard").symlink_to(elsewhere)
+    with pytest.raises(ReportError, match=r"run/tensorboard is a link"):
+        tracker("tensorboard").send(read_run(folder))
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
+def test_mlflow_tells_folders_apart_and_takes_any_name(tmp_path: Path) -> None:
+    # seen: a quote was dropped from the tag, so that the runs of two folders were one
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    uri = f"sqlite:///{tmp_path / 'ml.db'}"
+    for name in ("its", "it's", 'it"s', "a\x1bb"):
+        folder = write_run(tmp_path / name, [0.5], columns={"server/$a_$//..": 1.5})
+        for _ in range(2):
+            live = tracker(f"mlflow:{uri}")
+            live.send(read_run(folder))
+            live.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    assert len(runs) == 4
+    tags = {run.data.tags["fedgist.folder"] for run in runs}
+    assert {str(tmp_path / "it's"), str(tmp_path / 'it"s')} < tags
+    assert {run.data.metrics["server/_a__"] for run in runs} == {1.5}
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
 def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")

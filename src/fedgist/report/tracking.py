@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist.errors import ReportError, did_you_mean, first_line
+from fedgist.errors import ReportError, did_you_mean, first_line, printable
 from fedgist.federation.recipe import flat
 from fedgist.report.run_files import RunFiles
 
@@ -51,7 +55,8 @@ class TensorBoard:
     def send(self, run: RunFiles) -> int:
         """Send the rounds that are new; return how many.
 
-        The first call replaces what an earlier process wrote, and sends all rounds.
+        The first call replaces what an earlier process wrote for this run, and nothing else: its
+        files are known by their ending. Then it sends all rounds.
         """
         if run.folder not in self.writers:
             self.writers[run.folder] = self._open(run)
@@ -73,9 +78,14 @@ class TensorBoard:
     def _open(self, run: RunFiles) -> Any:
         name = "-".join(run.folder.parts[-3:]).strip("/")
         folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
-        for old in folder.glob("events.out.tfevents.*"):
-            old.unlink()  # all rounds are written again: none may be in the log twice
-        writer = self.module.SummaryWriter(str(folder))
+        if folder.is_symlink():
+            msg = f"{folder} is a link: event files are written into folders, never through a link"
+            raise ReportError(msg)
+        mark = f".fedgist-{digest_of(run.folder)[:12]}"  # how the run's own files end
+        for old in folder.glob(f"events.out.tfevents.*{mark}"):
+            if old.is_file() and not old.is_symlink():
+                old.unlink()  # all rounds are written again: none may be in the log twice
+        writer = self.module.SummaryWriter(str(folder), filename_suffix=mark)
         settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
         writer.add_text("recipe", settings)
         return writer
@@ -88,24 +98,40 @@ class MLflow:
         """Log to the tracking URI ``where``; without it, to ``MLFLOW_TRACKING_URI``."""
         module = _need("mlflow", "mlflow-skinny")
         self.entities = _need("mlflow.entities", "mlflow-skinny")
-        errors = _need("mlflow.exceptions", "mlflow-skinny")
-        try:
+        self.error: type[Exception] = _need("mlflow.exceptions", "mlflow-skinny").MlflowException
+        with self._answering():
             self.client = module.MlflowClient(tracking_uri=where)
-        except errors.MlflowException as error:
-            msg = f"MLflow: {first_line(error)}"
-            raise ReportError(msg) from error
         self.ids: dict[Path, str] = {}
         self.sent: dict[Path, int] = {}
         self.running: set[Path] = set()
 
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except self.error as error:
+            msg = f"MLflow: {first_line(error)}"
+            raise ReportError(msg) from error
+
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new; return how many. A run is recognized by its folder."""
+        """Send the rounds that are new; return how many. A run is recognized by its folder.
+
+        Raises
+        ------
+        ReportError
+            If MLflow refuses them, or cannot be reached.
+        """
+        with self._answering():
+            return self._send(run)
+
+    def _send(self, run: RunFiles) -> int:
         if run.folder not in self.ids:
             self.ids[run.folder], self.sent[run.folder] = self._open(run)
         run_id = self.ids[run.folder]
         new = [line for line in run.rounds if line["round"] > self.sent[run.folder]]
         for line in new:
-            metrics = [self.entities.Metric(k, v, 0, line["round"]) for k, v in _columns(line)]
+            columns = {name_for_mlflow(key): value for key, value in _columns(line)}
+            metrics = [self.entities.Metric(k, v, 0, line["round"]) for k, v in columns.items()]
             self.client.log_batch(run_id, metrics=metrics)
             self.client.set_tag(run_id, "fedgist.round", str(line["round"]))
             self.sent[run.folder] = line["round"]
@@ -116,16 +142,18 @@ class MLflow:
 
     def close(self) -> None:
         """Mark unfinished runs as killed, as nobody sends their rounds until the next call."""
-        for folder in self.running:
-            self.client.set_terminated(self.ids[folder], "KILLED")
+        with self._answering():
+            for folder in self.running:
+                self.client.set_terminated(self.ids[folder], "KILLED")
 
     def _open(self, run: RunFiles) -> tuple[str, int]:
         """Return the id of the run in MLflow, an earlier one or a new one, and its last round."""
         name = str(run.recipe.get("data", {}).get("name", "fedgist"))
         experiment = self.client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
-        folder = str(run.folder.resolve()).replace("'", "")
-        earlier = self.client.search_runs([number], f"tags.`fedgist.folder` = '{folder}'")
+        # a digest: a path may hold quotes, which a filter cannot
+        mark = digest_of(run.folder)
+        earlier = self.client.search_runs([number], f"tags.`fedgist.id` = '{mark}'")
         if earlier:
             run_id = earlier[0].info.run_id
             last = int(earlier[0].data.tags.get("fedgist.round", -1))
@@ -135,21 +163,37 @@ class MLflow:
                     self.running.add(run.folder)
                 return run_id, last
             self.client.delete_run(run_id)  # the folder holds another, younger run
-        return self._create(run, number, folder), -1
+        return self._create(run, number, mark), -1
 
-    def _create(self, run: RunFiles, experiment: str, folder: str) -> str:
+    def _create(self, run: RunFiles, experiment: str, mark: str) -> str:
+        tags = {"fedgist.id": mark, "fedgist.folder": printable(str(run.folder.resolve()))}
         created = self.client.create_run(
-            experiment, run_name=f"{run.name} seed {run.seed}", tags={"fedgist.folder": folder}
+            experiment, run_name=printable(f"{run.name} seed {run.seed}"), tags=tags
         )
         run_id = str(created.info.run_id)
         parameters = [
-            self.entities.Param(k, str(v)[:MOST_PARAMETER])
+            self.entities.Param(name_for_mlflow(k), printable(str(v))[:MOST_PARAMETER])
             for k, v in flat(run.recipe).items()
             if not k.startswith("paper.")
         ]
         self.client.log_batch(run_id, params=parameters)
         self.running.add(run.folder)
         return run_id
+
+
+def name_for_mlflow(key: str) -> str:
+    """Return a column's name as MLflow accepts it: other signs become underscores.
+
+    >>> name_for_mlflow("server/$a//..b")
+    'server/_a/..b'
+    """
+    parts = re.sub(r"[^\w.\- :/]", "_", key).split("/")
+    return "/".join(part for part in parts if part.strip(".")) or "_"
+
+
+def digest_of(folder: Path) -> str:
+    """Return by what a run's folder is known, whatever its path holds."""
+    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
 
 
 TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
