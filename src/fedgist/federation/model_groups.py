@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,11 +16,10 @@ from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError, first_line, one_of
+from fedgist.federation.model_building import Build, Factory, builder
 from fedgist.federation.pretrained import pretrained
 from fedgist.federation.recipe import ModelSection, Recipe
 from fedgist.models import MODELS
-
-Build = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ def _builder(section: ModelSection, data: Dataset) -> Build:
                 f"{', '.join(accepted[2:]) or 'none'}"
             )
             raise RecipeError(msg)
-    return lambda: factory(data.input_shape, data.num_classes, **section.options)
+    return builder(factory, data, section.options, f"model {section.name}")
 
 
 def module_group(
-    module: nn.Module | Build, *, own_start: bool, clients: Sequence[int] | None = None
+    module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
 ) -> Group:
     """Return the group of a user's module, whose numbers are the start, or of a factory."""
     members = None if clients is None else tuple(clients)
@@ -119,6 +118,20 @@ def module_group(
         return fresh
 
     return Group(build, clients=members)
+
+
+def fitted(groups: Mapping[str, Group], data: Dataset) -> dict[str, Group]:
+    """Return a user's groups of clients, whose factories may take the sizes of the data.
+
+    Raises
+    ------
+    RecipeError
+        If a factory cannot be called, or its model does not fit into memory.
+    """
+    return {
+        name: replace(group, build=builder(group.build, data, {}, f"model {name}", bare=True))
+        for name, group in groups.items()
+    }
 
 
 def architectures_of(
@@ -137,6 +150,8 @@ def architectures_of(
             arch = split(
                 group.build, data.input_shape, data.num_classes, name=name, head=group.head
             )
+        except RecipeError:
+            raise
         except (ValueError, TypeError, RuntimeError) as error:
             msg = f"model {name}: {first_line(error)}"
             raise RecipeError(msg) from error

@@ -29,7 +29,13 @@ from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
-from fedgist.federation.model_groups import Group, architectures_of, members_of, recipe_groups
+from fedgist.federation.model_groups import (
+    Group,
+    architectures_of,
+    fitted,
+    members_of,
+    recipe_groups,
+)
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import divide, read_data
 from fedgist.federation.server_side import ServerSide
@@ -76,7 +82,8 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     key = random.fold(root, "partition")
     parts = divide(recipe, data, given.clients, given.clients_test, key)
     method = given.method or build_method(recipe.method.name, recipe.method.options)
-    groups, device = given.groups or recipe_groups(recipe, data), recipe.engine.device
+    groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
+    device = recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
     members = members_of(groups, len(parts.train), random.fold(root, "architectures"))
     clients, train = tuple(ClientInfo(i, (name,)) for i, name in enumerate(members)), parts.train

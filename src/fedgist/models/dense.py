@@ -20,7 +20,19 @@ def mlp(
     hidden: Sequence[int] = (64,),
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer."""
+    """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer.
+
+    Raises
+    ------
+    ValueError
+        If a width is below 1, or dropout is not at least 0 and below 1.
+    """
+    if isinstance(dropout, bool) or not 0 <= dropout < 1:
+        msg = f"dropout must be at least 0 and below 1, not {dropout!r}"
+        raise ValueError(msg)
+    if bad := [size for size in hidden if isinstance(size, bool) or size < 1]:
+        msg = f"hidden must hold widths of at least 1, not {bad[0]!r}"
+        raise ValueError(msg)
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
     for size in hidden:

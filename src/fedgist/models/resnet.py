@@ -32,8 +32,9 @@ def resnet9(
     Raises
     ------
     ValueError
-        If ``norm`` is neither 'batch' nor 'group'.
+        If ``norm`` is neither 'batch' nor 'group', or a width is below 1.
     """
+    _check_widths(width=width, features=features)
 
     def conv(c_in: int, c_out: int) -> list[nn.Module]:
         return _conv(c_in, c_out, norm)
@@ -74,8 +75,9 @@ def resnet18(
     Raises
     ------
     ValueError
-        If ``norm`` is neither 'batch' nor 'group'.
+        If ``norm`` is neither 'batch' nor 'group', or a width is below 1.
     """
+    _check_widths(width=width, features=features)
     layers: list[tuple[str, nn.Module]] = [
         ("stem", nn.Sequential(*_conv(input_shape[0], width, norm)))
     ]
@@ -91,6 +93,13 @@ def resnet18(
         layers += [("fc1", nn.Linear(channels, features)), ("act", nn.Tanh())]
         channels = features
     return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
+
+
+def _check_widths(**widths: int | None) -> None:
+    for name, width in widths.items():
+        if width is not None and (isinstance(width, bool) or width < 1):
+            msg = f"{name} must be at least 1, not {width!r}"
+            raise ValueError(msg)
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:

@@ -1,0 +1,96 @@
+"""Models made by a factory, ours or a user's: how it is called, and whether its model fits.
+
+A factory is called as ``factory(input_shape, num_classes, **options)``, with the shape of one
+example as a tuple of whole numbers, and returns a ``torch.nn.Module`` from a batch of examples to
+logits. One given to :func:`fedgist.run` may as well take nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.file_sizes import check_memory
+from fedgist.errors import DataError, RecipeError, first_line
+
+Build = Callable[[], nn.Module]
+Factory = Callable[..., nn.Module]
+_COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
+
+
+def builder(
+    factory: Factory, data: Dataset, options: Mapping[str, Any], where: str, *, bare: bool = False
+) -> Build:
+    """Return a function that makes the model for some data; ``where`` begins its messages.
+
+    Parameters
+    ----------
+    bare
+        Whether the factory is called without arguments if it can be.
+
+    Raises
+    ------
+    RecipeError
+        If the factory cannot be called so, or its model does not fit into memory.
+    """
+    sizes = (tuple(data.input_shape), data.num_classes)
+    given = () if bare and _takes(factory, (), options) else sizes
+    if not _takes(factory, given, options):
+        named = "".join(f", {name}=..." for name in options)
+        msg = (
+            f"{where}: a factory is called as f(input_shape, num_classes{named}), and this one is "
+        )
+        raise RecipeError(msg + f"f{inspect.signature(factory)}")
+
+    def build() -> nn.Module:
+        try:
+            module: object = factory(*given, **options)
+        except ValueError as error:  # it says what does not fit
+            msg = f"{where}: {first_line(error)}"
+            raise RecipeError(msg) from error
+        except Exception as error:  # a user's code may fail in any way
+            msg = f"{where} failed: {type(error).__name__}: {first_line(error)}"
+            raise RecipeError(msg) from error
+        if not isinstance(module, nn.Module):
+            msg = f"{where} returned a {type(module).__name__}, not a torch.nn.Module"
+            raise RecipeError(msg)
+        return module
+
+    _check_size(build, where)
+    return build
+
+
+def _takes(factory: Factory, given: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C: only a call can tell
+        return True
+    try:
+        signature.bind(*given, **options)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_size(build: Build, where: str) -> None:
+    """Raise RecipeError if a model is too large, counted without making its numbers."""
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            module = build()
+        arrays = [*module.parameters(), *module.buffers()]
+        count = sum(array.numel() for array in arrays)
+        size = sum(array.numel() * array.element_size() for array in arrays)
+    except (ValueError, RuntimeError):  # not every model can be made so; a real one will tell
+        return
+    what = f"{where}: {count:,} parameters, with their gradients and moments,"
+    try:
+        check_memory(_COPIES * size, what)
+    except DataError as error:
+        raise RecipeError(str(error)) from error

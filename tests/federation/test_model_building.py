@@ -1,0 +1,103 @@
+"""Factories of models: how they are called, and one line about what does not work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedgist
+from fedgist.testing.small_worlds import blobs, rows
+
+import outside_models as own  # isort: skip
+
+QUICK: dict[str, Any] = {
+    "train": {"num_rounds": 1, "batch_size": 5},
+    "engine": {"workers": 1, "cohort_size": 3},
+}
+
+
+def refused(says: str, **arguments: Any) -> None:
+    given: dict[str, Any] = {"recipe": QUICK, "data": blobs(), "clients": rows()} | arguments
+    with pytest.raises(ValueError, match=says) as error:
+        fedgist.run(**given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"name": "outside_models:no_sizes"}, r"f\(input_shape, num_classes\), .* f\(\) -> "),
+        ({"name": "outside_models:one_size"}, r"f\(input_shape, num_classes\), .* f\(x: "),
+        ({"name": "outside_models:no_module"}, "returned a Tensor, not a torch.nn.Module"),
+        ({"name": "outside_models:fails"}, "fails failed: IndexError: list index out of range"),
+        (
+            {"name": "outside_models:giant"},
+            r"giant: 100,000,040,000,003 parameters, .* would take 1.6 PB; half of this machine's",
+        ),
+        ({"hidden": [10**9]}, "mlp: 10,000,000,003 parameters, with their gradients and moments"),
+        ({"hidden": [10**9, 10**9]}, "mlp: 1,000,000,011,000,000,003 parameters"),
+        ({"hidden": [2**62, 2**62]}, "model mlp"),
+        ({"hidden": [0]}, "hidden must hold widths of at least 1, not 0"),
+        ({"hidden": [-4]}, "hidden must hold widths of at least 1, not -4"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, not -0.1"),
+        ({"dropout": True}, "dropout"),
+    ],
+)
+def test_models_of_a_recipe_that_cannot_be_made(model: dict[str, Any], says: str) -> None:
+    # seen: a factory without sizes was a TypeError of torch, and nets of gigabytes were tried
+    refused(says, recipe=QUICK | {"model": model})
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (own.one_size, r"model model: a factory is called as f\(input_shape, num_classes\)"),
+        (own.no_module, "model model returned a Tensor"),
+        (own.fails, "model model failed: IndexError"),
+        (own.giant, "model model: 100,000,040,000,003 parameters"),
+        (lambda: None, "model model returned a NoneType, not a torch.nn.Module"),
+        ({"a": (own.fails, range(5))}, "model a failed: IndexError"),
+    ],
+)
+def test_models_given_from_python_that_cannot_be_made(model: Any, says: str) -> None:
+    refused(says, model=model)
+
+
+class Own(nn.Module):
+    """A class is a factory, too."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(input_shape[0], 4)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.relu(self.fc(x)))
+        return out
+
+
+@pytest.mark.parametrize(
+    "model", [own.good, partial(own.good, width=3), own.no_sizes, Own, own.looks_at_numbers]
+)
+def test_a_factory_takes_the_sizes_or_nothing(model: Callable[..., nn.Module]) -> None:
+    result = fedgist.run(QUICK, data=blobs(), clients=rows(), model=model)
+    assert result.model(0)(blobs().x_test).shape == (30, 3)
+
+
+def test_a_factory_of_a_recipe_has_the_sizes_and_its_options() -> None:
+    recipe = QUICK | {"model": {"name": "outside_models:good", "width": 7}}
+    result = fedgist.run(recipe, data=blobs(), clients=rows())
+    assert result.federation.task.architectures["good"].feature_width == 7
+
+
+def test_to_count_a_model_draws_nothing() -> None:
+    # the start of a model is the same as if it had not been counted: nobody's generator is used
+    state = torch.get_rng_state()
+    fedgist.run(QUICK, data=blobs(), clients=rows(), model=own.looks_at_numbers)
+    assert torch.equal(torch.get_rng_state(), state)
