@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fedgist.errors import DataError
+from fedgist.errors import DataError, listed
 
 MANY_CLASSES = 1000  # so many are plausible, however few rows there are
 
@@ -18,6 +19,7 @@ class Column:
 
     name: str
     categories: tuple[str, ...] | None = None
+    closed: bool = False  # another category is an error; else it is 0 in all of them
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -34,7 +36,8 @@ class Dataset:
     ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` and
     ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see ``(x / scale - mean) / std``,
     with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels,
-    ``columns`` those of a table, which say how its rows became ``x``. Where the source knows,
+    ``columns`` those of a table, which say how its rows became ``x``; ``fill`` (*shape) stood in
+    for missing numbers, where these were allowed. Where the source knows,
     ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
     belongs, and ``client_names`` what the source calls each of them.
     """
@@ -50,6 +53,7 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     classes: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
+    fill: Tensor | None = field(default=None, repr=False)
     clients: Tensor | None = field(default=None, repr=False)
     clients_test: Tensor | None = field(default=None, repr=False)
     client_names: tuple[str, ...] = field(default=(), repr=False)
@@ -97,6 +101,35 @@ def check(data: Dataset) -> Dataset:
     return data
 
 
+def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
+    """Return the data with its labels numbered in the order of ``classes``; if empty, as they are.
+
+    So sites that see other classes number them alike.
+
+    Raises
+    ------
+    DataError
+        If ``classes`` names one twice, or a label of the data is not among them.
+    """
+    stated = tuple(classes)
+    if twice := [name for i, name in enumerate(stated) if name in stated[:i]]:
+        msg = f"data.classes names {twice[0]!r:.80} twice"
+        raise DataError(msg)
+    if not stated or stated == data.classes:
+        return data
+    names = data.classes or tuple(str(number) for number in range(data.num_classes))
+    number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
+    y, y_test = number[data.y], number[data.y_test]
+    if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
+        msg = f"{data.name}: the label {lost[0]!r:.80} is not among the classes: {listed(stated)}"
+        raise DataError(msg)
+    return replace(data, y=y, y_test=y_test, num_classes=len(stated), classes=stated)
+
+
+def _holds(data: Dataset, label: int) -> bool:
+    return bool((data.y == label).any() or (data.y_test == label).any())
+
+
 def _check_classes(data: Dataset) -> None:
     if data.classes and len(data.classes) != data.num_classes:
         msg = f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
@@ -124,6 +157,8 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
         )
         raise DataError(msg)
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        row = int((~torch.isfinite(x.flatten(1)).all(1)).nonzero()[0])
-        msg = f"{data.name}: {split} row {row} holds a number that is not finite"
+        flat = x.flatten(1)
+        row, column = (~torch.isfinite(flat)).nonzero()[0].tolist()
+        msg = f"{data.name}: {split} row {row} holds a number that is not finite: "
+        msg += f"{flat[row, column]:g} in column {column} (counted from 0)"
         raise DataError(msg)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.data import load
 from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import Dataset, check
+from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.federation.client_lists import rows_of_clients
@@ -27,8 +27,11 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
         If they cannot be read, or ``data.augment`` is given for examples that are not images.
     """
     if own is not None:
-        return check(own).first(recipe.data.train_rows)
-    data = load(recipe.data.name, root=root, **recipe.data.options).first(recipe.data.train_rows)
+        data = with_classes(check(own), recipe.data.classes)
+    else:
+        section = recipe.data
+        data = load(section.name, root=root, classes=section.classes, **section.options)
+    data = data.first(recipe.data.train_rows)
     if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
         msg = (
             f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"

@@ -53,6 +53,7 @@ class Data(_Open):
     """Which examples are used."""
 
     name: str = DEFAULT_SOURCE
+    classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
     train_rows: Positive | None = None  # only this many training rows, from the first
     # share of each client's training rows that is held out
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -12,7 +12,14 @@ import torch
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features as as_features
 from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
-from fedgist.data.sources.labelled_rows import LabelledRows, Values, as_texts, dataset, split
+from fedgist.data.sources.labelled_rows import (
+    LabelledRows,
+    Missing,
+    Values,
+    as_texts,
+    dataset,
+    split,
+)
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
 
@@ -48,11 +55,37 @@ def huggingface(
     train: str = "train",
     test: str | None = None,
     test_fraction: float = 0.2,
+    missing: Missing = "refuse",
+    classes: Sequence[str] = (),
 ) -> Dataset:
-    """Read labels and either a column of images or columns of numbers (``features``).
+    """Read labels and either a column of images or columns of numbers of a Hugging Face data set.
 
-    ``path`` is a name on the hub or a saved folder; ``train`` and ``test`` are names of splits.
-    Without a split ``test``, ``test_fraction`` of each class is held out as test rows.
+    Parameters
+    ----------
+    path
+        A name on the hub, or a folder that its library saved.
+    config
+        Which configuration of a data set that has several.
+    label
+        The column of labels. If the data set names its classes, they have its names and order.
+    image
+        The column of images; either this or ``features``.
+    features
+        The columns of numbers.
+    client
+        The column that says whose a row is.
+    image_size
+        The size that all images get: the side of a square in pixels, or ``[height, width]``. If not
+        given, the size of the first image, which may have at most 2048x2048 pixels.
+    train
+        The split of training rows.
+    test
+        The split of test rows; if not given, the one called ``test``, if there is one.
+    test_fraction
+        Share of each class that is held out as test rows, if there is no split of them.
+    missing
+        ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
+        column over the training rows.
 
     Raises
     ------
@@ -78,7 +111,8 @@ def huggingface(
         for rows, x in zip(chosen, inputs, strict=True)
     ]
     train_rows, test_rows = labelled if test is not None else split(labelled[0], test_fraction)
-    return dataset(str(path), train_rows, test_rows, classes=_class_names(chosen[0], label))
+    names = classes or _class_names(chosen[0], label)
+    return dataset(str(path), train_rows, test_rows, classes=names, missing=missing)
 
 
 def _input_columns(image: str | None, features: list[str] | None, path: str) -> list[str]:
@@ -149,7 +183,8 @@ def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
     parts = []
     for name in columns:
         try:
-            values = np.asarray(list(rows[name]), dtype=np.float32)
+            cells = [np.nan if cell is None else cell for cell in rows[name]]
+            values = np.asarray(cells, dtype=np.float32)
         except (TypeError, ValueError) as error:
             msg = (
                 f"{path}: the column {name!r} must hold numbers, equally many in every row: "

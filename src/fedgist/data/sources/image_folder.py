@@ -6,7 +6,7 @@ import contextlib
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,24 @@ _BROKEN = (
 
 
 def folder(
-    *, path: str | Path, image_size: int | list[int] | None = None, test_fraction: float = 0.2
+    *,
+    path: str | Path,
+    image_size: int | list[int] | None = None,
+    test_fraction: float = 0.2,
+    classes: Sequence[str] = (),
 ) -> Dataset:
     """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/.
 
-    All images get ``image_size`` (pixels of a square's side, or height and width), or the size of
-    the first one. Without a test folder, ``test_fraction`` of each class is held out as test rows.
+    Parameters
+    ----------
+    path
+        The folder that holds a folder for each class, or ``train`` and ``test`` (or ``val``) with
+        these in them.
+    image_size
+        The size that all images get: the side of a square in pixels, or ``[height, width]``. If not
+        given, the size of the first image, which may have at most 2048x2048 pixels.
+    test_fraction
+        Share of each class that is held out as test rows, if there is no folder of test images.
 
     Raises
     ------
@@ -58,8 +70,9 @@ def folder(
     count = len(train_files)
     train_rows = LabelledRows(x[:count], labels[:count])
     if test is None:
-        return dataset(top.name, *split(train_rows, test_fraction))
-    return dataset(top.name, train_rows, LabelledRows(x[count:], labels[count:]))
+        return dataset(top.name, *split(train_rows, test_fraction), classes=classes)
+    test_rows = LabelledRows(x[count:], labels[count:])
+    return dataset(top.name, train_rows, test_rows, classes=classes)
 
 
 def _split_folders(top: Path) -> tuple[Path, Path | None]:

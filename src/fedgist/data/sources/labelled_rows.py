@@ -5,9 +5,9 @@ Test rows are held out, labels and clients are numbered, means and deviations ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fedgist.data.dataset import MANY_CLASSES, Dataset
 from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
+Missing = Literal["refuse", "mean"]  # what is done about missing numbers
 _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 
 
@@ -151,46 +152,94 @@ def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     return mean, std, columns.amin(1) == columns.amax(1)
 
 
-def dataset(
-    name: str, train: LabelledRows, test: LabelledRows, *, classes: tuple[str, ...] = ()
-) -> Dataset:
-    """Make a data set: number labels and clients in sorted order, measure the training rows.
-
-    Clients without training rows come after the others. A source whose classes have an order of
-    their own gives it as ``classes``.
+def as_mask(values: Values, what: str) -> Values:
+    """Return truth values (rows,) from truth values, 0 and 1, or their texts.
 
     Raises
     ------
     DataError
-        If there are no training rows or columns, a test label is not a training label, or most
-        labels are different, as numbers to predict are.
+        If there is not one value per row, or a value is something else; ``what`` begins the
+        message.
+    """
+    known = {"0": False, "false": False, "1": True, "true": True}
+    found = [known.get(text.strip().lower()) for text in as_texts(values, what)]
+    if None in found:
+        row = found.index(None)
+        msg = f"{what} must be 0 or 1, or false or true, in every row; row {row} (counted from 0) "
+        msg += f"holds {str(values[row])!r:.80}"
+        raise DataError(msg)
+    return np.array(found, dtype=bool)
+
+
+def dataset(
+    name: str,
+    train: LabelledRows,
+    test: LabelledRows,
+    *,
+    classes: Sequence[str] = (),
+    missing: Missing = "refuse",
+) -> Dataset:
+    """Make a data set: number labels and clients in sorted order, measure the training rows.
+
+    Clients without training rows come after the others. A recipe or a source whose classes have an
+    order of their own gives it as ``classes``.
+
+    Raises
+    ------
+    DataError
+        If there are no training rows or columns, a label is not among ``classes`` or a test label
+        not among the training labels, or most labels are different, as numbers to predict are.
     """
     if not len(train.x) or not train.x[0].numel():
         msg = f"{name} has no training {'columns' if len(train.x) else 'rows'}"
         raise DataError(msg)
-    classes = classes or _classes_of(name, train.labels)
-    if new := sorted(set(test.labels) - set(classes)):
-        msg = f"{name}: the test label {new[0]!r:.80} is not among the training labels: "
-        msg += listed(classes)
+    names = tuple(classes) or _classes_of(name, train.labels)
+    if new := sorted({*train.labels, *test.labels} - set(names)):
+        which = ("label", "classes") if classes else ("test label", "training labels")
+        msg = f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
         raise DataError(msg)
+    fill = means(name, train.x) if missing == "mean" else None
+    x, x_test = (fill_in(rows.x, fill) for rows in (train, test))
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
-    mean, std = moments(train.x, scale)
+    mean, std = moments(x, scale)
     clients = _all_clients(train, test)
     return Dataset(
         name,
-        train.x,
-        codes(train.labels, classes),
-        test.x,
-        codes(test.labels, classes),
-        len(classes),
+        x,
+        codes(train.labels, names),
+        x_test,
+        codes(test.labels, names),
+        len(names),
         scale=scale,
         mean=mean,
         std=std,
-        classes=classes,
+        classes=names,
+        fill=fill,
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
     )
+
+
+def means(name: str, x: Tensor) -> Tensor:
+    """Return the mean over the rows of ``x`` (rows, *shape) where they are not NaN: (*shape).
+
+    Raises
+    ------
+    DataError
+        If a number is missing in every row; ``name`` begins the message.
+    """
+    mean = x.nanmean(0, dtype=torch.float64).float() if x.is_floating_point() else x[0].float()
+    if bool((empty := mean.isnan().flatten()).any()):
+        msg = f"{name}: column {int(empty.byte().argmax())} (counted from 0) is missing in every "
+        msg += "training row"
+        raise DataError(msg)
+    return mean
+
+
+def fill_in(x: Tensor, fill: Tensor | None) -> Tensor:
+    """Return ``x`` (rows, *shape) with ``fill`` (*shape) in place of what is missing (NaN)."""
+    return x if fill is None or not x.is_floating_point() else torch.where(x.isnan(), fill, x)
 
 
 def _classes_of(name: str, labels: Values) -> tuple[str, ...]:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features, no_array, read_arrays
-from fedgist.data.sources.labelled_rows import LabelledRows, Values, as_texts, dataset, split
+from fedgist.data.sources.labelled_rows import (
+    LabelledRows,
+    Missing,
+    Values,
+    as_mask,
+    as_texts,
+    dataset,
+    split,
+)
 from fedgist.data.sources.locations import existing
 from fedgist.errors import DataError
 
-_ARRAYS = ("x", "y", "x_test", "y_test", "clients", "clients_test")
+# "clients" is an older name of "client"
+_ARRAYS = ("x", "y", "client", "clients", "test", "x_test", "y_test", "client_test", "clients_test")
+_NOT_BOTH = (("client", "clients"), ("client_test", "clients_test"), ("test", "x_test"))
 
 
-def npz(*, path: str | Path, test_fraction: float = 0.2) -> Dataset:
-    """Read the arrays x and y, and x_test, y_test, clients and clients_test where there are any.
+def npz(
+    *,
+    path: str | Path,
+    test_fraction: float = 0.2,
+    missing: Missing = "refuse",
+    classes: Sequence[str] = (),
+) -> Dataset:
+    """Read the arrays x and y of a .npz file, and client, test, x_test and others if it has them.
 
-    Without x_test, ``test_fraction`` of each class is held out as test rows.
+    Parameters
+    ----------
+    path
+        The file.
+    test_fraction
+        Share of each class that is held out as test rows, if neither ``test`` nor ``x_test`` says
+        which they are.
+    missing
+        ``"refuse"``: a missing number (NaN) is an error; ``"mean"``: it is replaced by the mean of
+        its column over the training rows.
 
     Raises
     ------
@@ -29,24 +55,44 @@ def npz(*, path: str | Path, test_fraction: float = 0.2) -> Dataset:
         for name in ("x", "y", *(("y_test",) if "x_test" in stored else ())):
             if name not in stored:
                 raise no_array(file, name, stored)
+        for one, other in _NOT_BOTH:
+            if one in stored and other in stored:
+                msg = f"{file.name} has an array {one!r} and an array {other!r}: only one may be"
+                raise DataError(msg)
         return [name for name in stored if name in _ARRAYS]
 
     arrays = read_arrays(file, wanted)
-    rows = _labelled_rows(file.name, arrays, "")
+    train, test = _train_and_test(file.name, arrays, test_fraction)
+    return dataset(file.name, train, test, classes=classes, missing=missing)
+
+
+def _train_and_test(
+    file_name: str, arrays: Mapping[str, Values], test_fraction: float
+) -> tuple[LabelledRows, LabelledRows]:
+    rows = _labelled_rows(file_name, arrays, "")
     if "x_test" in arrays:
-        return dataset(file.name, rows, _labelled_rows(file.name, arrays, "_test"))
-    return dataset(file.name, *split(rows, test_fraction))
+        return rows, _labelled_rows(file_name, arrays, "_test")
+    if "test" not in arrays:
+        return split(rows, test_fraction)
+    mask = as_mask(arrays["test"], f"{file_name}: the array 'test'")
+    _check_length(file_name, "x", len(rows.x), "test", len(mask))
+    return rows.take(~mask), rows.take(mask)
 
 
-def _labelled_rows(file_name: str, arrays: dict[str, Values], suffix: str) -> LabelledRows:
-    x_name, y_name, clients_name = (f"{name}{suffix}" for name in ("x", "y", "clients"))
+def _labelled_rows(file_name: str, arrays: Mapping[str, Values], suffix: str) -> LabelledRows:
+    x_name, y_name = f"x{suffix}", f"y{suffix}"
     x = features(arrays[x_name], f"{file_name}: {x_name}")
     labels = as_texts(arrays[y_name], f"{file_name}: the labels {y_name}")
-    clients = None
-    if clients_name in arrays:
-        clients = as_texts(arrays[clients_name], f"{file_name}: {clients_name}")
-    for name, values in ((y_name, labels), (clients_name, clients)):
-        if values is not None and len(values) != len(x):
-            msg = f"{file_name}: {x_name} has {len(x)} rows but {name} has {len(values)}"
-            raise DataError(msg)
-    return LabelledRows(x, labels, clients)
+    _check_length(file_name, x_name, len(x), y_name, len(labels))
+    for name in (f"client{suffix}", f"clients{suffix}"):
+        if name in arrays:
+            clients = as_texts(arrays[name], f"{file_name}: {name}")
+            _check_length(file_name, x_name, len(x), name, len(clients))
+            return LabelledRows(x, labels, clients)
+    return LabelledRows(x, labels)
+
+
+def _check_length(file_name: str, x_name: str, rows: int, name: str, length: int) -> None:
+    if length != rows:
+        msg = f"{file_name}: {x_name} has {rows} rows but {name} has {length}"
+        raise DataError(msg)

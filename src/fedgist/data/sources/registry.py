@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedgist.data.dataset import Dataset, check
+from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from fedgist.data.sources.digits import digits
 from fedgist.data.sources.file_sizes import readable
@@ -20,6 +20,8 @@ from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, fashion_mnist, mnis
 from fedgist.data.sources.npz import npz
 from fedgist.data.sources.tabular import table
 from fedgist.errors import DataError, did_you_mean
+
+_NOT_OPTIONS = ("root", "classes")  # for every source alike
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Source:
         """The type of each option, by its name."""
         hints = get_type_hints(self.load)
         return {
-            name: hints[name] for name in inspect.signature(self.load).parameters if name != "root"
+            name: hints[name]
+            for name in inspect.signature(self.load).parameters
+            if name not in _NOT_OPTIONS
         }
 
     @property
@@ -74,26 +78,30 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 )
 
 
-def load(name: str, *, root: Path | None = None, **options: object) -> Dataset:
+def load(
+    name: str, *, root: Path | None = None, classes: Sequence[str] = (), **options: object
+) -> Dataset:
     """Return the data set called ``name``, checked.
 
-    ``root`` is the folder of downloaded data (see :func:`.data_root`); ``options`` are those of the
+    ``root`` is the folder of downloaded data (see :func:`.data_root`); ``classes`` are the names of
+    all classes in the order of their numbers, if not the source's own; ``options`` are those of the
     source.
 
     Raises
     ------
     DataError
-        If the name or an option is unknown, an option is missing or of the wrong type, or the data
-        is missing or cannot be used.
+        If the name or an option is unknown, an option is missing or of the wrong type, the data
+        is missing or cannot be used, or a label is not among ``classes``.
     """
     if name not in SOURCES:
         raise _unknown(name, "data set", SOURCES)
     source = SOURCES[name]
     _check_options(name, source, options)
-    if "root" in inspect.signature(source.load).parameters:
-        options["root"] = data_root(root)
+    common = {"root": data_root(root), "classes": classes}
+    taken = inspect.signature(source.load).parameters
+    options |= {key: value for key, value in common.items() if key in taken}
     with readable(name):
-        return check(source.load(**options))
+        return with_classes(check(source.load(**options)), classes)
 
 
 def _check_options(name: str, source: Source, options: Mapping[str, object]) -> None:
@@ -102,7 +110,8 @@ def _check_options(name: str, source: Source, options: Mapping[str, object]) -> 
         if option not in types:
             raise _unknown(option, f"option of {name}", types)
         if not _fits(value, types[option]):
-            msg = f"{name}: the option {option} is {value!r}; it must be {_in_words(types[option])}"
+            needed = _in_words(types[option])
+            msg = f"{name}: the option {option} is {value!r:.80}; it must be {needed}"
             raise DataError(msg)
     for option in source.required:
         if option not in options:
@@ -123,10 +132,17 @@ def _fits(value: object, kind: Any) -> bool:
         return any(_fits(value, choice) for choice in get_args(kind))
     if get_origin(kind) is list:
         return isinstance(value, list) and all(_fits(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) is dict:
+        inner = get_args(kind)[1]
+        return isinstance(value, dict) and all(_fits(item, inner) for item in value.values())
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind)
 
 
 def _in_words(kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
     return inspect.formatannotation(kind).replace("pathlib.", "").replace("NoneType", "None")

@@ -137,6 +137,12 @@ def reals(table: Table, name: str) -> Values:
     return np.array(column.to_numpy(np.float64, na_value=np.nan))
 
 
+def is_missing(table: Table, name: str) -> Values:
+    """Tell for each cell of a column whether it says that its number is missing: (rows,)."""
+    cells = texts(table, name)
+    return np.array([cell.strip().lower() in _NO_NUMBER for cell in cells], dtype=bool)
+
+
 def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Values:
     """Return the column of labels or clients as text (rows,).
 

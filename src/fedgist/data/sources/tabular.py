@@ -14,7 +14,9 @@ from fedgist.data.dataset import Column, Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
+    Missing,
     Values,
+    as_mask,
     as_texts,
     dataset,
     held_out,
@@ -25,13 +27,15 @@ from fedgist.data.sources.table_file import (
     Table,
     expect,
     filled,
+    is_missing,
     is_number,
     load_table,
     reals,
     texts,
 )
-from fedgist.errors import DataError
+from fedgist.errors import DataError, listed
 
+_NUMBER = "number"  # how a recipe states a column of numbers
 _MOST_CATEGORIES = 1000  # of a column; more of them are identifiers or free text
 
 
@@ -42,72 +46,129 @@ def table(
     client: str | None = None,
     test: str | Path | None = None,
     test_fraction: float = 0.2,
+    columns: dict[str, str | list[str]] | None = None,
     ignore: list[str] | None = None,
+    missing: Missing = "refuse",
+    classes: Sequence[str] = (),
 ) -> Dataset:
-    """Read a table with a column of labels, and perhaps one of clients.
+    """Read a table with a column of labels; the other columns are numbers or categories.
 
-    All other columns that are not in ``ignore`` are numbers or categories. ``test`` is a second
-    table with the test rows; without it, ``test_fraction`` of each class is held out.
+    Parameters
+    ----------
+    path
+        The file: .csv, .tsv or .parquet.
+    label
+        The column of labels.
+    client
+        The column that says whose a row is.
+    test
+        The column that is 1 (true) in test rows and 0 (false) in the others; or a second table,
+        with the test rows.
+    test_fraction
+        Share of each class that is held out as test rows, if ``test`` is not given.
+    columns
+        The columns that are used, each ``"number"`` or the list of its categories, so that every
+        site encodes them alike; another category is an error. If not given: all others but those in
+        ``ignore``, and the training rows tell what they are; a category that only test rows have
+        is 0 in all of its columns.
+    ignore
+        Columns that are not used.
+    missing
+        ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
+        column over the training rows. An empty cell among categories is a category of its own.
 
     Raises
     ------
     DataError
         If a table cannot be read, lacks a column, or has a cell that cannot be used.
     """
-    whole, mask = _split(path, label, client, test, test_fraction, ignore)
-    train = whole.take(~mask)
-    held = whole.take(mask) if test is None else load_table(existing(test))
-    columns = _feature_columns(train, {label, client, *(ignore or [])})
+    whole = load_table(existing(path))
+    mask = _test_rows(whole, label, test, test_fraction)
+    by_column = test is None or str(test) in whole.frame.columns
+    train, held = whole.take(~mask), whole.take(mask)
+    if not by_column:
+        held = load_table(existing(test or ""))
+    aside = [label, *(name for name in (client, str(test) if test and by_column else None) if name)]
+    expect(whole, [*aside, *(ignore or [])])
     expect(held, [label])
+    used = _feature_columns(train, aside, ignore, columns)
     numbered = is_number(whole, label)
     train_rows, test_rows = (
         LabelledRows(
-            encode(part, columns),
+            encode(part, used, missing=missing),
             labels_in(part, label, numbered=numbered),
             _clients(part, client),
         )
         for part in (train, held)
     )
-    return with_columns(dataset(train.name, train_rows, test_rows), columns)
+    data = dataset(train.name, train_rows, test_rows, classes=classes, missing=missing)
+    return with_columns(data, used)
 
 
-def encode(rows: Table, columns: Sequence[Column]) -> Tensor:
+def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
     """Return the columns as float32 (rows, numbers and categories).
+
+    With ``missing = "mean"``, a number that is missing becomes NaN.
 
     Raises
     ------
     DataError
-        If a column is missing, or a cell of a column of numbers is not a finite number.
+        If a column is missing, a cell of a column of numbers is not a finite number, or a category
+        is not among those that the recipe states.
     """
     expect(rows, [column.name for column in columns])
     width = sum(len(column.categories or ("",)) for column in columns)
     what = f"{rows.name} with {len(rows.frame)} rows of {width} numbers and categories"
     check_memory(4 * len(rows.frame) * width, what, "name columns with many categories in ignore")
-    return torch.cat([_encode(rows, column) for column in columns], dim=1)
+    return torch.cat([_encode(rows, column, missing) for column in columns], dim=1)
 
 
-def _split(
-    path: str | Path,
-    label: str,
-    client: str | None,
-    test: str | Path | None,
-    test_fraction: float,
+def _test_rows(whole: Table, label: str, test: str | Path | None, test_fraction: float) -> Values:
+    """Return truth values (rows,), true for a test row; none is if these have their own table."""
+    if test is None:
+        expect(whole, [label])
+        labels = labels_in(whole, label, numbered=is_number(whole, label))
+        return held_out(labels, test_fraction)
+    if str(test) in whole.frame.columns:
+        cells = filled(whole, str(test), "test")
+        return as_mask(cells, f"{whole.name}: the test column {str(test)!r}")
+    return np.zeros(len(whole.frame), dtype=bool)
+
+
+def _feature_columns(
+    train: Table,
+    aside: list[str],
     ignore: list[str] | None,
-) -> tuple[Table, Values]:
-    """Return the table, and a mask of its rows that is true for test rows."""
-    whole = load_table(existing(path))
-    expect(whole, [label, *([] if client is None else [client]), *(ignore or [])])
-    if test is not None:
-        return whole, np.zeros(len(whole.frame), dtype=bool)
-    return whole, held_out(labels_in(whole, label, numbered=is_number(whole, label)), test_fraction)
-
-
-def _feature_columns(train: Table, no_features: set[str | None]) -> list[Column]:
-    columns = [column_of(train, name) for name in train.frame.columns if name not in no_features]
+    stated: dict[str, str | list[str]] | None,
+) -> list[Column]:
+    """Return the columns that become inputs: those stated, or all that are not ``aside``."""
+    if stated is not None and ignore is not None:
+        msg = "columns says which are used: leave out ignore"
+        raise DataError(msg)
+    if stated is not None:
+        columns = [_stated(name, kind, aside) for name, kind in stated.items()]
+    else:
+        unused = {*aside, *(ignore or [])}
+        columns = [column_of(train, name) for name in train.frame.columns if name not in unused]
     if not columns:
         msg = f"{train.name} has no column besides the label"
         raise DataError(msg)
     return columns
+
+
+def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
+    if name in aside:
+        msg = f"columns names {name!r}, which is the label, the client or the test column"
+        raise DataError(msg)
+    if kind == _NUMBER:
+        return Column(name)
+    if isinstance(kind, str) or not kind or len(set(kind)) < len(kind):
+        msg = (
+            f"columns.{name} is {kind!r:.80}; it must be {_NUMBER!r} or the list of its different "
+            "categories"
+        )
+        raise DataError(msg)
+    return Column(name, tuple(kind), closed=True)
 
 
 def column_of(train: Table, name: str) -> Column:
@@ -150,28 +211,34 @@ def _clients(rows: Table, name: str | None) -> Values | None:
     return filled(rows, name, "client")
 
 
-def _encode(rows: Table, column: Column) -> Tensor:
-    """Return a column as numbers (rows, 1) or 0/1 (rows, categories), all 0 for a new category."""
+def _encode(rows: Table, column: Column, missing: Missing) -> Tensor:
+    """Return a column as numbers (rows, 1) or 0/1 (rows, categories)."""
     if column.categories is None:
-        return _finite(rows, column.name)[:, None]
+        return _finite(rows, column.name, missing)[:, None]
     position = {category: number for number, category in enumerate(column.categories)}
     unknown = len(position)
-    code = torch.tensor(
-        [position.get(cell, unknown) for cell in texts(rows, column.name)], dtype=torch.int64
-    )
+    cells = texts(rows, column.name)
+    code = torch.tensor([position.get(cell, unknown) for cell in cells], dtype=torch.int64)
+    if column.closed and bool((new := code == unknown).any()):
+        row = int(new.byte().argmax())
+        msg = f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
+        msg += f"{rows.frame.index[row] + 1} below the header, which is not among its categories: "
+        raise DataError(msg + listed(column.categories))
     return torch.nn.functional.one_hot(code, unknown + 1)[:, :-1].float()
 
 
-def _finite(rows: Table, name: str) -> Tensor:
+def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
+    """Return a column of numbers (rows,), NaN where one is missing and may be."""
     numbers = reals(rows, name)
-    finite = np.isfinite(numbers)
-    if not finite.all():
-        position = int(np.argmin(finite))
+    absent = np.isnan(numbers) & is_missing(rows, name)
+    usable = np.isfinite(numbers) | (absent if missing == "mean" else False)
+    if not usable.all():
+        position = int(np.argmin(usable))
         row, cell = rows.frame.index[position] + 1, str(rows.frame[name].iloc[position])
-        msg = (
-            f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
-            f"{cell!r}"
-        )
+        msg = f"{rows.name}: the column {name!r} holds no number in row {row} below the header: "
+        msg += f"{cell!r:.80}"
+        if absent[position]:
+            msg += "; missing = 'mean' replaces missing numbers by their column's mean"
         raise DataError(msg)
     return torch.from_numpy(numbers).float()
 

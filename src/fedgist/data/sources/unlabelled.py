@@ -12,9 +12,9 @@ from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_a
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stack
-from fedgist.data.sources.labelled_rows import Values
+from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
-from fedgist.data.sources.table_file import TABLES, load_table
+from fedgist.data.sources.table_file import TABLES, Table, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.errors import DataError
 
@@ -50,12 +50,16 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
     if ending in _ARRAYS:
         return features(_array(place), f"{name}: the examples")
     if ending in TABLES:
-        return encode(load_table(place), data.columns) if data.columns else _numbers(place, data)
+        return _encoded(load_table(place), data) if data.columns else _numbers(place, data)
     msg = (
         f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
         "a folder of images"
     )
     raise DataError(msg)
+
+
+def _encoded(table: Table, data: Dataset) -> Tensor:
+    return encode(table, data.columns, missing="refuse" if data.fill is None else "mean")
 
 
 def _array(file: Path) -> Values:
@@ -104,6 +108,7 @@ def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     DataError
         If shape or values do not fit; ``name`` begins the message.
     """
+    x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
     if not len(x):
         msg = f"{name} holds no examples"
         raise DataError(msg)
