@@ -34,7 +34,10 @@ def refused(says: str, **change: Any) -> None:
     [
         (5, "clients is a int; it must be a list with each client's rows"),
         ("abc", "clients is a str; it must be"),
-        ({"north": [0, 1]}, "clients is a dict; it must be"),
+        ({}, "clients is empty"),
+        ({1: [0], "1": [1]}, "clients names one client twice"),
+        ({"north": [0, 1], "south": []}, r"clients\['south'\] has no rows"),
+        ({"north": [0, 1], "south": [0.5]}, r"clients\['south'\]: rows are float64"),
         (np.array(3), "clients is a ndarray; it must be"),
         ([], "clients is empty"),
         ([[0, 1], []], "clients: client 1 has no rows"),
@@ -63,6 +66,7 @@ def test_rows_of_clients(clients: Any, says: str) -> None:
         ([[0.5], [1], [], [], []], "clients_test: client 0: rows are float64"),
         ([[0]], "clients has 5 clients, clients_test has 1"),
         (7, "clients_test is a int"),
+        ({"north": [0]}, "clients_test and clients must name the same clients; 'north' is in one"),
     ],
 )
 def test_test_rows_of_clients(tests: Any, says: str) -> None:
@@ -81,6 +85,19 @@ def test_clients_may_share_rows_and_have_no_test_rows() -> None:
     )
     assert [line["rows"] for line in result.clients] == [3, 0]
     assert result.world.partition.train[1].tolist() == clients[1]
+
+
+def test_clients_have_the_names_that_they_are_given() -> None:
+    tests = {"south": [7], "north": range(5)}
+    result = fedgist.run(
+        QUICK, data=blobs(), clients={"north": [0, 20], "south": [1, 2]}, clients_test=tests
+    )
+    parts = result.world.partition
+    assert (parts.names, parts.test[0].tolist()) == (("north", "south"), [0, 1, 2, 3, 4])
+    x = blobs().x_test
+    assert torch.equal(result.model("south")(x), result.model(1)(x))
+    with pytest.raises(ValueError, match=r"there is no client east; .* called north, south"):
+        result.model("east")
 
 
 def test_validation_rows_are_held_out_of_ones_own_clients() -> None:

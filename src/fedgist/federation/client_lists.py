@@ -1,8 +1,8 @@
-"""The rows of each client, as a user lists them: by number or by mask."""
+"""The rows of each client, as a user lists them: by number or by mask, in order or by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,50 @@ from torch import Tensor
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import RecipeError
 
+Clients = Sequence[Any] | Mapping[str, Any]  # each client's rows, in order or by name
 
-def rows_of_clients(clients: Sequence[Any], count: int, argument: str) -> list[Tensor]:
-    """Return each client's row numbers as tensors; a Boolean mask names the rows where it is true.
 
-    Clients may share rows, but none may list a row twice.
+def own_rows(
+    clients: Clients, clients_test: Clients | None, count: int, test_count: int
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
+    """Return each client's training rows and test rows, and what the clients are called.
+
+    A Boolean mask names the rows where it is true. Clients may share rows, but none may list a row
+    twice, or have no training rows. Without ``clients_test``, each has all test rows.
 
     Raises
     ------
     RecipeError
-        If they are not lists of numbers of the ``count`` rows there are, or masks of this length;
-        ``argument`` begins the message.
+        If they are not lists of numbers of the rows there are, ``count`` and ``test_count`` of
+        them, or masks of this length.
     """
-    return [_rows(value, count, f"{argument}: client {i}") for i, value in enumerate(clients)]
+    names = tuple(clients) if isinstance(clients, Mapping) else ()
+    train = _rows_of_each(clients, count, "clients")
+    for client, rows in train.items():
+        if not len(rows):
+            msg = f"{client} has no rows"
+            raise RecipeError(msg)
+    if clients_test is None:
+        return list(train.values()), [torch.arange(test_count)] * len(train), names
+    if isinstance(clients_test, Mapping):
+        if strange := sorted(set(clients_test) ^ set(names)):
+            msg = f"clients_test and clients must name the same clients; {strange[0]!r} is in one"
+            raise RecipeError(msg)
+        clients_test = {name: clients_test[name] for name in names}
+    tests = _rows_of_each(clients_test, test_count, "clients_test")
+    if len(tests) != len(train):
+        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
+        raise RecipeError(msg)
+    return list(train.values()), list(tests.values()), names
+
+
+def _rows_of_each(clients: Clients, count: int, argument: str) -> dict[str, Tensor]:
+    """Return each client's rows by what messages call it."""
+    if isinstance(clients, Mapping):
+        named = {f"{argument}[{name!r}]": rows for name, rows in clients.items()}
+    else:
+        named = {f"{argument}: client {i}": rows for i, rows in enumerate(clients)}
+    return {who: _rows(rows, count, who) for who, rows in named.items()}
 
 
 def _rows(value: Any, count: int, who: str) -> Tensor:

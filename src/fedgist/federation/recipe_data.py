@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedgist.data import load
@@ -14,7 +12,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.errors import RecipeError, listed, nearest
-from fedgist.federation.client_lists import rows_of_clients
+from fedgist.federation.client_lists import Clients, own_rows
 from fedgist.federation.recipe import Recipe
 
 
@@ -43,8 +41,8 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
 def divide(
     recipe: Recipe,
     data: Dataset,
-    clients: Sequence[object] | None,
-    clients_test: Sequence[object] | None,
+    clients: Clients | None,
+    clients_test: Clients | None,
     key: Tensor,
 ) -> Partition:
     """Return which client has which rows: by the recipe's partition, or the user's own lists.
@@ -67,19 +65,9 @@ def divide(
             validation=recipe.data.validation,
             **p.options,
         )
-    train = rows_of_clients(clients, len(data.y), "clients")
-    if (empty := next((i for i, rows in enumerate(train) if not len(rows)), None)) is not None:
-        msg = f"clients: client {empty} has no rows"
-        raise RecipeError(msg)
-    if clients_test is None:
-        tests = [torch.arange(len(data.y_test))] * len(train)
-    else:
-        tests = rows_of_clients(clients_test, len(data.y_test), "clients_test")
-    if len(tests) != len(train):
-        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
-        raise RecipeError(msg)
+    train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
     kept, held = hold_out(train, recipe.data.validation, key)
-    return Partition(kept, held, Rows.of(tests))
+    return Partition(kept, held, Rows.of(tests), names)
 
 
 def client_number(parts: Partition, client: int | str) -> int:

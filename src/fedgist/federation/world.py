@@ -6,7 +6,7 @@ server has only its own side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
+from fedgist.federation.client_lists import Clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import (
@@ -48,8 +49,8 @@ class Given:
     """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
-    clients: Sequence[Any] | None = None  # each client's training rows
-    clients_test: Sequence[Any] | None = None
+    clients: Clients | None = None  # each client's training rows
+    clients_test: Clients | None = None
     groups: Mapping[str, Group] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server: x and y by name

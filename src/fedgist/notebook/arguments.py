@@ -10,6 +10,7 @@ from typing import Any
 from fedgist.core.method import Method
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
+from fedgist.federation.client_lists import Clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
 from fedgist.federation.method_loading import checked_class, identity
 from fedgist.federation.model_groups import Group, module_group
@@ -17,24 +18,30 @@ from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import MethodSection
 
 
-def clients_listed(clients: Any, argument: str) -> list[Any] | None:
-    """Return what is given for each client, whatever it is, as a list.
+def clients_of(clients: Any, argument: str) -> Clients | None:
+    """Return what is given for each client, whatever it is: in order, or by name.
 
     Raises
     ------
     RecipeError
-        If it is not a list or another iterable, or is empty; ``argument`` begins the message.
+        If it is neither a mapping nor a list or another iterable, or is empty; ``argument`` begins
+        the message.
     """
     if clients is None:
         return None
-    single = isinstance(clients, str | bytes | Mapping) or getattr(clients, "ndim", 1) == 0
+    single = isinstance(clients, str | bytes) or getattr(clients, "ndim", 1) == 0
     if single or not isinstance(clients, Iterable):
         msg = f"{argument} is a {type(clients).__name__}; it must be a list with each client's rows"
+        raise RecipeError(msg + ", or a mapping of names to rows")
+    if isinstance(clients, Mapping):
+        found: Clients = {str(name): rows for name, rows in clients.items()}
+    else:
+        found = list(clients)
+    if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
+        problem = "names one client twice" if found else "is empty; it must list each client's rows"
+        msg = f"{argument} {problem}"
         raise RecipeError(msg)
-    if not (listed := list(clients)):
-        msg = f"{argument} is empty; it must be a list with each client's rows"
-        raise RecipeError(msg)
-    return listed
+    return found
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:

@@ -21,7 +21,7 @@ from fedgist.federation.round_loop import Observer
 from fedgist.federation.world import Given
 from fedgist.notebook.arguments import (
     check_flags,
-    clients_listed,
+    clients_of,
     groups_of,
     named_sets,
     path_of,
@@ -35,8 +35,8 @@ def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
     data: Dataset | tuple[Any, ...] | torch.utils.data.Dataset[Any] | None = None,
-    clients: Iterable[Any] | None = None,
-    clients_test: Iterable[Any] | None = None,
+    clients: Iterable[Any] | Mapping[str, Any] | None = None,
+    clients_test: Iterable[Any] | Mapping[str, Any] | None = None,
     model: nn.Module
     | Callable[..., nn.Module]
     | Mapping[str, tuple[Any, Sequence[int]]]
@@ -64,8 +64,8 @@ def run(
         (rows,) holds whole numbers from 0 on, or names of classes.
     clients, clients_test
         Instead of the recipe's partition: each client's training rows, and test rows (the whole
-        test set if not given), as row numbers or as masks. Clients may share rows; each has at
-        least one training row, and none twice.
+        test set if not given), as row numbers or as masks, in order or by the clients' names.
+        Clients may share rows; each has at least one training row, and none twice.
     model
         Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
         clients ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
@@ -104,8 +104,8 @@ def run(
         asked = with_method(asked, method)
     given = Given(
         data=None if data is None else in_memory(data),
-        clients=clients_listed(clients, "clients"),
-        clients_test=clients_listed(clients_test, "clients_test"),
+        clients=clients_of(clients, "clients"),
+        clients_test=clients_of(clients_test, "clients_test"),
         groups=groups_of(model, own_start=asked.clients.init == "own"),
         method=method,
         test_sets=named_sets(test_sets),
