@@ -7,9 +7,8 @@
 """
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from fedgist.core.method import Method
-from fedgist.data.dataset import Dataset
 from fedgist.errors import (
     CheckpointError,
     DataError,
@@ -21,13 +20,18 @@ from fedgist.errors import (
     OutputError,
     RecipeError,
     ReportError,
+    Stopped,
     TooFewRepliesError,
     WorkerError,
 )
-from fedgist.federation.recipe import Recipe
-from fedgist.federation.server_run import Stopped
-from fedgist.notebook.door import run
-from fedgist.notebook.result import Result
+from fedgist.registry import Registry
+
+if TYPE_CHECKING:
+    from fedgist.core.method import Method
+    from fedgist.data.dataset import Dataset
+    from fedgist.federation.recipe import Recipe
+    from fedgist.notebook.door import run
+    from fedgist.notebook.result import Result
 
 __version__ = version("fedgist")
 __all__ = [
@@ -50,3 +54,25 @@ __all__ = [
     "WorkerError",
     "run",
 ]
+
+# these load torch, which takes a second: only what is used is imported
+_WHEN_USED: Registry[Any] = Registry(
+    {
+        "Method": "fedgist.core.method:Method",
+        "Dataset": "fedgist.data.dataset:Dataset",
+        "Recipe": "fedgist.federation.recipe:Recipe",
+        "Result": "fedgist.notebook.result:Result",
+        "run": "fedgist.notebook.door:run",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHEN_USED:
+        return _WHEN_USED[name]
+    msg = f"module 'fedgist' has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

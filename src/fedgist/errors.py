@@ -21,7 +21,11 @@ Every message is one line that names the key, the value and the choices.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from pathlib import Path
+
+WIDEST = 80  # characters of a value in a message
 
 
 class FedgistError(Exception):
@@ -63,6 +67,22 @@ class OutputError(InputError):
     """A path cannot be written to."""
 
 
+class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
+    """A run was stopped early, and its checkpoint written.
+
+    ``folder`` is the run directory to resume, None if the run was kept in memory only.
+    """
+
+    def __init__(self, folder: Path | None, options: str = "") -> None:
+        how = f"; resume with: fedgist run --resume {folder}{options}" if folder else ""
+        super().__init__(f"stopped{how}")
+        self.folder = folder
+
+
+class Interrupted(Exception):  # noqa: N818  # no error: somebody asked
+    """Many runs were stopped; what was running is saved."""
+
+
 class TooFewRepliesError(FedgistError):
     """A total was asked for over fewer clients than ``privacy.min_replies``."""
 
@@ -86,7 +106,7 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
     known = list(choices)
     if name in known:
         return name
-    msg = f"unknown {kind} {name!r}{did_you_mean(name, known)}"
+    msg = f"unknown {kind} {shown(name)}{did_you_mean(name, known)}"
     raise InputError(msg)
 
 
@@ -119,3 +139,14 @@ def first_line(error: BaseException) -> str:
 def printable(text: str) -> str:
     """Return a text as one line, with escapes for characters that cannot be printed."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shown(value: object) -> str:
+    """Return a value as it is printed in a message: its repr, cut at 80 characters."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxlong = brief.maxother = WIDEST
+    try:
+        text = brief.repr(value)
+    except ValueError:  # Python does not print a number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."

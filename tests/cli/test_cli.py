@@ -234,7 +234,7 @@ def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fed
     cli: Cli, tmp_path: Path
 ) -> None:
     cli("run", *SMALL, "--quiet", "--out", "a")
-    from fedgist.data import load  # noqa: PLC0415
+    from fedgist.data.sources.loading import load  # noqa: PLC0415
 
     x = load("digits").x_test[:9]
     np.savez(tmp_path / "x.npz", x=x.numpy())

@@ -25,7 +25,7 @@ from fedgist.core.method import (
     Training,
 )
 from fedgist.core.objective import Classes
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
 from fedgist.errors import TooFewRepliesError
 

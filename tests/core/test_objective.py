@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.objective import METRICS, OBJECTIVES, Classes, Marks
+from fedgist.core.metrics import METRICS, OBJECTIVES
+from fedgist.core.objective import Classes, Marks
 from fedgist.errors import InputError
 
 CLASSES = 4

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core.optim import Optimizer, OptimizerName, OptimizerState, clipped, init, step
+from fedgist.core.optim import OptimizerState, clipped, init, step
+from fedgist.core.optimizer import Optimizer, OptimizerName
 from fedgist.core.tree import leaves, take
 
 CLIENTS = 3

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.data.augment import Augmentation, crop_and_flip
+from fedgist.data import Augmentation
+from fedgist.data.augment import crop_and_flip
 
 KEYS = random.fold(random.key(0), torch.arange(3))
 KINDS: list[tuple[Augmentation, ...]] = [(), ("crop",), ("flip",), ("crop", "flip")]

@@ -22,15 +22,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data import load, read_examples
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources import file_sizes, table_file
 from fedgist.data.sources.array_file import read_arrays
 from fedgist.data.sources.cifar_pickle import read_pickle
 from fedgist.data.sources.file_sizes import memory_for_data, readable
 from fedgist.data.sources.idx_file import read_idx
+from fedgist.data.sources.loading import load
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import load_table
+from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError
 
 X, Y = np.zeros((6, 3)), np.arange(6) % 2

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data import PARTITIONS
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.data.partition import PARTITIONS, Partition, partition
+from fedgist.data.partition import Partition, partition
 from fedgist.errors import DataError
 
 few = settings(deadline=None, max_examples=30)

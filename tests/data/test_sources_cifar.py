@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import load
 from fedgist.data.sources.cifar_pickle import read_pickle
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 X = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data import load
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)

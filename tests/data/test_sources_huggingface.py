@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgist.data import load
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)

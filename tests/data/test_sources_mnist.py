@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import load
 from fedgist.data.sources.idx_file import read_idx
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 

@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import Dataset, check, load
+from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)

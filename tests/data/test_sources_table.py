@@ -14,7 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedgist.data import Dataset, load
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 HEAD = "age,smokes,town,site,diagnosis\n"

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data import Dataset, load, read_examples
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.loading import load
+from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Phase
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import Tree
 from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.engines.stacking_plan import Plan

@@ -126,7 +126,7 @@ def test_each_architecture_may_have_its_file_and_batch_norm_keeps_its_statistics
     for buffer in source.buffers():
         buffer.copy_(torch.full_like(buffer, 2))
     torch.save(source.state_dict(), file)
-    data = fedgist.data.Dataset(
+    data = fedgist.Dataset(
         "images",
         torch.zeros(20, 3, 32, 32),
         torch.arange(20) % 4,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -47,13 +49,117 @@ from fedgist.studies.paper_table import is_table
         ({"clients": {"num_clients": 0}}, "clients.num_clients = 0"),
         ({"engine": {"cohort_size": "big"}}, "engine.cohort_size"),
         ({"evaluate": {"on": "train"}}, "evaluate.on = 'train': .*'client', 'test' or 'global'"),
-        ({"data": 3}, "data = 3"),
+        ({"data": 3}, "data = 3: must be a table"),
+        ({"train": {"lr": float("nan")}}, "train.lr = nan: must be a finite number"),
+        ({"method": {"name": "fedprox", "mu": float("inf")}}, "method.mu = inf: must be a finite"),
+        ({"methods": {"fedprox": {"mu": float("nan")}}}, "methods.fedprox.mu = nan: .*finite"),
+        ({"method": {"name": "fedprox", "mu": True}}, "method.mu = True: must be a number"),
+        ({"method": {"name": "fedprox", "mu": "12"}}, "method.mu = '12': must be a number"),
+        ({"train": {"lr": True}}, "train.lr = True: must be a number"),
+        ({"train": {"num_rounds": "12"}}, "train.num_rounds = '12': must be a whole number"),
+        ({"train": {"num_rounds": 12.5}}, "train.num_rounds = 12.5: must be a whole number"),
+        ({"train": {"batch_size": 10**30}}, r"train.batch_size = 10+: must be at most \d+$"),
+        ({"train": {"batch_size": 10**12}}, "train.batch_size = 10+: must be less than or equal"),
+        ({"seed": 10**30}, r"seed = 10+: must be at most"),
+        ({"seed": "x" * 500}, r"seed = 'x+\.\.\.x+': must be a whole number"),
+        ({"paper": {"departs": 1}}, "paper.departs = 1: must be a list"),
+        ({"model": {"name": "mlp", "dropout": True}}, "model.dropout = True: must be a number"),
+        ({"model": {"name": "mlp", "hidden": [True]}}, "model.hidden.0 = True: must be a whole"),
+        ({"model": {"name": "mlp", "width": 3}}, "model.width: unknown key of mlp; .*known: hidd"),
+        (
+            {"engine": {"workers": "many"}},
+            "engine.workers = 'many': must be 'auto' or must be a wh",
+        ),
+        ({"clients": {"architectures": {"a": {"share": True}}}}, "share must be a number"),
+        (
+            {"clients": {"architectures": {"a": {"model": "mlp", "share": 1, "widht": 2}}}},
+            "clients.architectures.a.widht: unknown key of mlp",
+        ),
+        # a key that nothing reads
+        ({"partition": {"name": "iid", "alpha": 1.0}}, "partition.alpha: unknown key of iid"),
+        ({"train": {"momentum": 0.5}}, "train.momentum = 0.5: .*'adam' does not read it"),
+        (
+            {"model": {"name": "mlp"}, "clients": {"architectures": {"mlp": 1}}},
+            r"model.name is given, and nothing reads it: \[clients.architectures\]",
+        ),
+        ({"train": {"lr": object()}}, "train.lr = <object .*: is of type object, which a recipe"),
+        ({"data": {"name": "npz", "path": "x" * 99, "tset": 1}}, "data.tset: unknown key of npz"),
+        ({"data": {"name": "npz"}}, "data.path is missing: npz needs it"),
     ],
 )
 def test_what_is_wrong_is_named(raw: dict[str, object], says: str) -> None:
     with pytest.raises(RecipeError, match=says) as caught:
         make(raw)
     assert "\n" not in str(caught.value)
+
+
+def test_a_value_is_cut_where_it_is_printed() -> None:
+    with pytest.raises(RecipeError) as caught:
+        make({"train": {"optimizer": "x" * 10_000, "lr": list(range(10_000))}})
+    assert len(str(caught.value)) < 200
+
+
+FEDPROX = {
+    "model": {"name": "mlp", "hidden": [7], "dropout": 0.5},
+    "method": {"name": "fedprox", "mu": 0.5},
+    "partition": {"name": "dirichlet", "alpha": 0.1, "min_size": 2},
+    "train": {"optimizer": "momentum", "momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"),
+    [
+        (
+            ["model.name=logistic"],
+            ["model.hidden = [7] is dropped: logistic", "model.dropout = 0.5 is dropped"],
+        ),
+        (["method.name=fedavg"], ["method.mu = 0.5 is dropped: it belongs to 'fedprox'"]),
+        # alpha is read by both
+        (["partition.name=size"], ["partition.min_size = 2 is dropped: size does not read it"]),
+        (["train.optimizer=sgd"], ["train.momentum = 0.5 is dropped: optimizer sgd"]),
+        (
+            ["clients.architectures.mlp=1.0"],
+            [f"model.{key} is dropped" for key in ("dropout", "hidden", "name")],
+        ),
+    ],
+)
+def test_a_key_left_over_by_a_changed_name_is_dropped_and_said(
+    settings: list[str], dropped: list[str]
+) -> None:
+    recipe = make(FEDPROX, settings)
+    assert len(recipe.dropped) == len(dropped)
+    assert all(line.startswith(start) for line, start in zip(recipe.dropped, dropped, strict=True))
+    again = make(tomllib.loads(recipe.to_toml()))  # nothing inert is written down
+    assert again.settings() == recipe.settings()
+    assert again.dropped == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["partition.name=iid", "partition.alpha=2.0"], "partition.alpha: unknown key of iid"),
+        (["method.name=fedavg", "method.mu=1.0"], "method.mu: unknown key of fedavg"),
+        (
+            ["clients.architectures.mlp=1.0", "model.name=mlp"],
+            "model.name is given, and nothing reads it",
+        ),
+        (["train.optimizer=adam", "train.momentum=0.1"], "train.momentum = 0.1: "),
+    ],
+)
+def test_a_key_that_was_set_and_is_not_read_is_an_error(settings: list[str], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        make(FEDPROX, settings)
+
+
+def test_a_nest_of_lists_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(f"seed = {'[' * 5000}{']' * 5000}")
+    with pytest.raises(RecipeError, match=r"deep.toml: ") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RecipeError, match="nested more than 32 deep"):
+        make({"model": {"hidden": json.loads("[" * 40 + "]" * 40)}})
 
 
 def test_settings_change_the_recipe_and_bare_words_are_strings() -> None:

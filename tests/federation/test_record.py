@@ -16,7 +16,7 @@ from fedgist.errors import CheckpointError, OutputError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import checkpoint
 from fedgist.federation.checkpoint import Checkpoint
-from fedgist.federation.record import Record, read_lines, summary, to_json
+from fedgist.federation.record import STATE, Record, read_lines, summary, to_json
 
 
 def test_lines_are_cut_back_to_the_checkpoints_round(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(
 ) -> None:
     folder = tmp_path_factory.mktemp("damaged")
     checkpoint.save(folder, arrays())
-    path = folder / checkpoint.FILE
+    path = folder / STATE
     blob = path.read_bytes()
     path.write_bytes(blob[: data.draw(st.integers(0, len(blob) - 1))])
     with pytest.raises(CheckpointError, match=r"state.safetensors is damaged"):
@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint.save(tmp_path, arrays())
-    before = (tmp_path / checkpoint.FILE).read_bytes()
+    before = (tmp_path / STATE).read_bytes()
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -95,7 +95,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(tmp_path, arrays())
-    assert (tmp_path / checkpoint.FILE).read_bytes() == before
+    assert (tmp_path / STATE).read_bytes() == before
     assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["state.safetensors"]
 
 

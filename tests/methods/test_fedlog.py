@@ -22,7 +22,7 @@ from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split
 from fedgist.core.objective import Classes
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
 from fedgist.methods.fedlog import (
     FedLog,

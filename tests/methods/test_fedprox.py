@@ -16,7 +16,7 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split
 from fedgist.core.objective import Classes
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.methods.fedprox import FedProx
 from fedgist.models import MODELS
 

@@ -17,8 +17,7 @@ import safetensors.numpy
 import torch
 
 import fedgist
-from fedgist.federation.record import PARTITION
-from fedgist.federation.saved_features import FEATURES
+from fedgist.federation.record import FEATURES, PARTITION
 from fedgist.federation.trained_models import simulation
 from fedgist.report import comparison, drawing, page, pictures
 from fedgist.report.feature_map import CACHE, embedding

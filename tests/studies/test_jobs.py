@@ -16,7 +16,8 @@ from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import make, read
 from fedgist.methods import METHODS
-from fedgist.studies.jobs import Event, Job, is_done, run_jobs
+from fedgist.studies.job import Event, Job
+from fedgist.studies.jobs import is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_table
 from fedgist.studies.sweep import axis, grid
 

@@ -10,7 +10,8 @@ import pytest
 from fedgist.cli.recipe_files import folder
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
-from fedgist.studies.jobs import Event, Job, run_jobs
+from fedgist.studies.job import Event, Job
+from fedgist.studies.jobs import run_jobs
 from fedgist.studies.search_space import read_space
 from fedgist.studies.tune import OBJECTIVE, Tuner
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
-from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import JobsError, printable
+from fedgist.errors import Interrupted, JobsError, printable
 from fedgist.federation.columns import ACCURACY
 from fedgist.report.formatting import duration, percent
 from fedgist.report.terminal import column, console, say, words
-from fedgist.studies.jobs import Event, Interrupted, Job, Listener, is_done, run_jobs
+from fedgist.studies.job import Event, Job, Listener
 
 ENDS = {"done", "stopped", "failed"}
 
@@ -38,6 +37,10 @@ def do_jobs(
     Interrupted
         After Ctrl-C.
     """
+    # both load torch, which --help and a mistake in a recipe do without
+    from fedgist.engines.worker_pool import default_workers
+    from fedgist.studies.jobs import is_done, run_jobs
+
     failed: dict[str, str] = {}
     for job in jobs if isinstance(jobs, list) else ():
         is_done(job)  # a folder that holds another run is refused before anything runs

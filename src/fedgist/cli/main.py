@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from fedgist.cli import model_commands, result_commands, run_commands, study_commands
 from fedgist.cli.recipe_files import shipped
-from fedgist.cli.shared_options import LOOK, app
-from fedgist.data import SOURCES
-from fedgist.data.partition import PARTITIONS
-from fedgist.errors import JobsError, WorkerError, one_of
-from fedgist.federation.server_run import Stopped
+from fedgist.cli.shared_options import START, app
+from fedgist.data import PARTITIONS
+from fedgist.data.sources import SOURCES
+from fedgist.errors import (
+    Interrupted,
+    JobsError,
+    RecipeError,
+    Stopped,
+    WorkerError,
+    one_of,
+    shown,
+)
+from fedgist.federation.own_code import asking
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.report.terminal import console, paragraph, words
-from fedgist.studies.jobs import Interrupted
 
 # each module of commands registers them with ``app`` when it is imported
 __all__ = ["app", "main", "model_commands", "result_commands", "run_commands", "study_commands"]
 
+NO_CODE = "--no-code"
+
 
 def main() -> None:
     """Run the command line: bad input is one line and exit code 2, Ctrl-C is exit code 130."""
+    # "fedgist run RECIPE --no-code" is what one types: the option may stand anywhere
+    arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
     try:
-        app()
+        with asking(_refuse if NO_CODE in arguments else _tell()):
+            app(arguments)
     except (Stopped, Interrupted) as stopped:
         _fail(str(stopped), 130)
     except KeyboardInterrupt:
@@ -42,21 +55,71 @@ def main() -> None:
         _fail(f"error: {error}", 1)
 
 
-def _fail(message: str, code: int) -> None:
+def _tell() -> Callable[[str, str], None]:
+    """Return what says which module of a user's is imported, once for each."""
+    told: set[str] = set()
+
+    def tell(key: str, place: str) -> None:
+        if place not in told:
+            told.add(place)
+            _say(f"{key} = {place!r}: importing this module runs its code ({NO_CODE} refuses it)")
+
+    return tell
+
+
+def _refuse(key: str, place: str) -> None:
+    msg = f"{key} = {shown(place)} names code to be run, which {NO_CODE} refuses"
+    raise RecipeError(msg)
+
+
+def _say(message: str) -> None:
     console(stderr=True, soft_wrap=True).print(paragraph(message))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"fedgist {version('fedgist')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version_: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_version, is_eager=True
+        ),
+    ] = False,
+    no_code: Annotated[
+        bool,
+        typer.Option(
+            NO_CODE,
+            help="Refuse recipes and runs that name code of their own (package.module:thing).",
+        ),
+    ] = False,
+) -> None:
+    """Federated learning that shares the gist, not the weights.
+
+    fedgist run demo, then fedgist show runs/demo-fedlog; --help of each command teaches the rest.
+    """
+    del version_, no_code  # read before the commands are
+
+
+def _fail(message: str, code: int) -> None:
+    _say(message)
     sys.exit(code)
 
 
-@app.command("list", rich_help_panel=LOOK)
+@app.command("list", rich_help_panel=START)
 def list_(
     what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")],
 ) -> None:
     """List the methods, datasets, models, partitions or recipes."""
     tables: dict[str, Callable[[], dict[str, str]]] = {
-        "methods": lambda: {name: _summary(cls) for name, cls in METHODS.items()},
-        "datasets": lambda: {name: source.summary for name, source in SOURCES.items()},
-        "models": lambda: {name: _summary(builder) for name, builder in MODELS.items()},
-        "partitions": lambda: {name: _summary(function) for name, function in PARTITIONS.items()},
+        "methods": METHODS.summaries,
+        "datasets": SOURCES.summaries,
+        "models": MODELS.summaries,
+        "partitions": PARTITIONS.summaries,
         "recipes": shipped,
     }
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -64,9 +127,3 @@ def list_(
     for name, summary in tables[one_of(what, tables, "argument")]().items():
         table.add_row(words(name), words(summary))
     console().print(table)
-
-
-def _summary(documented: Any) -> str:
-    """Return the first paragraph of a function's docstring, or of the module of a class."""
-    source = sys.modules[documented.__module__] if isinstance(documented, type) else documented
-    return " ".join((source.__doc__ or "").strip().split("\n\n")[0].split())

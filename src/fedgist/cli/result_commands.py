@@ -90,7 +90,7 @@ def compare(
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = None,
-    two_sided: TwoSided = False,  # noqa: FBT002
+    two_sided: TwoSided = False,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
     ] = "terminal",
@@ -148,7 +148,7 @@ def report(
     reference: Reference = None,
     target_accuracy: Target = None,
     metric: Metric = None,
-    two_sided: TwoSided = False,  # noqa: FBT002
+    two_sided: TwoSided = False,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,
@@ -182,7 +182,7 @@ def report(
 def watch_(
     folders: Folders,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,  # noqa: FBT002
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,
     track: Annotated[
         list[str] | None,
         typer.Option(

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgist.cli.progress import observing
-from fedgist.cli.recipe_files import find_recipe
-from fedgist.cli.shared_options import RUN, DataRoot, RecipeOrDemo, Settings, app
-from fedgist.errors import RecipeError
-from fedgist.federation import runner
-from fedgist.federation.recipe import Recipe, read
-from fedgist.federation.recipe_data import class_counts
-from fedgist.federation.record import RECIPE, to_json
-from fedgist.federation.round_loop import Observer
+from fedgist.cli.recipe_files import DEFAULT, find_recipe
+from fedgist.cli.shared_options import START, DataRoot, RecipeOrDemo, Settings, app
+from fedgist.federation.recipe import read
+from fedgist.federation.record import to_json
 from fedgist.federation.run_directory import as_folder
-from fedgist.federation.server_run import Stopped
-from fedgist.federation.world import Given, World, make_world
 from fedgist.report import run_files
-from fedgist.report.pictures import partition_png
-from fedgist.report.run_files import RunFiles
 from fedgist.report.run_tables import overview
 from fedgist.report.sheet import Sheet
 from fedgist.report.terminal import SheetView, console, words
+
+if TYPE_CHECKING:
+    from fedgist.federation.world import World
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew in a folder that already holds a run.")
@@ -37,7 +30,7 @@ AsJson = Annotated[
 ]
 
 
-@app.command(rich_help_panel=RUN)
+@app.command(rich_help_panel=START)
 def run(
     recipe: RecipeOrDemo = None,
     settings: Settings = None,
@@ -54,10 +47,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in DIR.")
     ] = None,
-    overwrite: Overwrite = False,  # noqa: FBT002
+    overwrite: Overwrite = False,
     data_root: DataRoot = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,  # noqa: FBT002
-    as_json: AsJson = False,  # noqa: FBT002
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recipe; without one, FedLog on scikit-learn's digits with ten clients.
 
@@ -68,12 +61,21 @@ def run(
     fedgist run --resume runs/mnist-fedlog
     """
     screen = console()
+    path = find_recipe(recipe)
+    parsed = read(path, settings or []) if resume is None else None
+    from fedgist.cli import seeded_runs
+    from fedgist.cli.progress import observing
+
     with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
-            results = _resume(resume, settings or [], seeds, data_root, observer)
+            results = seeded_runs.resume(resume, settings or [], seeds, data_root, observer)
         else:
-            results = _start(
-                recipe, settings or [], seeds, out, data_root, observer, overwrite=overwrite
+            assert parsed is not None
+            if recipe is None:
+                observer.note(f"no recipe given: this is {DEFAULT}, which comes with fedgist")
+            place = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
+            results = seeded_runs.start(
+                parsed, seeds, place, data_root, observer, overwrite=overwrite
             )
         folders = [resume] if resume else []
         for result in results:
@@ -89,97 +91,7 @@ def run(
         screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
 
 
-def _start(
-    recipe: str | None,
-    settings: list[str],
-    seeds: int,
-    out: Path | None,
-    data_root: Path | None,
-    observer: Observer,
-    *,
-    overwrite: bool,
-) -> Iterator[runner.Outcome]:
-    path = find_recipe(recipe)
-    parsed = read(path, settings)
-    out = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
-    other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
-    if other and not overwrite:
-        msg = (
-            f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; "
-            "choose another --out"
-        )
-        raise RecipeError(msg)
-    if seeds == 1:
-        yield runner.run(parsed, Given(root=data_root), observer, folder=out, overwrite=overwrite)
-    else:
-        numbers = range(parsed.seed, parsed.seed + seeds)
-        yield from _seeds(
-            parsed, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
-        )
-
-
-def _seeds(
-    recipe: Recipe,
-    seeds: Sequence[int],
-    out: Path,
-    data_root: Path | None,
-    observer: Observer,
-    *,
-    count: int,
-    overwrite: bool = False,
-) -> Iterator[runner.Outcome]:
-    for seed in seeds:
-        try:
-            yield runner.run(
-                recipe.model_copy(update={"seed": seed}),
-                Given(root=data_root),
-                observer,
-                folder=out / f"seed-{seed}",
-                overwrite=overwrite,
-            )
-        except Stopped as stopped:
-            raise Stopped(out, f" --seeds {count}") from stopped
-
-
-def _resume(
-    folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
-) -> Iterator[runner.Outcome]:
-    _check_resumed_settings(settings)
-    runs = run_files.find([folder])
-    if any(folder not in {run.folder, run.folder.parent} for run in runs):
-        msg = (
-            f"{folder} holds runs of several settings: give the command that started them again, "
-            "or resume one of them"
-        )
-        raise RecipeError(msg)
-    for run in runs:
-        recipe = read(run.folder / RECIPE, settings)
-        if _is_finished(run, recipe):
-            observer.note(f"{run.folder} is finished ({recipe.train.num_rounds} rounds)")
-            continue
-        yield runner.run(recipe, Given(root=data_root), observer, folder=run.folder, resume=True)
-    if runs[0].folder != folder:  # seeds that had not begun
-        begun = {run.recipe["seed"] for run in runs}
-        missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
-        yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)
-
-
-def _check_resumed_settings(settings: Sequence[str]) -> None:
-    for setting in settings:
-        if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
-            msg = (
-                f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
-                "engine.device may change"
-            )
-            raise RecipeError(msg)
-
-
-def _is_finished(run: RunFiles, recipe: Recipe) -> bool:
-    ended = run.result.get("status") == "finished"
-    return ended and bool(run.rounds) and run.done == recipe.train.num_rounds
-
-
-@app.command(rich_help_panel=RUN)
+@app.command(rich_help_panel=START)
 def partition(
     recipe: RecipeOrDemo = None,
     settings: Settings = None,
@@ -188,6 +100,10 @@ def partition(
 ) -> None:
     """Print and draw how many rows of each class each client has, before any training."""
     parsed = read(find_recipe(recipe), settings or [])
+    from fedgist.federation.recipe_data import class_counts
+    from fedgist.federation.world import Given, make_world
+    from fedgist.report.pictures import partition_png
+
     world = make_world(parsed, Given(root=data_root))
     split = class_counts(world.data, world.partition)
     counts = split["train"]

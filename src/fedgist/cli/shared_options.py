@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+# the commands in the order of a journey, in the panels of --help
+START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
+JOURNEY = (
+    *("list", "partition", "run"),
+    *("watch", "show", "compare", "report"),
+    *("predict", "evaluate", "export"),
+    *("sweep", "tune", "reproduce"),
+)
+
+
+class Journey(TyperGroup):
+    """The commands, in the order in which one meets them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return sorted(super().list_commands(ctx), key=JOURNEY.index)
+
 
 app = typer.Typer(
     name="fedgist",
+    cls=Journey,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Federated learning that shares the gist, not the weights.",
 )
-
-# the panels of --help
-RUN, LOOK, SEARCH = "Run", "Look at runs", "Many runs"
 
 RecipeOrDemo = Annotated[
     str | None,

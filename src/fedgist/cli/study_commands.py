@@ -24,7 +24,7 @@ from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.study_rows import Study
 from fedgist.report.terminal import console, words
-from fedgist.studies.jobs import Job
+from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_table
 from fedgist.studies.sweep import grid
 from fedgist.studies.tune import OBJECTIVE, Tuner
@@ -76,7 +76,7 @@ def sweep(
     reference: Reference = None,
     target_accuracy: Target = None,
     data_root: DataRoot = None,
-    quiet: Quiet = False,  # noqa: FBT002
+    quiet: Quiet = False,
 ) -> None:
     """Run a grid of settings and seeds side by side, and compare them.
 
@@ -118,7 +118,7 @@ def tune(
     ] = None,
     jobs: AtOnce = None,
     data_root: DataRoot = None,
-    quiet: Quiet = False,  # noqa: FBT002
+    quiet: Quiet = False,
 ) -> None:
     """Search hyper-parameters by Optuna, on validation data only; bad trials are stopped early.
 
@@ -195,7 +195,7 @@ def reproduce(
         str, typer.Option("--format", help="terminal, markdown or latex.")
     ] = "terminal",
     data_root: DataRoot = None,
-    quiet: Quiet = False,  # noqa: FBT002
+    quiet: Quiet = False,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the paper's.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,17 +25,20 @@ PositiveInt = Annotated[int, Bounds(1)]
 
 
 def check_bounds(method: object) -> None:
-    """Raise MethodError if a field of a dataclass lies outside the bounds of its type."""
+    """Raise MethodError if a number of a dataclass is not finite, or outside its type's bounds."""
     if not dataclasses.is_dataclass(method):
         return
     hints = typing.get_type_hints(type(method), include_extras=True)
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            msg = f"method.{field.name} must be a finite number, not {value}"
+            raise MethodError(msg)
         for bounds in getattr(hints[field.name], "__metadata__", ()):
             if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
                 continue
             fits = value > bounds.least if bounds.above else value >= bounds.least
-            if not fits:  # nor does NaN
+            if not fits:
                 words = "greater than" if bounds.above else "at least"
                 msg = f"method.{field.name} must be {words} {bounds.least}, not {value}"
                 raise MethodError(msg)

@@ -101,7 +101,7 @@ from fedgist.core.batch import Batch, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.message import Nothing, message
 from fedgist.core.net import Net, Part
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.task import Context, Task
 from fedgist.core.training import Training

@@ -2,9 +2,6 @@
 
 An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers today, and
 will train on words or contrastive views, once there is an objective for these, without new files.
-
-A metric has a name, a unit and a direction; reports read these, and never guess them from the name
-of a column.
 """
 
 from __future__ import annotations
@@ -12,31 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
+from fedgist.core.metrics import CLASS_METRICS, LOSS, Metric
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
-
-Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
-Direction = Literal["higher", "lower"]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number by which models are judged: what it is called, its unit, and which end is better."""
-
-    name: str
-    title: str
-    unit: Unit
-    better: Direction
-
-
-LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
 
 
 @tree
@@ -95,7 +77,7 @@ class Classes:
     """
 
     num_classes: int
-    chosen: tuple[str, ...] = ("accuracy", "balanced_accuracy", "macro_f1", "auroc")
+    chosen: tuple[str, ...] = tuple(CLASS_METRICS)
     smoothing: float = 0.0
 
     name = "classes"
@@ -107,7 +89,7 @@ class Classes:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics chosen."""
-        return tuple(CLASS_METRICS[name][0] for name in self.chosen)
+        return tuple(CLASS_METRICS[name] for name in self.chosen)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of ``logits`` (batch, classes), rows by their weight."""
@@ -131,7 +113,7 @@ class Classes:
     def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the metrics chosen, (clients,) each."""
         table = Predictions(marks, y, mask, self.num_classes)
-        values = {name: CLASS_METRICS[name][1](table) for name in self.chosen}
+        values = {name: _MEASURES[name](table) for name in self.chosen}
         losses_seen = torch.where(mask, marks.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 
@@ -198,22 +180,11 @@ def auroc(p: Predictions) -> Tensor:
     return (wins / (positive * negative)).nanmean(1)
 
 
-CLASS_METRICS: Mapping[str, tuple[Metric, Callable[[Predictions], Tensor]]] = MappingProxyType(
+_MEASURES: Mapping[str, Callable[[Predictions], Tensor]] = MappingProxyType(
     {
-        "accuracy": (Metric("accuracy", "Accuracy", "fraction", "higher"), accuracy),
-        "balanced_accuracy": (
-            Metric("balanced_accuracy", "Balanced accuracy", "fraction", "higher"),
-            balanced_accuracy,
-        ),
-        "macro_f1": (Metric("macro_f1", "Macro F1", "fraction", "higher"), macro_f1),
-        "auroc": (Metric("auroc", "AUROC", "fraction", "higher"), auroc),
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "macro_f1": macro_f1,
+        "auroc": auroc,
     }
-)
-
-#: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
-#: are smoothed.
-OBJECTIVES: Mapping[str, Callable[..., Objective]] = MappingProxyType({"classes": Classes})
-#: Every metric there is, by name.
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {LOSS.name: LOSS} | {name: metric for name, (metric, _) in CLASS_METRICS.items()}
 )

@@ -11,35 +11,16 @@ decay is decoupled from the gradient: Loshchilov and Hutter 2019, algorithm 2).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import tree
 
-OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 ADAMS = ("adam", "adamw")  # those with two moments
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optimizer and its settings, with their names in ``torch.optim``.
-
-    ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``; ``momentum`` is read by the second
-    alone, ``betas`` and ``eps`` by the last two. ``weight_decay`` is added to the gradient, by
-    ``adamw`` taken from the parameters.
-    """
-
-    name: OptimizerName = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
 
 
 @tree

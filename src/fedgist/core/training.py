@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.schedules import Schedule
 
 Precision = Literal["float32", "bfloat16"]

@@ -1,16 +1,24 @@
-"""Data: sources of examples, their partition over clients, and the order of batches."""
+"""Data: sources of examples, their partition over clients, and the order of batches.
 
-from fedgist.data.dataset import Dataset, check
-from fedgist.data.sources.locations import data_root
-from fedgist.data.sources.registry import SOURCES, Source, load
-from fedgist.data.sources.unlabelled import read_examples
+What recipes name is here, and costs nothing to import. A new partition is a function in
+``partition_rules.py`` and a line below.
+"""
 
-__all__ = [
-    "SOURCES",
-    "Dataset",
-    "Source",
-    "check",
-    "data_root",
-    "load",
-    "read_examples",
-]
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from fedgist.registry import Registry
+
+if TYPE_CHECKING:  # it loads torch
+    from fedgist.data.partition_rules import Divided
+
+Augmentation = Literal["crop", "flip"]
+
+PARTITIONS: Registry[Callable[..., Divided]] = Registry(
+    {
+        name: f"fedgist.data.partition_rules:{name}"
+        for name in ("iid", "dirichlet", "size", "shards", "pathological", "natural")
+    }
+)

@@ -5,14 +5,12 @@ He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition", sectio
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data import Augmentation
 
-Augmentation = Literal["crop", "flip"]
 PAD = 4  # the largest shift, in pixels
 
 

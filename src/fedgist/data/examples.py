@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Batch
-from fedgist.data.augment import Augmentation, crop_and_flip
+from fedgist.data import Augmentation
+from fedgist.data.augment import crop_and_flip
 from fedgist.data.dataset import Dataset
 
 

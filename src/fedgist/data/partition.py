@@ -6,9 +6,8 @@ the classes it has trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data import PARTITIONS
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.data.partition_rules import (
-    Divided,
-    Ints,
-    dirichlet,
-    iid,
-    natural,
-    pathological,
-    shards,
-    size,
-)
+from fedgist.data.partition_rules import Ints
 from fedgist.errors import DataError, did_you_mean
-
-PARTITIONS: MappingProxyType[str, Callable[..., Divided]] = MappingProxyType(
-    {
-        "iid": iid,
-        "dirichlet": dirichlet,
-        "size": size,
-        "shards": shards,
-        "pathological": pathological,
-        "natural": natural,
-    }
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +75,7 @@ def partition(
             )
             raise DataError(msg)
     kept, held = hold_out([_tensor(rows) for rows in train], validation, key)
-    names = data.client_names[:num_clients] if PARTITIONS[name] is natural else ()
+    names = data.client_names[:num_clients] if name == "natural" else ()
     return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]), names)
 
 

@@ -6,8 +6,11 @@ of every client. All draws come from the key; NumPy's counter-based generator Ph
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 from torch import Tensor
 
 from fedgist.core import random
@@ -16,6 +19,8 @@ from fedgist.errors import DataError
 
 Ints = npt.NDArray[np.int64]
 Divided = tuple[list[Ints], list[Ints]]  # each client's training rows, and each client's test rows
+Alpha = Annotated[float, Field(gt=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough
 
 
@@ -37,7 +42,7 @@ def iid(data: Dataset, num_clients: int, key: Tensor) -> Divided:
 
 
 def dirichlet(
-    data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 0.5, min_size: int = 1
+    data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 0.5, min_size: AtLeastOne = 1
 ) -> Divided:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha).
 
@@ -68,7 +73,7 @@ def dirichlet(
     raise DataError(msg)
 
 
-def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) -> Divided:
+def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) -> Divided:
     """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
 
     Every client gets at least one training row, and one test row if there are enough of them.
@@ -89,7 +94,9 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: float = 1.0) ->
     return divided[0], divided[1]
 
 
-def shards(data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2) -> Divided:
+def shards(
+    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
+) -> Divided:
     """Give each client ``classes_per_client`` shards, so that it has at most so many classes.
 
     Each class's rows, in the order of the data set, are cut into ``int(classes_per_client *
@@ -141,7 +148,7 @@ def _shards_by_class(y: Ints, num_classes: int, per_class: int) -> list[list[Int
 
 
 def pathological(
-    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: int = 2
+    data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
 ) -> Divided:
     """Give each client exactly ``classes_per_client`` classes, each to about as many clients.
 

@@ -62,7 +62,6 @@ from fedgist.core.tree import STATIC, Tree, tree
 __all__ = [
     "Answer",
     "Engine",
-    "EngineName",
     "Nothing",
     "Score",
     "ScoreTable",
@@ -73,7 +72,6 @@ __all__ = [
     "collect",
 ]
 
-EngineName = Literal["local", "loopback"]
 # a client's own test rows, the whole test set, its training rows, those held out from them
 Split = Literal["client", "test", "train", "validation"]
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedgist.core import optim, random
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
-from fedgist.core.optim import Optimizer, OptimizerState
+from fedgist.core.optim import OptimizerState
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.training import Precision
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
-from fedgist.core.objective import LOSS
+from fedgist.core.metrics import LOSS
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer, Score, Scores, ScoreTable, Split, TrainingLoss, collect

@@ -17,10 +17,10 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from filelock import FileLock
 from platformdirs import user_cache_path
 
@@ -115,7 +115,7 @@ def _read(path: Path) -> Plan | None:
 
 def _machine() -> dict[str, object]:
     return {
-        "torch": torch.__version__,
+        "torch": metadata.version("torch"),
         "machine": [platform.node(), platform.machine()],
         "cores": os.cpu_count(),
     }

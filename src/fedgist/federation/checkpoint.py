@@ -14,8 +14,7 @@ from torch import Tensor
 from fedgist.core.message import separate
 from fedgist.errors import CheckpointError
 from fedgist.federation import atomic_files as files
-
-FILE = Path("checkpoint") / "state.safetensors"
+from fedgist.federation.record import STATE
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     arrays |= {f"clients/{k}": v for k, v in checkpoint.clients.items()}
     arrays = separate({name: array.detach().cpu() for name, array in arrays.items()})
     files.write(
-        folder / FILE,
+        folder / STATE,
         safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}),
     )
 
@@ -52,7 +51,7 @@ def load(folder: Path) -> Checkpoint | None:
     CheckpointError
         If the file is damaged.
     """
-    path = folder / FILE
+    path = folder / STATE
     if not path.exists():
         return None
     try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedgist.core.objective import LOSS, METRICS, Metric
+from fedgist.core.metrics import LOSS, METRICS, Metric
 
 MEAN, STD, FINETUNED = "_mean", "_std", "finetuned_"
 TRAIN_LOSS = "train/loss"

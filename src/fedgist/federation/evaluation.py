@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.method import Context, Net, Task
-from fedgist.core.objective import LOSS, Objective
+from fedgist.core.metrics import LOSS
+from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.federation.columns import STD, of_all, of_server, over_clients

@@ -8,16 +8,15 @@ be distinguished, resumed, compared and searched like any others.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from fedgist.core.method import Method
-from fedgist.errors import MethodError, RecipeError, did_you_mean, first_line, nearest, one_of
+from fedgist.errors import InputError, MethodError, RecipeError, first_line, nearest, one_of
+from fedgist.federation.own_code import load_own
 from fedgist.methods import METHODS
+from fedgist.options import check_options
 
 # a method's author may define other functions than the vocabulary's, but a name that is almost one
 # of the vocabulary's is taken for a spelling mistake
@@ -40,17 +39,10 @@ def method_class(name: str) -> type[Method]:
     if ":" not in name:
         try:
             return METHODS[one_of(name, METHODS, "method")]
-        except ValueError as error:
+        except InputError as error:
             msg = f"method.name: {error} (or your own: 'package.module:Class')"
             raise RecipeError(msg) from error
-    module, _, attribute = name.partition(":")
-    try:
-        loaded: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            loaded = getattr(loaded, part)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        msg = f"method.name = {name!r}: {first_line(error)}"
-        raise RecipeError(msg) from error
+    loaded = load_own("method.name", name)
     return checked_class(loaded, name)
 
 
@@ -98,22 +90,13 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
         If there is no such method or hyper-parameter, or a value does not fit.
     """
     cls = method_class(name)
-    known = field_names(cls)
-    for key in options:
-        if key not in known:
-            msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
-            raise RecipeError(msg)
-    if not known:
+    if not field_names(cls) and not options:
         return cls()
     try:
-        return TypeAdapter(cls).validate_python(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([table, *(str(part) for part in first["loc"])])
-        text = first["msg"].removeprefix("Value error, ")
-        if text.startswith("method."):
-            raise RecipeError(text) from error
-        msg = f"{where} = {first['input']!r}: {text}"
+        return cls(**check_options(cls, options, name, table))
+    except ValueError as error:
+        text = first_line(error)  # a method says "method.mu must be ..."
+        msg = text.replace("method.", f"{table}.", 1) if "method." in text else f"{table}: {text}"
         raise RecipeError(msg) from error
 
 

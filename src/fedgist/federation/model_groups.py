@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,11 +12,11 @@ from fedgist.core import random
 from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
 from fedgist.data.dataset import Dataset
-from fedgist.errors import RecipeError, first_line, one_of
+from fedgist.errors import RecipeError, first_line
 from fedgist.federation.model_building import Build, Factory, builder
-from fedgist.federation.pretrained import pretrained
-from fedgist.federation.recipe import ModelSection, Recipe
-from fedgist.models import MODELS
+from fedgist.federation.model_factories import check_models, model_factory, sizes_of
+from fedgist.federation.recipe_sections import ModelSection, Recipe
+from fedgist.options import check_options
 
 
 @dataclass(frozen=True)
@@ -46,60 +43,25 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
         If a share, a model or one of its options is not valid.
     """
     if not recipe.clients.architectures:
+        model = recipe.model or ModelSection()
         return {
-            recipe.model.name.rpartition(":")[2]: _group(
-                recipe.model, _builder(recipe.model, data), data
-            )
+            model.name.rpartition(":")[2]: _group(model, data, "model"),
         }
-    groups = {}
-    for name, value in recipe.clients.architectures.items():
-        table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"share": value}
-        share = table.pop("share", None)
-        if not isinstance(share, int | float) or share <= 0:
-            msg = (
-                f"clients.architectures.{name}: share must be a number greater than 0, not "
-                f"{share!r}"
-            )
-            raise RecipeError(msg)
-        section = ModelSection.model_validate({"name": table.pop("model", name), **table})
-        groups[name] = _group(section, _builder(section, data), data, float(share))
-    return groups
+    return {
+        name: _group(model, data, f"clients.architectures.{name}", share)
+        for name, (share, model) in check_models(recipe.clients.architectures).items()
+    }
 
 
-def _group(section: ModelSection, build: Build, data: Dataset, share: float = 1.0) -> Group:
+def _group(section: ModelSection, data: Dataset, table: str, share: float = 1.0) -> Group:
     """Return the group of clients that have a model, whose start may be read from a file."""
-    note = ""
-    if section.weights is not None:
-        build, note = pretrained(build, section.weights, data.num_classes, section.head)
+    factory = model_factory(section.name)
+    options = check_options(factory, section.options, section.name, table, sizes_of(factory))
+    build = builder(factory, data, options, f"model {section.name}")
+    if section.weights is None:
+        return Group(build, share, head=section.head)
+    build, note = pretrained(build, section.weights, data.num_classes, section.head)
     return Group(build, share, head=section.head, note=note)
-
-
-def _builder(section: ModelSection, data: Dataset) -> Build:
-    if ":" in section.name:
-        module, _, attribute = section.name.partition(":")
-        try:
-            factory = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            msg = f"model.name = {section.name!r}: {first_line(error)}"
-            raise RecipeError(msg) from error
-    else:
-        try:
-            factory = MODELS[one_of(section.name, MODELS, "model")]
-        except ValueError as error:
-            msg = f"model.name: {error} (or your own: 'package.module:factory')"
-            raise RecipeError(msg) from error
-    accepted = list(inspect.signature(factory).parameters)
-    open_ended = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values()
-    )
-    for key in section.options:
-        if key not in accepted and not open_ended:
-            msg = (
-                f"model.{key}: unknown key of {section.name}; known: "
-                f"{', '.join(accepted[2:]) or 'none'}"
-            )
-            raise RecipeError(msg)
-    return builder(factory, data, section.options, f"model {section.name}")
 
 
 def module_group(

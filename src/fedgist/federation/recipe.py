@@ -11,19 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from fedgist.errors import InputError, RecipeError, did_you_mean
-from fedgist.federation.method_loading import build_method
-from fedgist.federation.recipe_sections import (
-    MethodSection,
-    ModelSection,
-    Recipe,
-    role_of,
-)
+from fedgist.errors import InputError, RecipeError, first_line, shown
+from fedgist.federation.recipe_sections import MethodSection, Recipe, role_of
 from fedgist.federation.training_section import TrainSection
+from fedgist.options import checked
 
-__all__ = ["ModelSection", "Recipe", "flat", "make", "read", "read_recorded", "role_of"]
+__all__ = ["Recipe", "flat", "make", "read", "read_recorded", "role_of"]
 
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
@@ -45,18 +38,20 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
 
 
 def read_recorded(path: Path) -> Recipe:
-    """Read the recipe of a run whose method may have been an object: its class is not loaded.
+    """Read the recipe of a run, whose parts may have been objects: what it names is not loaded.
 
     Raises
     ------
     RecipeError
         If the file cannot be read, or the recipe is not valid.
     """
+    raw = _read_toml(path)
     try:
-        return Recipe.model_validate(_read_toml(path))
-    except ValidationError as error:
-        msg = f"{path}: {_first(error, Recipe)}"
+        recipe: Recipe = checked(Recipe, raw)
+    except RecipeError as error:
+        msg = f"{path}: {error}"
         raise RecipeError(msg) from error
+    return recipe
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -65,8 +60,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         msg = f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"
         raise RecipeError(msg) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path}: {error}"
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        msg = f"{path}: {first_line(error)}"
         raise RecipeError(msg) from error
 
 
@@ -79,55 +74,65 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
         If the recipe is not valid: one line that names the key, the value and the choices.
     """
     changes = dict(_setting(text) for text in settings)
-    merged = _with_method_table(raw, changes)
-    for key, value in changes.items():
-        _put(merged, key, value)
+    all_tables = _table(raw, "methods")
+    tables = {name: _table(all_tables, name, "methods.") for name in all_tables}
+    merged, changed, left_over = _merged(raw, tables, changes)
+    recipe: Recipe = checked(Recipe, merged)
+    for name, table in tables.items():
+        checked(TrainSection, table.get("train", {}), f"methods.{name}.train")
     if "paper" in merged:
-        departs = list(_table(merged, "paper").get("departs", []))
-        for key, value in changes.items():
-            if role_of(key) is None and key != "method.name":
-                departs.append(f"{key} = {value}")
-        _put(merged, "paper.departs", departs)
-    try:
-        recipe = Recipe.model_validate(merged)
-    except ValidationError as error:
-        raise RecipeError(_first(error, Recipe)) from error
-    build_method(recipe.method.name, recipe.method.options)
-    return recipe
+        recipe = _departing(recipe, changes)
+    # what the recipe names loads torch, so a mistake in its own keys is told before
+    from fedgist.federation.recipe_options import check_tables, settled  # noqa: PLC0415
+
+    check_tables(tables)
+    recipe = settled(recipe, changed)
+    return recipe.noting([*left_over, *recipe.dropped])
 
 
-def _with_method_table(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the table ``[methods.NAME]`` of the method that runs, and leave out the others."""
+def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return a paper's recipe with the settings in which this run departs from it."""
+    departs = [
+        f"{key} = {value}"
+        for key, value in changes.items()
+        if role_of(key) is None and key != "method.name"
+    ]
+    paper = recipe.paper.model_copy(update={"departs": (*recipe.paper.departs, *departs)})
+    return recipe.model_copy(update={"paper": paper})
+
+
+def _merged(
+    raw: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Put the table of the method that runs, and what was set, on top of a recipe.
+
+    Return the sections, the keys that were put there, and what is said of keys that are left over.
+    """
     merged = {key: value for key, value in raw.items() if key != "methods"}
-    tables = _table(raw, "methods")
-    _check_tables(tables)
     given = _table(raw, "method")
     name = changes.get("method.name", given.get("name", MethodSection().name))
     table = dict(tables.get(name, {})) if isinstance(name, str) else {}
-    train = table.pop("train", {})
+    train = _table(table, "train", f"methods.{name}.")
+    table.pop("train", None)
     beside = given if given.get("name", name) == name else {}
+    notes = [
+        f"method.{key} = {shown(value)} is dropped: it belongs to {shown(given['name'])}"
+        for key, value in given.items()
+        if key not in beside and key != "name"
+    ]
     merged["method"] = {**table, **beside, "name": name}
     merged["train"] = {**_table(raw, "train"), **train}
-    return merged
+    for key, value in changes.items():
+        _put(merged, key, value)
+    return merged, {*changes, *(f"train.{key}" for key in train)}, notes
 
 
 def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
     value = raw.get(key, {})
     if not isinstance(value, Mapping):
-        msg = f"{prefix}{key} = {value!r}: expected a table"
+        msg = f"{prefix}{key} = {shown(value)}: must be a table"
         raise RecipeError(msg)
     return value
-
-
-def _check_tables(tables: Mapping[str, Any]) -> None:
-    for name in tables:
-        table = _table(tables, name, "methods.")
-        build_method(name, {k: v for k, v in table.items() if k != "train"}, f"methods.{name}")
-        try:
-            TrainSection.model_validate(table.get("train", {}))
-        except ValidationError as error:
-            msg = f"methods.{name}.train.{_first(error, TrainSection)}"
-            raise RecipeError(msg) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -137,7 +142,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise RecipeError(msg)
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return key.strip(), value.strip()  # a bare word is a string
 
 
@@ -153,27 +158,6 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
         raw[part] = dict(inner)
         raw = raw[part]
     raw[last] = value
-
-
-def _first(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the first problem in one line: the key, the value, and what is accepted."""
-    first = error.errors()[0]
-    loc = [str(part) for part in first["loc"]]
-    where = ".".join(
-        part for part in loc if part not in {"float", "str", "constrained-int", "dict[str,any]"}
-    )
-    if first["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(loc[-1], _keys(model, loc[:-1]))}"
-    return f"{where} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
-
-
-def _keys(model: type[BaseModel], loc: Sequence[str]) -> list[str]:
-    for part in loc:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        model = inner
-    return list(model.model_fields)
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

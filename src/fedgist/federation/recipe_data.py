@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgist.data import load
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.partition import Partition, hold_out, partition
+from fedgist.data.sources.loading import load
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.federation.client_lists import Clients, own_rows
 from fedgist.federation.recipe import Recipe

@@ -8,23 +8,22 @@ compares runs, resumes them or searches over them asks :func:`role_of`.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
-from fedgist.core.objective import CLASS_METRICS, OBJECTIVES
-from fedgist.data.augment import Augmentation
-from fedgist.data.partition import PARTITIONS
-from fedgist.data.sources.registry import DEFAULT_SOURCE
-from fedgist.engines.engine import EngineName
+from fedgist.core.metrics import CLASS_METRICS, OBJECTIVES
+from fedgist.data import PARTITIONS, Augmentation
+from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
+from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import one_of
+from fedgist.errors import InputError, one_of
 from fedgist.federation.section import CLOSED, Device, Positive, Share
 from fedgist.federation.training_section import TrainSection
-from fedgist.methods import DEFAULT_METHOD
+from fedgist.methods import DEFAULT_METHOD, METHODS
+from fedgist.models import MODELS
 
 Role = Literal["seed", "work", "record", "printed"]
 
@@ -49,10 +48,28 @@ class _Open(BaseModel):
         return dict(self.model_extra or {})
 
 
+GIVEN = "given"  # recorded as the name of what was given as an object, in Python
+
+
+def _known(names: Iterable[str], kind: str, own: str = "") -> Any:
+    """Return the check of a name: a known one, GIVEN or, with ``own``, ``package.module:own``."""
+
+    def check(name: str) -> str:
+        if name == GIVEN or (own and ":" in name):
+            return name
+        try:
+            return one_of(name, names, kind)
+        except InputError as error:
+            msg = f"{error} (or your own: 'package.module:{own}')" if own else str(error)
+            raise ValueError(msg) from error
+
+    return AfterValidator(check)
+
+
 class Data(_Open):
     """Which examples are used."""
 
-    name: str = DEFAULT_SOURCE
+    name: Annotated[str, _known(SOURCES, "data set")] = DEFAULT_SOURCE
     classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
     train_rows: Positive | None = None  # only this many training rows, from the first
     # share of each client's training rows that is held out
@@ -60,24 +77,10 @@ class Data(_Open):
     augment: tuple[Augmentation, ...] = ()
 
 
-class Partitioning(_Section):
-    """Which client has which rows. Keys of other partitions than the one named have no effect."""
+class Partitioning(_Open):
+    """Which client has which rows, and the options of that partition."""
 
-    name: str = "dirichlet"
-    alpha: Annotated[float, Field(gt=0)] = 0.5
-    classes_per_client: Positive = 2
-    min_size: Positive = 1
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return one_of(name, PARTITIONS, "partition")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the partition named."""
-        taken = inspect.signature(PARTITIONS[self.name]).parameters
-        return {key: getattr(self, key) for key in type(self).model_fields if key in taken}
+    name: Annotated[str, _known(PARTITIONS, "partition")] = "dirichlet"
 
 
 class ClientsSection(_Section):
@@ -95,7 +98,7 @@ class ClientsSection(_Section):
 class ModelSection(_Open):
     """The clients' model."""
 
-    name: str = "mlp"
+    name: Annotated[str, _known(MODELS, "model", "factory")] = "mlp"
     head: str | None = None  # name of the linear layer that is the head; the last one if not given
     weights: str | None = None  # a file whose arrays are the start, in place of random numbers
 
@@ -103,24 +106,16 @@ class ModelSection(_Open):
 class MethodSection(_Open):
     """Which method, and its hyper-parameters."""
 
-    name: str = DEFAULT_METHOD
+    name: Annotated[str, _known(METHODS, "method", "Class")] = DEFAULT_METHOD
 
 
 class ObjectiveSection(_Section):
     """The loss that models are trained on, and the metrics by which they are judged beside it."""
 
-    name: str = "classes"
-    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = tuple(CLASS_METRICS)
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return one_of(name, OBJECTIVES, "objective")
-
-    @field_validator("metrics")
-    @classmethod
-    def _known_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(one_of(name, CLASS_METRICS, "metric") for name in metrics)
+    name: Annotated[str, _known(OBJECTIVES, "objective")] = "classes"
+    metrics: Annotated[
+        tuple[Annotated[str, _known(CLASS_METRICS, "metric")], ...], Field(min_length=1)
+    ] = tuple(CLASS_METRICS)
 
 
 class PrivacySection(_Section):
@@ -156,7 +151,7 @@ class EngineSection(_Section):
     workers: Literal["auto"] | Positive = "auto"
     cohort_size: Literal["auto"] | Positive = "auto"
     # bytes for stacks of clients; half of the machine's if not given
-    memory_limit: Positive | None = None
+    memory_limit: Annotated[int, Field(ge=1)] | None = None
     checkpoint_every: Positive = 10
     plans: dict[str, Plan] = {}  # chosen before round 1, by architecture
 
@@ -178,7 +173,7 @@ class Recipe(_Section):
     data: Data = Data()
     partition: Partitioning = Partitioning()
     clients: ClientsSection = ClientsSection()
-    model: ModelSection = ModelSection()
+    model: ModelSection | None = ModelSection()  # None where clients.architectures say it
     method: MethodSection = MethodSection()
     objective: ObjectiveSection = ObjectiveSection()
     train: TrainSection = TrainSection()
@@ -186,6 +181,19 @@ class Recipe(_Section):
     evaluate: EvaluateSection = EvaluateSection()
     engine: Annotated[EngineSection, _role("work")] = EngineSection()
     paper: Annotated[PaperSection, _role("printed")] = PaperSection()
+
+    _dropped: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """A line for each key of the file that a setting left without a reader."""
+        return self._dropped
+
+    def noting(self, dropped: Iterable[str]) -> Recipe:
+        """Return the same recipe, which says what was dropped from it."""
+        recipe = self.model_copy()
+        recipe._dropped = tuple(dropped)  # noqa: SLF001  # its own copy
+        return recipe
 
     def settings(self) -> dict[str, Any]:
         """Return all settings that decide a run's record: none of role ``work`` or ``printed``."""

@@ -17,6 +17,7 @@ from fedgist.federation import atomic_files as files
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 PARTITION, METRICS_FILE = "partition.json", "metrics.json"
+FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
 Line = dict[str, Any]
 
 

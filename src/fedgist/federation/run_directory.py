@@ -10,17 +10,17 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedgist.errors import RecipeError
-from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.record import (
     CLIENTS,
+    FEATURES,
     METRICS_FILE,
     PARTITION,
     RECIPE,
     RESULT,
     ROUNDS,
+    STATE,
     read_lines,
 )
-from fedgist.federation.saved_features import FEATURES
 
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
@@ -39,7 +39,7 @@ def alone(folder: Path | None) -> Iterator[None]:
     RecipeError
         If another process holds it.
     """
-    place = None if folder is None else folder / checkpoints.FILE.parent
+    place = None if folder is None else folder / STATE.parent
     if place is None or not _can_hold(place):
         yield
         return
@@ -86,7 +86,7 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             msg = f"{folder} holds no run to resume"
             raise RecipeError(msg)
         return True
-    if (folder / checkpoints.FILE).exists() and not overwrite:
+    if (folder / STATE).exists() and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
         msg = (
@@ -95,7 +95,7 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
         )
         raise RecipeError(msg)
     for name in (
-        str(checkpoints.FILE),
+        str(STATE),
         ROUNDS,
         CLIENTS,
         RESULT,

@@ -9,11 +9,10 @@ import torch
 
 from fedgist.core.tree import map_leaves
 from fedgist.federation import atomic_files as files
+from fedgist.federation.record import FEATURES
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import simulation
 from fedgist.federation.world import World
-
-FEATURES = "features.safetensors"
 
 
 def save(federation: Federation, world: World, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _device(name: str) -> str:

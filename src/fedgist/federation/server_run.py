@@ -16,9 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.objective import LOSS
+from fedgist.core.metrics import LOSS
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
+from fedgist.errors import Stopped
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import described, of_all, over_clients
@@ -35,18 +36,6 @@ from fedgist.federation.record import (
 from fedgist.federation.round_loop import Federation, Observer, loop, start_server
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
-
-
-class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
-    """A run was stopped early, and its checkpoint written.
-
-    ``folder`` is the run directory to resume, None if the run was kept in memory only.
-    """
-
-    def __init__(self, folder: Path | None, options: str = "") -> None:
-        how = f"; resume with: fedgist run --resume {folder}{options}" if folder else ""
-        super().__init__(f"stopped{how}")
-        self.folder = folder
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.core.optim import OptimizerName
+from fedgist.core.optimizer import OptimizerName
 from fedgist.core.schedules import Schedule, ScheduleName
 from fedgist.core.training import Precision
 from fedgist.federation.section import CLOSED, Positive, Share
 
+MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
 ADAMW_DECAY = 0.01  # torch's default; without decay it would be adam
 #: The options of each schedule, with their defaults.
 SCHEDULE_OPTIONS: Mapping[ScheduleName, Mapping[str, float]] = MappingProxyType(
@@ -71,7 +72,7 @@ class TrainSection(BaseModel):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     lr_schedule: ScheduleSection = ScheduleSection()
     optimizer: OptimizerName = "adam"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # of optimizer momentum
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # 0.01 of adamw
     # the norm to which each client's gradient is cut back in every step; 0: it never is
     clip_norm: Annotated[float, Field(ge=0)] = 0.0

@@ -16,9 +16,9 @@ import torch
 from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.method import ClientInfo, Context, Method, Task, Training
+from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
-from fedgist.core.objective import OBJECTIVES
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, examples
 from fedgist.data.partition import Partition
@@ -40,6 +40,7 @@ from fedgist.federation.model_groups import (
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import divide, read_data
 from fedgist.federation.server_side import ServerSide
+from fedgist.federation.training_section import MOMENTUM
 
 TestSets = Mapping[str, tuple[Any, Any]]
 
@@ -167,7 +168,12 @@ def training_of(recipe: Recipe) -> Training:
         t.fraction_train,
         t.local_epochs,
         t.batch_size,
-        Optimizer(t.optimizer, lr=t.lr, momentum=t.momentum, weight_decay=t.weight_decay),
+        Optimizer(
+            t.optimizer,
+            lr=t.lr,
+            momentum=MOMENTUM if t.momentum is None else t.momentum,
+            weight_decay=t.weight_decay,
+        ),
         t.lr_schedule.schedule(),
         t.clip_norm,
         balanced=t.class_weights == "balanced",

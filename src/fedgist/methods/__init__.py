@@ -1,22 +1,22 @@
 """The methods, one file each. A new one is a file here and a line in :data:`METHODS`."""
 
-from types import MappingProxyType
+from __future__ import annotations
 
-from fedgist.core.method import Method
-from fedgist.methods.centralized import Centralized
-from fedgist.methods.fedavg import FedAvg
-from fedgist.methods.fedlog import FedLog
-from fedgist.methods.fedprox import FedProx
-from fedgist.methods.local import Local
+from typing import TYPE_CHECKING
+
+from fedgist.registry import Registry
+
+if TYPE_CHECKING:  # it loads torch
+    from fedgist.core.method import Method
 
 DEFAULT_METHOD = "fedlog"  # of recipes that name no method
 
-METHODS: MappingProxyType[str, type[Method]] = MappingProxyType(
+METHODS: Registry[type[Method]] = Registry(
     {
-        "centralized": Centralized,
-        "local": Local,
-        "fedavg": FedAvg,
-        "fedprox": FedProx,
-        "fedlog": FedLog,
+        "centralized": "fedgist.methods.centralized:Centralized",
+        "local": "fedgist.methods.local:Local",
+        "fedavg": "fedgist.methods.fedavg:FedAvg",
+        "fedprox": "fedgist.methods.fedprox:FedProx",
+        "fedlog": "fedgist.methods.fedlog:FedLog",
     }
 )

@@ -29,7 +29,8 @@ from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.linear_head import LinearHead, class_sums, one_feature_width, with_constant
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Life, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.optim import Optimizer, init, step
+from fedgist.core.optim import init, step
+from fedgist.core.optimizer import Optimizer
 
 
 @message(reduce="sum")

@@ -5,21 +5,24 @@ Each takes the shape of one input, the number of classes and its own options. Th
 ``"package.module:function"``, a function with the same signature.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from torch import nn
+from fedgist.registry import Registry
 
-from fedgist.models import cnn, dense, resnet
+if TYPE_CHECKING:
+    from torch import nn
 
-MODELS: MappingProxyType[str, Callable[..., nn.Module]] = MappingProxyType(
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
     {
-        "logistic": dense.logistic,
-        "mlp": dense.mlp,
-        "fedlog_mnist": cnn.fedlog_mnist,
-        "fedlog_cifar": cnn.fedlog_cifar,
-        "lenet5": cnn.lenet5,
-        "resnet9": resnet.resnet9,
-        "resnet18": resnet.resnet18,
+        "logistic": "fedgist.models.dense:logistic",
+        "mlp": "fedgist.models.dense:mlp",
+        "fedlog_mnist": "fedgist.models.cnn:fedlog_mnist",
+        "fedlog_cifar": "fedgist.models.cnn:fedlog_cifar",
+        "lenet5": "fedgist.models.cnn:lenet5",
+        "resnet9": "fedgist.models.resnet:resnet9",
+        "resnet18": "fedgist.models.resnet:resnet18",
     }
 )

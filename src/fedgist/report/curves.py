@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgist.core.objective import Metric
+from fedgist.core.metrics import Metric
 from fedgist.federation.columns import ACCURACY, measured, spread_of
 from fedgist.report.drawing import (
     HEIGHT,

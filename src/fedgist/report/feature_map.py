@@ -12,8 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from fedgist.federation import atomic_files
-from fedgist.federation.record import to_json
-from fedgist.federation.saved_features import FEATURES
+from fedgist.federation.record import FEATURES, to_json
 
 CACHE = "features-tsne.json"
 MOST_POINTS = 1000  # more take long and show no more

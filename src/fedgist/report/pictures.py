@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.federation.columns import DOWN_BYTES, EPSILON, UP_BYTES
-from fedgist.federation.record import CLIENTS, PARTITION, Line
-from fedgist.federation.saved_features import FEATURES
+from fedgist.federation.record import CLIENTS, FEATURES, PARTITION, Line
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.objective import Metric
+from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.federation.columns import is_of_server, of_all, over_clients, read_described
 from fedgist.federation.record import CLIENTS, METRICS_FILE, PARTITION, RECIPE, RESULT, ROUNDS, Line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgist.core.objective import Metric
+from fedgist.core.metrics import Metric
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Settings
 from fedgist.report.stats import Comparison, Estimate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedgist.core.objective import Metric
+from fedgist.core.metrics import Metric
 from fedgist.federation.columns import over_clients, spread_of
 from fedgist.report.formatting import bits, percent, size
 from fedgist.report.sheet import Sheet

@@ -10,64 +10,23 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from fedgist.engines.process_control import die_with_parent, keep_memory
-from fedgist.errors import RecipeError
+from fedgist.errors import Interrupted, RecipeError, Stopped
 from fedgist.federation import atomic_files, runner
-from fedgist.federation.recipe import Recipe, read
+from fedgist.federation.recipe import read
 from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
-from fedgist.federation.server_run import Stopped
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import Given
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run to be done: what it is called, its recipe, its folder."""
-
-    name: str
-    recipe: Recipe = field(repr=False)
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened to a job: it began, did a round (``line``), noted something (``text``), ended.
-
-    Of a failed job ``text`` is the reason.
-    """
-
-    kind: Literal["began", "round", "note", "done", "stopped", "failed"]
-    line: Line | None = None
-    text: str = ""
-
-
-Listener = Callable[[Job, Event], bool]  # returns True to have the job stop after its round
-
-
-def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]:
-    """Return a job for each of so many seeds, from the recipe's on, each in a folder of its own."""
-    return [
-        Job(
-            f"{name} seed {seed}",
-            recipe.model_copy(update={"seed": seed}),
-            out / f"seed-{seed}",
-        )
-        for seed in range(recipe.seed, recipe.seed + seeds)
-    ]
-
-
-class Interrupted(Exception):  # noqa: N818  # no error: somebody asked
-    """All jobs were stopped and saved; the same command goes on."""
+from fedgist.studies.job import Event, Job, Listener
 
 
 def is_done(job: Job) -> bool:

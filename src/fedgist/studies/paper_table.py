@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe, read
 from fedgist.methods import METHODS
-from fedgist.studies.jobs import Job, jobs_of_seeds
+from fedgist.studies.job import Job, jobs_of_seeds
 
 Scale = Literal["small", "paper"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
 from fedgist.federation.run_directory import as_folder
-from fedgist.studies.jobs import Job, jobs_of_seeds
+from fedgist.studies.job import Job, jobs_of_seeds
 
 
 def axis(text: str) -> tuple[str, list[str]]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.tree import Tree
 from fedgist.errors import RecipeError
 from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, read_lines
-from fedgist.studies.jobs import Event, Job, jobs_of_seeds
+from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.search_space import Range, extremes, read_space
 
 OBJECTIVE = VALIDATION_ACCURACY
@@ -168,7 +167,7 @@ class Tuner:
                 self._close(opened, sum(opened.values.values()) / len(opened.values))
         return False
 
-    def _close(self, opened: _OpenTrial, value: float | None = None, state: Tree = None) -> None:
+    def _close(self, opened: _OpenTrial, value: float | None = None, state: Any = None) -> None:
         opened.over = True
         for trial in opened.trials:
             self.study.tell(trial, value, state=state)

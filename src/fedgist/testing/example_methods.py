@@ -28,7 +28,7 @@ from fedgist.core.method import (
     Phase,
     Replies,
 )
-from fedgist.core.optim import Optimizer
+from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import Tree, tree
 
 

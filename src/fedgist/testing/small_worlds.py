@@ -60,7 +60,6 @@ def world(
             "num_clients": len(SIZES),
             "architectures": sections.pop("architectures", {}),
         },
-        "model": {"name": "mlp", "hidden": [5]},
         "train": {
             "num_rounds": 3,
             "local_epochs": 2,
@@ -70,6 +69,8 @@ def world(
         },
         "engine": {"workers": 1, "checkpoint_every": 1},
     }
+    if not raw["clients"]["architectures"]:
+        raw["model"] = {"name": "mlp", "hidden": [5]}
     objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
     objects["clients_test"] = list(torch.split(torch.arange(TEST_ROWS), TEST_ROWS // len(SIZES)))
     if isinstance(method, str):

@@ -1,1 +1,30 @@
-"""Readers of data sets, one file per source or format; :mod:`.registry` names them."""
+"""Sources of data, one file each. A new one is a function in a file here and a line below.
+
+Each takes its options as keywords, and ``root``, the folder of downloaded data, if it needs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fedgist.registry import Registry
+
+if TYPE_CHECKING:  # it loads torch
+    from fedgist.data.dataset import Dataset
+
+DEFAULT_SOURCE = "digits"  # what a recipe runs on that names none
+
+SOURCES: Registry[Callable[..., Dataset]] = Registry(
+    {
+        "digits": "fedgist.data.sources.digits:digits",
+        "mnist": "fedgist.data.sources.mnist:mnist",
+        "fashion_mnist": "fedgist.data.sources.mnist:fashion_mnist",
+        "cifar10": "fedgist.data.sources.cifar:cifar10",
+        "cifar100": "fedgist.data.sources.cifar:cifar100",
+        "npz": "fedgist.data.sources.npz:npz",
+        "folder": "fedgist.data.sources.image_folder:folder",
+        "table": "fedgist.data.sources.tabular:table",
+        "huggingface": "fedgist.data.sources.huggingface:huggingface",
+    }
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path  # needed at run time: fedgist.data.sources.registry reads the annotations
+from pathlib import Path  # needed at run time: fedgist.data.sources.loading reads the annotations
 
 from torch import Tensor
 

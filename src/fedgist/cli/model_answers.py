@@ -1,0 +1,115 @@
+"""What trained models answer on a user's examples: predictions, and metrics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fedgist.core.metrics import LOSS, Metric
+from fedgist.data.sources.further_labels import image_names, read_labels
+from fedgist.data.sources.unlabelled import read_examples
+from fedgist.errors import DataError
+from fedgist.federation import atomic_files, runner
+from fedgist.federation.evaluation import score_rows
+from fedgist.federation.record import to_json
+from fedgist.federation.trained_models import client_model
+from fedgist.federation.world import Given, World
+from fedgist.report.escapes import csv_text
+from fedgist.report.formatting import percent
+from fedgist.report.sheet import Sheet
+from fedgist.report.terminal import SheetView, console, say
+
+
+def predict(
+    folder: Path, data: Path, client: str, out: Path | None, data_root: Path | None
+) -> None:
+    """Write a client's predictions as CSV; say how many are right where labels are known."""
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    x = read_examples(data, world.data)
+    model = client_model(federation, world, client)
+    probabilities, names = model.probabilities(x), world.data.names
+    images = image_names(data)
+    lines = [["row" if images is None else "file", "label", *(f"p_{name}" for name in names)]]
+    for i, row in enumerate(probabilities.tolist()):
+        first = str(i) if images is None else images[i]
+        lines.append([first, names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
+    text = csv_text(lines)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        atomic_files.write(out, text)
+    _say_accuracy(data, world, probabilities.argmax(1))
+
+
+def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
+    """Print which share of the examples is right, or why that cannot be said."""
+    try:
+        y = _labels(data, world)
+    except DataError as error:
+        text = f"accuracy not known: {error}"
+    else:
+        if y is None:
+            return
+        text = f"accuracy {percent(float((predicted == y).double().mean()))} of {len(y)} rows"
+    say(text, error=True)
+
+
+def _labels(data: Path, world: World) -> Tensor | None:
+    column = world.server.recipe.data.options.get("label")
+    return read_labels(data, world.data, column if isinstance(column, str) else None)
+
+
+def evaluate(
+    folder: Path, data: Path, client: str | None, data_root: Path | None, *, as_json: bool
+) -> None:
+    """Print the metrics of a client's final model, or of all, on labelled examples."""
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    x, y = read_examples(data, world.data), _labels(data, world)
+    if y is None:
+        msg = f"{data} has no labels: evaluate needs the array y of a .npz file, the label column "
+        raise DataError(msg + "of a table, or images in folders that are called like the classes")
+    if len(y) != len(x):
+        msg = f"{data} has {len(x)} examples, but {len(y)} labels"
+        raise DataError(msg)
+    every = world.partition.names or tuple(str(i) for i in range(len(world.partition.test)))
+    clients = every if client is None else [client]
+    objective = federation.task.objective
+    scores = {
+        who: score_rows(client_model(federation, world, who), x, y, objective) for who in clients
+    }
+    if as_json:
+        lines = [{"client": who, **values} for who, values in scores.items()]
+        sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")
+    else:
+        console().print(SheetView(_sheet(scores, len(y), objective.metrics)))
+
+
+def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return each metric's mean over the clients for which it is defined."""
+    names = next(iter(scores.values()))
+    defined = {n: [v[n] for v in scores.values() if not math.isnan(v[n])] for n in names}
+    return {n: statistics.fmean(values) if values else math.nan for n, values in defined.items()}
+
+
+def _sheet(
+    scores: Mapping[str, Mapping[str, float]], rows: int, metrics: Sequence[Metric]
+) -> Sheet:
+    known = {metric.name: metric for metric in (*metrics, LOSS)}
+    columns = [known[name] for name in next(iter(scores.values()))]
+    lines = dict(scores) | ({"mean": _means(scores)} if len(scores) > 1 else {})
+    return Sheet(
+        f"Final models on {rows} rows",
+        ("client", *(metric.title.lower() for metric in columns)),
+        tuple((who, *(_words(of[m.name], m) for m in columns)) for who, of in lines.items()),
+    )
+
+
+def _words(value: float, metric: Metric) -> str:
+    if math.isnan(value):
+        return "-"
+    return percent(value) if metric.unit == "fraction" else f"{value:.4f}"

@@ -1,0 +1,115 @@
+"""Runs that are started, one for each seed, and runs that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedgist.errors import RecipeError, Stopped
+from fedgist.federation import runner
+from fedgist.federation.recipe import Recipe, read
+from fedgist.federation.record import RECIPE
+from fedgist.federation.round_loop import Observer
+from fedgist.federation.world import Given
+from fedgist.report import run_files
+from fedgist.report.run_files import RunFiles
+
+
+def start(
+    recipe: Recipe,
+    seeds: int,
+    out: Path,
+    data_root: Path | None,
+    observer: Observer,
+    *,
+    overwrite: bool,
+) -> Iterator[runner.Outcome]:
+    """Run a recipe, with each of so many seeds; yield the results as they come.
+
+    Raises
+    ------
+    RecipeError
+        If ``out`` holds runs of another number of seeds.
+    """
+    other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
+    if other and not overwrite:
+        msg = (
+            f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; "
+            "choose another --out"
+        )
+        raise RecipeError(msg)
+    if seeds == 1:
+        yield runner.run(recipe, Given(root=data_root), observer, folder=out, overwrite=overwrite)
+    else:
+        numbers = range(recipe.seed, recipe.seed + seeds)
+        yield from _seeds(
+            recipe, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
+        )
+
+
+def _seeds(
+    recipe: Recipe,
+    seeds: Sequence[int],
+    out: Path,
+    data_root: Path | None,
+    observer: Observer,
+    *,
+    count: int,
+    overwrite: bool = False,
+) -> Iterator[runner.Outcome]:
+    for seed in seeds:
+        try:
+            yield runner.run(
+                recipe.model_copy(update={"seed": seed}),
+                Given(root=data_root),
+                observer,
+                folder=out / f"seed-{seed}",
+                overwrite=overwrite,
+            )
+        except Stopped as stopped:
+            raise Stopped(out, f" --seeds {count}") from stopped
+
+
+def resume(
+    folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
+) -> Iterator[runner.Outcome]:
+    """Go on with the run in a folder, or with the seeds in it; yield the results as they come.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such run, or a setting may not change.
+    """
+    _check_resumed_settings(settings)
+    runs = run_files.find([folder])
+    if any(folder not in {run.folder, run.folder.parent} for run in runs):
+        msg = (
+            f"{folder} holds runs of several settings: give the command that started them again, "
+            "or resume one of them"
+        )
+        raise RecipeError(msg)
+    for run in runs:
+        recipe = read(run.folder / RECIPE, settings)
+        if _is_finished(run, recipe):
+            observer.note(f"{run.folder} is finished ({recipe.train.num_rounds} rounds)")
+            continue
+        yield runner.run(recipe, Given(root=data_root), observer, folder=run.folder, resume=True)
+    if runs[0].folder != folder:  # seeds that had not begun
+        begun = {run.recipe["seed"] for run in runs}
+        missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
+        yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)
+
+
+def _check_resumed_settings(settings: Sequence[str]) -> None:
+    for setting in settings:
+        if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
+            msg = (
+                f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
+                "engine.device may change"
+            )
+            raise RecipeError(msg)
+
+
+def _is_finished(run: RunFiles, recipe: Recipe) -> bool:
+    ended = run.result.get("status") == "finished"
+    return ended and bool(run.rounds) and run.done == recipe.train.num_rounds

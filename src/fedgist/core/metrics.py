@@ -1,0 +1,53 @@
+"""Metrics: what they are called, in which unit they are, and which end is better.
+
+Reports read these, and never guess them from the name of a column. How metrics are computed is in
+``objective.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from fedgist.registry import Registry
+
+if TYPE_CHECKING:  # it loads torch
+    from fedgist.core.objective import Objective
+
+Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
+Direction = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which models are judged: what it is called, its unit, and which end is better."""
+
+    name: str
+    title: str
+    unit: Unit
+    better: Direction
+
+
+LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
+
+#: The metrics of classification, by name.
+CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        name: Metric(name, title, "fraction", "higher")
+        for name, title in (
+            ("accuracy", "Accuracy"),
+            ("balanced_accuracy", "Balanced accuracy"),
+            ("macro_f1", "Macro F1"),
+            ("auroc", "AUROC"),
+        )
+    }
+)
+#: Every metric there is, by name.
+METRICS: Mapping[str, Metric] = MappingProxyType({LOSS.name: LOSS, **CLASS_METRICS})
+#: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
+#: are smoothed.
+OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
+    {"classes": "fedgist.core.objective:Classes"}
+)

@@ -1,0 +1,25 @@
+"""Which optimizer, with which settings; the rules themselves are in ``optim.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer and its settings, with their names in ``torch.optim``.
+
+    ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``; ``momentum`` is read by the second
+    alone, ``betas`` and ``eps`` by the last two. ``weight_decay`` is added to the gradient, by
+    ``adamw`` taken from the parameters.
+    """
+
+    name: OptimizerName = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0

@@ -1,0 +1,49 @@
+"""Loading from a source by its name, with its options checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.sources import SOURCES
+from fedgist.data.sources.file_sizes import readable
+from fedgist.data.sources.locations import data_root
+from fedgist.errors import DataError, did_you_mean, shown
+from fedgist.options import check_options
+
+NO_OPTIONS = ("root", "classes")  # parameters that sources share
+
+
+def load(
+    name: str, *, root: Path | None = None, classes: Sequence[str] = (), **options: object
+) -> Dataset:
+    """Return the data set called ``name``, checked.
+
+    ``root`` is the folder of downloaded data (see :func:`.data_root`); ``classes`` are the names of
+    all classes in the order of their numbers, if not the source's own; ``options`` are those of the
+    source.
+
+    Raises
+    ------
+    RecipeError
+        If an option is unknown, missing or of the wrong type.
+    DataError
+        If the name is unknown, the data are missing or cannot be used, or a label is not among
+        ``classes``.
+    """
+    source = _source(name)
+    known = check_options(source, options, name, "data", NO_OPTIONS)
+    common = {"root": data_root(root), "classes": classes}
+    taken = inspect.signature(source).parameters
+    known |= {key: value for key, value in common.items() if key in taken}
+    with readable(name):
+        return with_classes(check(source(**known)), classes)
+
+
+def _source(name: str) -> Callable[..., Dataset]:
+    if name not in SOURCES:
+        msg = f"data.name: unknown data set {shown(name)}{did_you_mean(name, SOURCES)}"
+        raise DataError(msg)
+    return SOURCES[name]

@@ -1,0 +1,126 @@
+"""The options of what a recipe names: checked against its signature, and none without a reader.
+
+A key that nothing reads would be a lie in the record. It is an error where it was given for this
+very name; where a setting changed the name (``--set model.name=lenet5``), the old name's options
+are dropped, and the recipe says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fedgist.data import PARTITIONS
+from fedgist.data.sources import SOURCES
+from fedgist.data.sources.loading import NO_OPTIONS
+from fedgist.errors import RecipeError, shown
+from fedgist.federation.method_loading import build_method
+from fedgist.federation.model_factories import check_models, model_factory, sizes_of
+from fedgist.federation.recipe_sections import GIVEN, Recipe
+from fedgist.federation.training_section import MOMENTUM
+from fedgist.options import check_options, options_of
+
+PARTS = ("data", "num_clients", "key")  # what every partition takes beside its options
+Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
+
+
+def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
+    """Return the recipe with its options checked, and without keys that nothing reads.
+
+    ``changed`` are the keys that were set on top of a file, by their dotted names.
+
+    Raises
+    ------
+    RecipeError
+        If an option is unknown, missing or of the wrong type, or was given and is not read.
+    """
+    update: dict[str, Any] = {}
+    notes: list[str] = []
+    for part in (_data, _partition, _models, _train):
+        sections, dropped = part(recipe, changed)
+        update |= sections
+        notes += dropped
+    build_method(recipe.method.name, recipe.method.options)
+    return recipe.model_copy(update=update).noting(notes)
+
+
+def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such method or option, or a value does not fit.
+    """
+    for name, table in tables.items():
+        options = {key: value for key, value in table.items() if key != "train"}
+        build_method(name, options, f"methods.{name}")
+
+
+def _data(recipe: Recipe, changed: Collection[str]) -> Update:
+    if recipe.data.name == GIVEN:
+        return {}, []
+    return _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+
+
+def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
+    if recipe.partition.name == GIVEN:
+        return {}, []
+    rule = PARTITIONS[recipe.partition.name]
+    sections, notes = _section("partition", recipe.partition, rule, PARTS, changed)
+    defaults, _ = options_of(rule, PARTS)
+    filled = defaults | sections["partition"].options
+    return {"partition": type(recipe.partition)(name=recipe.partition.name, **filled)}, notes
+
+
+def _models(recipe: Recipe, changed: Collection[str]) -> Update:
+    model, several = recipe.model, recipe.clients.architectures
+    if not several:
+        if model is None or model.name == GIVEN:
+            return {}, []
+        factory = model_factory(model.name)
+        return _section("model", model, factory, sizes_of(factory), changed)
+    check_models(several)
+    keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
+    told = any(key.startswith("clients.architectures") for key in changed)
+    unread = [key for key in keys if key in changed or not told]
+    if unread:
+        msg = f"{min(unread)} is given, and nothing reads it: [clients.architectures] names "
+        msg += "the clients' models"
+        raise RecipeError(msg)
+    notes = [f"{key} is dropped: clients.architectures names the models" for key in sorted(keys)]
+    return {"model": None}, notes
+
+
+def _train(recipe: Recipe, changed: Collection[str]) -> Update:
+    train = recipe.train
+    if train.optimizer == "momentum":
+        momentum = MOMENTUM if train.momentum is None else train.momentum
+        return {"train": train.model_copy(update={"momentum": momentum})}, []
+    if train.momentum is None:
+        return {}, []
+    what = f"train.momentum = {train.momentum}"
+    if "train.momentum" in changed or "train.optimizer" not in changed:
+        msg = f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
+        raise RecipeError(msg)
+    note = f"{what} is dropped: optimizer {train.optimizer} does not read it"
+    return {"train": train.model_copy(update={"momentum": None})}, [note]
+
+
+def _section(
+    table: str,
+    section: Any,
+    function: Callable[..., Any],
+    aside: tuple[str, ...],
+    changed: Collection[str],
+) -> Update:
+    """Return a section with its options checked, without those that a changed name left over."""
+    known, open_ended = options_of(function, aside)
+    options, notes = dict(section.options), []
+    if f"{table}.name" in changed and not open_ended:
+        for key in [k for k in options if k not in known and f"{table}.{k}" not in changed]:
+            what = f"{table}.{key} = {shown(options.pop(key))}"
+            notes.append(f"{what} is dropped: {section.name} does not read it")
+    check = check_options(function, options, section.name, table, aside)
+    typed = {key: getattr(section, key) for key in section.model_fields_set - set(section.options)}
+    return {table: type(section)(**typed, **check)}, notes

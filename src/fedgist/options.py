@@ -1,0 +1,184 @@
+"""Values that users give, checked: by the type hints of what will take them.
+
+A value must have the type that is asked for: ``true`` and ``"12"`` are not numbers, and numbers are
+finite. A whole number fits where a number is wanted, and a list where a tuple is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedgist.errors import RecipeError, did_you_mean, shown
+
+Options = dict[str, Any]  # by their names
+LARGEST = 2**63 - 1  # of a whole number in TOML, and in torch
+DEEPEST = 32  # tables in tables
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "dataclass": "a table",
+}
+
+
+def plain(value: object, where: str = "", depth: int = 0) -> Any:
+    """Return a value in JSON's types: tuples become lists, paths text, NumPy's scalars numbers.
+
+    Raises
+    ------
+    RecipeError
+        If a number is not finite or too large, or a value is of another type; ``where`` is its key.
+    """
+    problem = ""
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        if abs(int(value)) <= LARGEST:
+            return int(value)
+        problem = f"must be at most {LARGEST}"
+    elif isinstance(value, numbers.Real):
+        if math.isfinite(value):
+            return float(value)
+        problem = "must be a finite number"
+    elif isinstance(value, PurePath):
+        return str(value)
+    elif depth == DEEPEST:
+        problem = f"must not be nested more than {DEEPEST} deep"
+    elif isinstance(value, Mapping):
+        inner = f"{where}." if where else ""
+        return {str(k): plain(v, f"{inner}{k}", depth + 1) for k, v in value.items()}
+    elif isinstance(value, list | tuple):
+        return [plain(part, where, depth + 1) for part in value]
+    else:
+        problem = f"is of type {type(value).__name__}, which a recipe cannot hold"
+    msg = f"{where} = {shown(value)}: {problem}"
+    raise RecipeError(msg)
+
+
+def checked(kind: Any, value: object, where: str = "") -> Any:
+    """Return ``value`` as the type ``kind``, which may be a pydantic model.
+
+    Raises
+    ------
+    RecipeError
+        If it does not fit: one line with the key, from ``where`` on, the value, and what is wanted.
+    """
+    text = json.dumps(plain(value, where))
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise RecipeError(_first(error, json.loads(text), where, kind)) from error
+
+
+def check_options(
+    function: Callable[..., object],
+    options: Mapping[str, object],
+    name: str,
+    table: str,
+    aside: Sequence[str] = (),
+) -> Options:
+    """Return the options that a function takes as keywords, each checked by its type hint.
+
+    ``name`` is what recipes call the function, ``table`` is where the options were given, and
+    ``aside`` are parameters that are not options.
+
+    Raises
+    ------
+    RecipeError
+        If the function takes no such option or value, or needs one that is not given.
+    """
+    known, open_ended = options_of(function, aside)
+    hints, out = _hints(function), {}
+    for key, value in options.items():
+        if key not in known and not open_ended:
+            msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
+            raise RecipeError(msg)
+        out[key] = checked(hints.get(key, Any), value, f"{table}.{key}")
+    for key, default in known.items():
+        if default is inspect.Parameter.empty and key not in options:
+            msg = f"{table}.{key} is missing: {name} needs it"
+            raise RecipeError(msg)
+    return out
+
+
+def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tuple[Options, bool]:
+    """Return a function's options with their defaults, and whether it takes any other as well.
+
+    The default of an option that is needed is ``inspect.Parameter.empty``.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = {
+        p.name: p.default
+        for p in parameters
+        if p.kind not in {p.VAR_KEYWORD, p.VAR_POSITIONAL} and p.name not in aside
+    }
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _hints(function: Callable[..., object]) -> Options:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # noqa: BLE001  # a user's annotations may name anything
+        return {}
+
+
+def _first(error: ValidationError, value: object, where: str, kind: object) -> str:
+    """Return the first problem in one line; what a choice of types wants is joined by "or"."""
+    errors = error.errors()
+    path, given = _locate(errors[0], value)
+    same = [e for e in errors if _locate(e, value)[0] == path]
+    key = ".".join([*([where] if where else []), *path])
+    first = errors[0]
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown key{did_you_mean(path[-1], _keys(kind, path[:-1]))}"
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    if first["type"] == "value_error":  # our own words, which name the value
+        return f"{key}: {_words(first)}"
+    wanted = " or ".join(dict.fromkeys(_words(e) for e in same))
+    return f"{key} = {shown(given)}: {wanted}"
+
+
+def _locate(error: ErrorDetails, value: Any) -> tuple[list[str], object]:
+    """Return the keys that lead to a problem, without the names of a choice's types."""
+    path: list[str] = []
+    for part in error["loc"]:
+        inside = isinstance(value, Mapping) and part in value
+        if inside or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
+            path, value = [*path, str(part)], value[part]
+        elif error["type"] == "missing":
+            path = [*path, str(part)]
+    return path, value
+
+
+def _words(error: ErrorDetails) -> str:
+    kind = error["type"].removesuffix("_type").removesuffix("_parsing")
+    if error["type"] == "literal_error":
+        return f"must be {error['ctx']['expected']}"
+    kind = {"int_from_float": "int", "model_attributes": "model"}.get(kind, kind)
+    if kind in _WORDS:
+        return f"must be {_WORDS[kind]}"
+    text: str = error["msg"].removeprefix("Value error, ")
+    return text.replace("Input should be", "must be").replace("Input should", "must")
+
+
+def _keys(model: object, path: Sequence[str]) -> list[str]:
+    """Return the keys of the model that a path of keys leads to; none if it leads elsewhere."""
+    for part in path:
+        fields = getattr(model, "model_fields", {})
+        model = fields[part].annotation if part in fields else None
+    return list(getattr(model, "model_fields", {}))

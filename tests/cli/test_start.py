@@ -1,0 +1,99 @@
+"""What a command loads before it works: help, lists and refusals come without torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import commands
+from commands import call
+from fedgist.data import PARTITIONS
+from fedgist.data.sources import SOURCES
+from fedgist.methods import METHODS
+from fedgist.models import MODELS
+from fedgist.registry import Registry
+
+PROGRAM = """
+import sys
+from fedgist.cli.main import main
+sys.argv = ["fedgist", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    heavy = sorted({"torch", "scipy", "sklearn", "matplotlib", "pandas"} & set(sys.modules))
+    print("loaded:", *heavy)
+    sys.exit(end.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        ("run --help", 0),
+        ("compare --help", 0),
+        ("tune --help", 0),
+        ("list methods", 0),
+        ("list datasets", 0),
+        ("list models", 0),
+        ("list partitions", 0),
+        ("list recipes", 0),
+        ("run /no/such/recipe.toml", 2),
+        ("run --set trian.lr=1", 2),
+        ("run --set train.lr=fast", 2),
+        ("run --set method.name=fedavgg", 2),
+        ("sweep demo --grid train.lr=nan,1", 2),
+        ("show /no/such/run", 2),
+    ],
+)
+def test_nothing_heavy_is_loaded_before_there_is_work(
+    command: str, code: int, tmp_path: Path
+) -> None:
+    done = call([sys.executable, "-c", PROGRAM, *command.split()], tmp_path, code)
+    assert done.stdout.splitlines()[-1] == "loaded:", done.stderr
+
+
+@pytest.mark.parametrize(
+    "registry", [METHODS, MODELS, SOURCES, PARTITIONS], ids=lambda r: next(iter(r))
+)
+def test_what_is_named_is_there_and_described(registry: Registry[object]) -> None:
+    assert all(callable(registry[name]) for name in registry)
+    assert all(text and not text.endswith(":") for text in registry.summaries().values())
+    assert "nothing" not in registry
+    with pytest.raises(KeyError):
+        _ = registry["nothing"]
+
+
+OWN = """
+import functools
+import os
+from dataclasses import dataclass
+from fedgist.methods.fedavg import FedAvg
+open(os.environ["TRACE"], "a").write("imported\\n")
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+"""
+
+
+def test_own_code_is_told_before_it_runs_and_can_be_refused(tmp_path: Path) -> None:
+    (tmp_path / "own_method.py").write_text(OWN)
+    trace, out = tmp_path / "trace", tmp_path / "out"
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    fedgist = functools.partial(commands.fedgist, cwd=tmp_path, TRACE=str(trace), PYTHONPATH=path)
+    mine = ["run", "--set", "method.name=own_method:Mine", "--set", "train.num_rounds=1"]
+    refused = fedgist(*mine, "--out", out, "--no-code", code=2)
+    assert "method.name = 'own_method:Mine' names code to be run, which --no-code" in refused.stderr
+    assert not trace.exists()
+    assert not out.exists()
+    done = fedgist(*mine, "--out", out, "-q")
+    assert done.stderr.count("method.name = 'own_method:Mine': importing this module runs") == 1
+    again = fedgist("export", out, "--client=0", "-o", tmp_path / "m.pt2", "--no-code", code=2)
+    assert "names code to be run" in again.stderr
+    assert not fedgist("show", out, "--no-code").stderr  # reads, and imports nothing
