@@ -147,10 +147,9 @@ def _first(error: ValidationError, value: object, where: str, kind: object) -> s
         return f"{key}: unknown key{did_you_mean(path[-1], _keys(kind, path[:-1]))}"
     if first["type"] == "missing":
         return f"{key} is missing"
-    if first["type"] == "value_error":  # our own words, which name the value
-        return f"{key}: {_words(first)}"
     wanted = " or ".join(dict.fromkeys(_words(e) for e in same))
-    return f"{key} = {shown(given)}: {wanted}"
+    named = shown(given) in wanted  # by words of our own
+    return f"{key}: {wanted}" if named else f"{key} = {shown(given)}: {wanted}"
 
 
 def _locate(error: ErrorDetails, value: Any) -> tuple[list[str], object]:

@@ -15,7 +15,7 @@ from fedgist.federation.world import training_of
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["train.lr_schedule=linear"], "train.lr_schedule.name = 'linear': .*'step' or 'cosine'"),
+        (["train.lr_schedule=linear"], "train.lr_schedule = 'linear': .*'step' or 'cosine'"),
         (["train.lr_schedule=3"], "train.lr_schedule = 3"),
         (["train.lr_schedule.name=[1]"], "train.lr_schedule.name"),
         (["train.lr_schedule.warm=3"], "train.lr_schedule.warm: unknown key.*warmup_rounds"),
