@@ -148,7 +148,7 @@ def _first(error: ValidationError, value: object, where: str, kind: object) -> s
     if first["type"] == "missing":
         return f"{key} is missing"
     wanted = " or ".join(dict.fromkeys(_words(e) for e in same))
-    named = shown(given) in wanted  # by words of our own
+    named = first["type"] == "value_error" and shown(given) in wanted  # by words of our own
     return f"{key}: {wanted}" if named else f"{key} = {shown(given)}: {wanted}"
 
 
