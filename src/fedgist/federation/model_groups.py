@@ -15,6 +15,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.model_building import Build, Factory, builder
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
+from fedgist.federation.pretrained import pretrained
 from fedgist.federation.recipe_sections import ModelSection, Recipe
 from fedgist.options import check_options
 
