@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data import Dataset, load, read_examples
-from fedgist.data.dataset import with_classes
+from fedgist.data.dataset import Dataset, with_classes
 from fedgist.data.sources.labelled_rows import as_mask
+from fedgist.data.sources.loading import load
+from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
