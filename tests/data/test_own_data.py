@@ -19,7 +19,7 @@ from fedgist.data.dataset import Dataset, with_classes
 from fedgist.data.sources.labelled_rows import as_mask
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.errors import DataError
+from fedgist.errors import InputError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, (20, 4)).astype(np.float32)
@@ -27,7 +27,7 @@ Y = np.arange(20) % 2
 
 
 def refused(read: Callable[[], object], message: str) -> None:
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(InputError, match=message) as error:
         read()
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
@@ -126,7 +126,7 @@ def test_stated_columns(tmp_path: Path) -> None:
         ({"town": []}, {}, r"columns.town is \[\]; it must be 'number' or the list of"),
         ({"town": ["Ulm", "Ulm"]}, {}, "columns.town is .*its different categories"),
         ({"town": "text"}, {}, "columns.town is 'text'; it must be 'number' or the list"),
-        ({"town": 3}, {}, r"the option columns is .*; it must be dict\[str, str \| list\[str\]\]"),
+        ({"town": 3}, {}, r"data.columns.town = 3: must be text or must be a list"),
         ({"y": "number"}, {}, "columns names 'y', which is the label, the client or the test"),
         ({"age": "number"}, {"ignore": ["town"]}, "columns says which are used: leave out ignore"),
         ({}, {}, "has no column besides the label"),
@@ -236,7 +236,7 @@ def test_missing_is_not_wrong(tmp_path: Path) -> None:
     )
     refused(
         lambda: load("table", path=file, missing="median", **options),
-        "table: the option missing is 'median'; it must be 'refuse' or 'mean'",
+        "data.missing = 'median': must be 'refuse' or 'mean'",
     )
 
 
