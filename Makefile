@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check pythons format bench clean
+.PHONY: help install demo test check pythons docs docs-links wheel format bench clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## Make the virtual environment and install fedgist in it
 
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e ".[plot,table,images,tune,onnx,track]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev --group docs -e ".[plot,table,images,tune,onnx,track]"
 	touch $(STAMP)
 
 demo: $(STAMP) ## Two minutes: FedLog, local training and FedAvg on ten clients with two kinds of model
@@ -49,8 +49,18 @@ format: $(STAMP) ## Format the code and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP) ## The documentation's site, in build/site/index.html; a warning is an error
+	rm -rf docs/generated
+	$(BIN)/sphinx-build -W --keep-going -q -b html -c docs . build/site
+
+docs-links: docs ## Whether the links to other sites lead somewhere; needs the network
+	$(BIN)/sphinx-build -q -b linkcheck -c docs . build/links
+
+wheel: $(STAMP) ## The package, in dist/
+	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
+
 bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json
 
 clean: ## Remove the environment and what was made
-	rm -rf $(VENV) .venv-3.* runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build dist docs/generated runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

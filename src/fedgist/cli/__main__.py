@@ -2,4 +2,5 @@
 
 from fedgist.cli.main import main
 
-main()
+if __name__ == "__main__":  # documentation tools import every module
+    main()

@@ -11,7 +11,7 @@ from fedgist.core.tree import tree
 
 @tree
 class Batch:
-    """Rows of one client: inputs ``x`` (batch, *input), labels ``y`` (batch,), ``mask`` (batch,).
+    """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
 
     ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
     whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each

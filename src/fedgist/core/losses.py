@@ -60,12 +60,12 @@ def kl(target: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def squared_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over rows of |a - b|^2, summed over the last dimension."""
+    """Return the mean over rows of ``|a - b|^2``, summed over the last dimension."""
     return masked_mean((a - b).square().sum(-1), mask)
 
 
 def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tensor:
-    """Return |w - w0|^2 / 2, summed over all parameters (Li et al. 2020, FedProx, eq. 2)."""
+    """Return ``|w - w0|^2 / 2``, summed over all parameters (Li et al. 2020, FedProx, eq. 2)."""
     return (
         0.5 * torch.stack([(params[name] - anchor[name]).square().sum() for name in params]).sum()
     )

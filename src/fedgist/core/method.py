@@ -75,8 +75,8 @@ report         server  no    -           stage's   once a round          numbers
 init_client    client  no    -           client's  once a client         own
 receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
 phases         client  no    -           -         once a stage          what learns, how long
-loss           client  yes   training    step's    once a step           scalar; x (batch, *input)
-summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, *input)
+loss           client  yes   training    step's    once a step           scalar; x (batch, ...)
+summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
 upload         client  yes   evaluation  client's  once a stage          (a message, own)
 before_test    client  no    -           -         at evaluation         phases on a copy
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
@@ -295,5 +295,5 @@ class Method:
         return ()
 
     def predict(self, net: Net, own: Tree, down: Tree, x: Tensor, ctx: Context) -> Tensor:
-        """Return logits (batch, classes) of ``x`` (batch, *input)."""
+        """Return logits (batch, classes) of ``x``, ``(batch, *input)``."""
         return net(x)

@@ -64,7 +64,7 @@ class Architecture:
 class Net:
     """A model with its numbers: parameters and buffers by name.
 
-    It maps ``x`` (batch, *input) to features ``z`` (batch, m), and these to logits
+    It maps ``x``, ``(batch, *input)``, to features ``z`` (batch, m), and these to logits
     (batch, classes).
     """
 
@@ -74,7 +74,7 @@ class Net:
     run: Pass | None = field(default=None, metadata=STATIC)
 
     def features(self, x: Tensor) -> Tensor:
-        """Run the body: (batch, *input) -> (batch, m)."""
+        """Run the body: ``(batch, *input) -> (batch, m)``."""
         module = self.arch.module
         # a user's module may ask whether it is being trained
         if module.training != (self.run is not None):
@@ -91,7 +91,7 @@ class Net:
         return linear(z, *self.head)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits (batch, classes) of ``x`` (batch, *input)."""
+        """Return the logits (batch, classes) of ``x``, ``(batch, *input)``."""
         return self.logits(self.features(x))
 
     @property

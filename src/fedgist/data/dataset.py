@@ -33,11 +33,11 @@ class Column:
 class Dataset:
     """Examples and labels of a task.
 
-    ``x`` and ``x_test`` are (rows, *shape), uint8 for images (channels first) or float32; ``y`` and
-    ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see ``(x / scale - mean) / std``,
-    with ``mean`` and ``std`` per channel or column. ``classes`` are names of the labels,
-    ``columns`` those of a table, which say how its rows became ``x``; ``fill`` (*shape) stood in
-    for missing numbers, where these were allowed. Where the source knows,
+    ``x`` and ``x_test`` are ``(rows, *shape)``, uint8 for images (channels first) or float32; ``y``
+    and ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see
+    ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column. ``classes`` are
+    names of the labels, ``columns`` those of a table, which say how its rows became ``x``; ``fill``
+    ``(*shape)`` stood in for missing numbers, where these were allowed. Where the source knows,
     ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
     belongs, and ``client_names`` what the source calls each of them.
     """

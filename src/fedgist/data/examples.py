@@ -38,8 +38,8 @@ class Examples:
 
         ``rows`` (clients, batch) are row numbers, or -1 for an absent row, which must come after
         those that are present. ``keys`` (clients,) draw the augmentation; without them there is
-        none. The batch holds ``x`` (clients, batch, *input) in float32, ``y`` (clients, batch) and
-        ``mask`` (clients, batch), which is false for absent rows.
+        none. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y`` (clients, batch)
+        and ``mask`` (clients, batch), which is false for absent rows.
 
         For an absent row, ``x`` is made from the client's first row and ``y`` is 0; if all
         rows of a client are absent, its ``x`` is 0. So the inputs under a false mask are like the

@@ -2,7 +2,7 @@
 
 A factory is called as ``factory(input_shape, num_classes, **options)``, with the shape of one
 example as a tuple of whole numbers, and returns a ``torch.nn.Module`` from a batch of examples to
-logits. One given to :func:`fedgist.run` may as well take nothing.
+logits. One given to ``fedgist.run`` may as well take nothing.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ClientModel(nn.Module):
         self.register_buffer("std", (torch.tensor(data.std) * data.scale).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (batch, classes) of raw examples ``x`` (batch, *shape)."""
+        """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``."""
         arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
 
         def under(prefix: str) -> dict[str, Tensor]:

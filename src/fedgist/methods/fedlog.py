@@ -10,7 +10,7 @@ phi        features with the constant 1 put first, m + 1 numbers
 eta        the head: row y of (classes, m + 1); its first column is the bias
 S, n       sum_i phi_i (x) e_{y_i} over all clients (eq. 2), and how many terms: S's first column
 chi, nu    the prior's pseudo-sum (0, as in the paper) and pseudo-count
-A(eta)     ln sum_y exp(|eta_y|^2 / 4), the log-partition (eq. 11)
+A(eta)     ``ln sum_y exp(|eta_y|^2 / 4)``, the log-partition (eq. 11)
 =========  =======================================================================================
 """
 
@@ -122,11 +122,11 @@ def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:
 def map_head(s: Tensor, nu: float) -> Tensor:
     """Return the exact solution of eq. 14: eta for ``s``, both (classes, m + 1), double precision.
 
-    With T = nu + n, c_y = |S_y|^2 / T^2 and p = softmax(|eta|^2 / 4), stationarity says eta_y = 2
-    S_y / (T p_y), so ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its solution is
-    p_y^2 = 2 c_y / w_y, where w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of 2 c_y e^{2L},
-    which overflows); and L is the root of sum_y p_y = 1, whose left side falls as L grows. So
-    |eta_y|^2 = 2 w_y; classes without rows get eta_y = 0.
+    With T = nu + n, ``c_y = |S_y|^2 / T^2`` and ``p = softmax(|eta|^2 / 4)``, stationarity says
+    eta_y = 2 S_y / (T p_y), so ln p_y - c_y / p_y^2 = -L with one L = A(eta) for all classes. Its
+    solution is p_y^2 = 2 c_y / w_y, where w_y + ln w_y = ln(2 c_y) + 2 L (w is Lambert's W of
+    2 c_y e^{2L}, which overflows); and L is the root of sum_y p_y = 1, whose left side falls as L
+    grows. So ``|eta_y|^2 = 2 w_y``; classes without rows get eta_y = 0.
     """
     t = nu + s[:, 0].sum()
     if t <= 0:

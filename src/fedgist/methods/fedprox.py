@@ -27,6 +27,6 @@ class FedProx(Method):
     exchange: ClassVar[Exchange] = Averaging()
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
-        """Return F_k(w) + mu / 2 |w - w^t|^2 (eq. 2)."""
+        """Return ``F_k(w) + mu / 2 |w - w^t|^2`` (eq. 2)."""
         task_loss = ctx.task.objective.loss(net(batch.x), batch)
         return task_loss + self.mu * proximal(net.params, down.arrays)

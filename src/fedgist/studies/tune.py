@@ -75,9 +75,14 @@ class Tuner:
             raise RecipeError(msg) from error
 
     def _open_study(self, base: Recipe) -> Any:
-        storage = f"sqlite:///{(self.out / STUDY).resolve()}"
+        begun = (self.out / STUDY).exists()
+        # without a pool: a connection kept open in one would be closed by nobody
+        pool = importlib.import_module("sqlalchemy.pool").NullPool
+        storage = self.optuna.storages.RDBStorage(
+            f"sqlite:///{(self.out / STUDY).resolve()}", engine_kwargs={"poolclass": pool}
+        )
         trials = 0  # of earlier calls: each call has a sampler seed of its own
-        if (self.out / STUDY).exists():
+        if begun:
             trials = len(self.optuna.load_study(study_name="fedgist", storage=storage).trials)
         return self.optuna.create_study(
             storage=storage,

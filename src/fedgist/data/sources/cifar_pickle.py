@@ -67,7 +67,7 @@ def as_text(value: object) -> str:
 
     Raises
     ------
-    UnpicklingError
+    pickle.UnpicklingError
         If ``value`` is neither text nor bytes.
     """
     match value:

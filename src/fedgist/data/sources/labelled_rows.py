@@ -25,7 +25,7 @@ _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Examples ``x`` (rows, *shape), their labels, and their clients where known.
+    """Examples ``x`` ``(rows, *shape)``, their labels, and their clients where known.
 
     ``labels`` and ``clients`` are arrays (rows,) of text, as :func:`as_texts` returns them.
     """

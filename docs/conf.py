@@ -1,0 +1,62 @@
+"""The documentation site: pages where they lie in the repository, and the API from its docstrings.
+
+The source is the repository itself, so that a link between two pages is the same on the site and
+in a checkout. ``make docs`` builds it; every warning is an error.
+"""
+
+import re
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+project = "fedgist"
+author = "The fedgist authors"
+version = release = version_of("fedgist")
+
+extensions = [
+    "myst_nb",  # Markdown, and notebooks
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",  # NumPy's form of docstrings
+    "sphinx.ext.viewcode",
+]
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**"]
+exclude_patterns = [".*", "bench", "build", "docs/templates", "recipes", "runs", "src", "tests"]
+templates_path = [str(Path(__file__).parent / "templates")]
+
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # the tests run notebooks; the site shows what they hold
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:(class|data|exc|obj)", r"(?!fedgist\.)\w+\..*"),  # of other packages
+    (r"py:(class|data|obj)", r"(?!fedgist\.).*"),  # types in signatures
+    (r"py:class", r"fedgist\..*\.([A-Z]|_\w+)"),  # type variables, and names that are private
+]
+suppress_warnings = ["ref.python"]  # types of one name in two modules, unqualified in a signature
+
+html_theme = "furo"
+html_title = f"fedgist {version}"
+html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which no browser does from a disk
+html_show_sourcelink = False
+html_show_copyright = False
+linkcheck_timeout = 30
+html_additional_pages = {"index": "redirect.html"}
+
+
+def setup(app: Sphinx) -> None:
+    """Read the docstrings as they are written."""
+    app.connect("autodoc-process-docstring", with_plain_shapes)
+
+
+def with_plain_shapes(*event: object) -> None:
+    """Let shapes be written as in code: the star of (rows, *shape) begins no emphasis."""
+    lines = event[-1]
+    assert isinstance(lines, list)
+    lines[:] = [re.sub(r"(?<!`)(\([\w, ]*)\*(\w+\))", r"\1\\*\2", line) for line in lines]

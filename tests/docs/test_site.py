@@ -1,0 +1,80 @@
+"""The site is built without a warning, holds every page, and opens from the disk."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browsers import BROWSER, new_page, open_browser
+from commands import call
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")])
+MODULES = [p for p in (ROOT / "src").rglob("*.py") if p.name not in {"__init__.py", "__main__.py"}]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built by the words of the Makefile."""
+    recipe = re.search(r"sphinx-build (.* build/site)", (ROOT / "Makefile").read_text("utf-8"))
+    assert recipe is not None
+    out = tmp_path_factory.mktemp("site")
+    *options, _ = recipe[1].split()
+    done = call([sys.executable, "-m", "sphinx", *options, out], ROOT)
+    assert "WARNING" not in done.stderr
+    return out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_page_is_part_of_it(site: Path, page: Path) -> None:
+    built = (site / page.relative_to(ROOT)).with_suffix(".html")
+    assert len(built.read_text("utf-8")) > 2000
+
+
+def test_every_module_has_its_reference(site: Path) -> None:
+    for path in MODULES:
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        assert (site / "docs" / "generated" / f"{name}.html").exists(), name
+    text = (site / "docs" / "generated" / "fedgist.notebook.door.html").read_text("utf-8")
+    assert "fedgist.notebook.door.run" in text
+    assert "Raises" in text
+
+
+def visit(browser: Any, url: str, width: int) -> tuple[Any, list[str]]:
+    page, troubles = new_page(browser, width, 900), list[str]()
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda request: troubles.append(request.url) if away(request.url) else None)
+    page.goto(url)
+    return page, troubles
+
+
+def away(url: str) -> bool:
+    return not url.startswith(("file:", "data:", "about:", "blob:"))
+
+
+@BROWSER
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_opens_from_the_disk_and_needs_no_network(site: Path, width: int) -> None:
+    with open_browser() as browser:
+        page, troubles = visit(browser, (site / "index.html").as_uri(), width)
+        page.wait_for_url("**/docs/index.html")
+        assert page.locator("h1").first.inner_text().startswith("fedgist")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert troubles == []
+
+
+@BROWSER
+def test_its_search_finds(site: Path) -> None:
+    with open_browser() as browser:
+        address = (site / "search.html").as_uri() + "?q=map_head"
+        page, troubles = visit(browser, address, 1280)
+        found = page.locator("ul.search li a").first
+        found.wait_for()
+        assert "fedlog" in found.get_attribute("href")
+        assert troubles == []
