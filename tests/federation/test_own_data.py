@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedgist import run
 from fedgist.cli.main import app
-from fedgist.errors import RecipeError
+from fedgist.errors import DataError, RecipeError
+from fedgist.federation.columns import of_all
 from fedgist.federation.recipe import make
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.world import make_world
@@ -106,3 +108,125 @@ def test_the_partition_is_printed_with_names(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["partition", str(file)])
     assert done.exit_code == 0, done.output
     assert all(name in done.output for name in HOSPITALS)
+
+
+def seen_by_hand(arrays: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The same arrays, each row normalized beforehand by its client's own training rows."""
+    x = arrays["x"].copy()
+    for name in names:
+        own = arrays["client"] == name
+        train = arrays["x"][own & ~arrays["test"]].astype(np.float32).astype(np.float64)
+        x[own] = (x[own] - train.mean(0)) / train.std(0)
+    return arrays | {"x": x}
+
+
+def drifted(names: list[str]) -> dict[str, Any]:
+    """Clients whose inputs have other units, so that whose moments are used makes a difference."""
+    client = np.repeat(names, 12)
+    units = np.repeat([[1.0, 0.0], [30.0, 100.0], [0.1, -7.0]], 12, axis=0)
+    x = RNG.normal(size=(36, 3))
+    y = (x[:, 0] > 0).astype(int)
+    return {
+        "x": x * units[:, :1] + units[:, 1:],
+        "y": y,
+        "client": client,
+        "test": np.arange(36) % 3 == 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "engine"), [("fedavg", "local"), ("centralized", "local"), ("local", "loopback")]
+)
+def test_each_clients_own_moments(tmp_path: Path, method: str, engine: str) -> None:
+    arrays = drifted(HOSPITALS)
+    raw, ready = tmp_path / "raw.npz", tmp_path / "ready.npz"
+    np.savez(raw, **arrays)
+    np.savez(ready, **seen_by_hand(arrays, HOSPITALS))
+    found, wanted = (
+        run(
+            recipe(
+                file,
+                data={"normalize": normalize},
+                method={"name": method},
+                engine={"name": engine, "workers": 1, "cohort_size": 2},
+                train={"num_rounds": 2, "lr": 0.05},
+                evaluate={"train": True},
+            )
+        )
+        for file, normalize in ((raw, "client"), (ready, "none"))
+    )
+    assert len(found.rounds) == len(wanted.rounds)
+    for one, other in zip(found.rounds, wanted.rounds, strict=True):
+        scores = {key: value for key, value in other.items() if isinstance(value, float)}
+        scores = {key: value for key, value in scores.items() if not key.startswith("time")}
+        assert {key: one[key] for key in scores} == pytest.approx(scores, rel=1e-4, nan_ok=True)
+        assert any(key.startswith("eval") for key in scores)
+    for number, name in enumerate(sorted(HOSPITALS)):
+        rows = arrays["client"] == name
+        raw_x, ready_x = (
+            torch.from_numpy(f["x"][rows]).float() for f in map(np.load, (raw, ready))
+        )
+        assert found.model(name)(raw_x).detach().numpy() == pytest.approx(
+            wanted.model(number)(ready_x).detach().numpy(), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        ({"on": "global"}, "evaluate.on = 'global' scores rows that belong to no client, and"),
+        ({"on": "test"}, "evaluate.on = 'test' scores rows that belong to no client"),
+        (
+            {"sets": {"ones": {"classes": [1]}}},
+            "evaluate.sets scores rows .* state data.mean and data.std for the others",
+        ),
+    ],
+)
+def test_the_server_needs_moments_of_its_own(
+    tmp_path: Path, evaluate: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "raw.npz", **drifted(HOSPITALS))
+    asked = recipe(tmp_path / "raw.npz", evaluate=evaluate, method={"name": "fedavg"})
+    asked["data"]["normalize"] = "client"
+    with pytest.raises(RecipeError, match=message):
+        make_world(make(asked))
+    asked["data"] |= {"mean": [5.0], "std": [2.0, 3.0, 4.0]}
+    world = make_world(make(asked))
+    whole = world.server.task.test_sets["all"].batch(torch.arange(12).unsqueeze(0)).x[0]
+    by_hand = (world.data.x_test.double() - 5) / torch.tensor([2.0, 3.0, 4.0])
+    assert whole.numpy() == pytest.approx(by_hand.numpy(), rel=1e-5)
+    rows = world.population.table("test", [0])
+    assert torch.equal(world.population.examples_of("test").batch(rows).x[0], whole)
+
+
+def test_rows_of_nobody_are_not_scored_together(tmp_path: Path) -> None:
+    """With moments of clients only, there is no score of the whole test set."""
+    np.savez(tmp_path / "raw.npz", **drifted(HOSPITALS))
+    for partition, complete in (
+        ({"name": "natural"}, True),
+        ({"name": "pathological", "classes_per_client": 1}, False),
+    ):
+        few = {"num_clients": 1} if not complete else {"num_clients": 3}
+        result = run(
+            recipe(
+                tmp_path / "raw.npz",
+                data={"normalize": "client"},
+                method={"name": "fedavg"},
+                partition=partition,
+                clients=few,
+            )
+        )
+        assert (of_all("accuracy") in result.rounds[-1]) == complete
+
+
+def test_moments_of_the_recipe_are_checked(tmp_path: Path) -> None:
+    np.savez(tmp_path / "raw.npz", **drifted(HOSPITALS))
+    for data, message in (
+        ({"mean": [1.0]}, "data.std has 0 numbers; raw.npz needs 3, or 1 for all"),
+        ({"normalize": "none", "mean": [1.0], "std": [1.0]}, "leave out data.mean and std"),
+        ({"normalize": "pool"}, "data.normalize = 'pool': must be"),
+        ({"mean": [1.0], "std": [0.0]}, r"data.std.*= 0.0: must be greater"),
+        ({"mean": [float("nan")], "std": [1.0]}, r"data.mean.*must be a finite"),
+    ):
+        with pytest.raises((RecipeError, DataError), match=message):
+            make_world(make(recipe(tmp_path / "raw.npz", data=data)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,14 +11,20 @@ from torch import Tensor
 from fedgist.core.method import Batch
 from fedgist.data import Augmentation
 from fedgist.data.augment import crop_and_flip
+from fedgist.data.client_rows import ABSENT, Rows
 from fedgist.data.dataset import Dataset
+from fedgist.data.normalization import client_moments
+from fedgist.data.partition import Partition
+from fedgist.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """The training rows or the test rows of a data set, in their original type.
 
-    A batch is normalized as it is made: ``x * factor + offset``.
+    A batch is normalized as it is made: ``x * factor + offset``. With ``owner`` (rows,), row i has
+    line ``owner[i]`` of both, those of the client that it belongs to; -1 is nobody's row, which is
+    in no batch.
     """
 
     x: Tensor = field(repr=False)
@@ -25,13 +32,27 @@ class Examples:
     factor: Tensor
     offset: Tensor
     augment: tuple[Augmentation, ...] = ()
+    owner: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row can be in a batch."""
+        return self.owner is None or bool((self.owner >= 0).all())
 
     def __len__(self) -> int:
         return len(self.y)
 
     def only(self, rows: Tensor) -> Examples:
-        """Return the examples of these row numbers alone, numbered from 0."""
-        return replace(self, x=self.x[rows], y=self.y[rows])
+        """Return the examples of these row numbers alone, numbered from 0.
+
+        Moments of clients without a row among them are left out.
+        """
+        some = replace(self, x=self.x[rows], y=self.y[rows])
+        if self.owner is None:
+            return some
+        kept = torch.unique(self.owner[rows])
+        owner = torch.searchsorted(kept, self.owner[rows])
+        return replace(some, factor=self.factor[kept], offset=self.offset[kept], owner=owner)
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return a batch for each of several clients, stacked.
@@ -50,7 +71,10 @@ class Examples:
         x = self.x[shown]
         if keys is not None and self.augment:
             x = crop_and_flip(x, keys, self.augment)
-        x = x.to(torch.float32).mul_(self.factor).add_(self.offset)
+        factor, offset = self.factor, self.offset
+        if self.owner is not None:
+            factor, offset = factor[self.owner[shown]], offset[self.owner[shown]]
+        x = x.to(torch.float32).mul_(factor).add_(offset)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0.0
         return Batch(x, self.y[shown].masked_fill_(~mask, 0), mask)
@@ -63,11 +87,55 @@ def examples(
 
     Only the training examples are augmented.
     """
-    shape = (-1, *(1 for _ in data.input_shape[1:]))
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(shape) for v in (data.mean, data.std))
-    factor = (1.0 / (data.scale * std)).to(device, torch.float32)
-    offset = (-mean / std).to(device, torch.float32)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
+    factor, offset = _factor_and_offset(data, mean, std, device)
     return (
         Examples(data.x.to(device), data.y.to(device), factor, offset, augment),
         Examples(data.x_test.to(device), data.y_test.to(device), factor, offset),
     )
+
+
+def by_client(
+    data: Dataset, parts: Partition, on_train: Examples, on_test: Examples
+) -> tuple[Examples, Examples]:
+    """Return the same examples, each row normalized by its own client's training rows.
+
+    Raises
+    ------
+    DataError
+        If a row belongs to more than one client.
+    """
+    mean, std = client_moments(data, parts.train)
+    factor, offset = _factor_and_offset(data, mean, std, str(on_train.x.device))
+    train = _owners([parts.train, parts.validation], len(data.y), "training")
+    test = _owners([parts.test], len(data.y_test), "test")
+    device = on_train.x.device
+    return (
+        replace(on_train, factor=factor, offset=offset, owner=train.to(device)),
+        replace(on_test, factor=factor, offset=offset, owner=test.to(device)),
+    )
+
+
+def _factor_and_offset(
+    data: Dataset, mean: Tensor, std: Tensor, device: str
+) -> tuple[Tensor, Tensor]:
+    """Return what normalizes raw examples, from moments (..., channels), for broadcasting."""
+    shape = (*mean.shape, *(1 for _ in data.input_shape[1:]))
+    factor = (1.0 / (data.scale * std)).view(shape).to(device, torch.float32)
+    offset = (-mean / std).view(shape).to(device, torch.float32)
+    return factor, offset
+
+
+def _owners(parts: Sequence[Rows], count: int, split: str) -> Tensor:
+    """Return the client of each of ``count`` rows, -1 where it is nobody's."""
+    rows = torch.cat([part.rows for part in parts])
+    if (shared := (rows.bincount(minlength=1) > 1).nonzero()).numel():
+        msg = (
+            f"data.normalize = 'client' needs rows of one client each, and {split} row "
+            f"{int(shared[0])} belongs to several"
+        )
+        raise DataError(msg)
+    owner = torch.full((count,), ABSENT)
+    for part in parts:
+        owner[part.rows] = torch.arange(len(part)).repeat_interleave(part.counts)
+    return owner

@@ -19,7 +19,8 @@ from fedgist.engines.engine import Split
 class Population:
     """Clients and their rows: line i of ``train``, ``validation`` and ``test`` is ``clients[i]``'s.
 
-    A method that merges clients has one client, but every client's test rows.
+    A method that merges clients has one client, but every client's test rows. ``whole_test`` are
+    the test rows as the server sees them, where each client sees its own in another way.
     """
 
     clients: tuple[ClientInfo, ...]
@@ -28,6 +29,7 @@ class Population:
     train: Rows
     validation: Rows
     test: Rows
+    whole_test: Examples | None = None
 
     @functools.cached_property
     def place(self) -> Mapping[int, int]:
@@ -40,6 +42,8 @@ class Population:
 
     def examples_of(self, split: Split) -> Examples:
         """Return the examples among which the rows of a split are numbered."""
+        if split == "test" and self.whole_test is not None:
+            return self.whole_test
         return self.test_examples if split in {"client", "test"} else self.examples
 
     def table(self, split: Split, ids: Sequence[int]) -> Tensor:

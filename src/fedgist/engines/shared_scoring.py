@@ -35,7 +35,7 @@ def score_shared(
     places = ids if merged else [population.place[client] for client in ids]
     rows_of = None if split == "test" else [lines[place] for place in places]
     everything = torch.arange(len(examples.y))
-    on_all = alone and split in {"client", "test"}
+    on_all = alone and split in {"client", "test"} and examples.complete
     to_mark = everything if on_all or rows_of is None else torch.unique(torch.cat(rows_of))
     one_client = replace(sent, ids=sent.ids[:1])
     parts = pool.run(

@@ -225,5 +225,5 @@ def population_of_one(population: Population, place: int) -> Population:
     on_test = population.test_examples.only(population.test[place])
     sizes = len(train), len(validation), len(population.test[place])
     rows = (torch.arange(sizes[0]), sizes[0] + torch.arange(sizes[1]), torch.arange(sizes[2]))
-    lines = [type(population.train).of([row]) for row in rows]
-    return Population((client,), on_train, on_test, *lines)
+    own_train, own_validation, own_test = (type(population.train).of([row]) for row in rows)
+    return Population((client,), on_train, on_test, own_train, own_validation, own_test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
+from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.loading import load
 from fedgist.errors import RecipeError, listed, nearest
@@ -29,6 +31,7 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
     else:
         section = recipe.data
         data = load(section.name, root=root, classes=section.classes, **section.options)
+    data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
     data = data.first(recipe.data.train_rows)
     if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
         msg = (
@@ -36,6 +39,28 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
         )
         raise RecipeError(msg)
     return data
+
+
+def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
+    """Raise RecipeError if the server scores rows that nothing says how to normalize.
+
+    ``named_sets`` says whether it has test sets of its own.
+    """
+    on = recipe.evaluate.on
+    if recipe.data.normalize != "client" or recipe.data.mean or (on == "client" and not named_sets):
+        return
+    key = "evaluate.sets" if on == "client" else f"evaluate.on = {on!r}"
+    msg = f"{key} scores rows that belong to no client, and data.normalize = 'client' has moments "
+    msg += "of clients only: state data.mean and data.std for the others"
+    raise RecipeError(msg)
+
+
+def data_of_client(recipe: Recipe, data: Dataset, parts: Partition, client: int) -> Dataset:
+    """Return the data with the moments by which this client's inputs are normalized."""
+    if recipe.data.normalize != "client":
+        return data
+    mean, std = own_moments(data, parts.train[client])
+    return replace(data, mean=mean, std=std)
 
 
 def divide(

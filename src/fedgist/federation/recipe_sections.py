@@ -71,6 +71,10 @@ class Data(_Open):
 
     name: Annotated[str, _known(SOURCES, "data set")] = DEFAULT_SOURCE
     classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
+    normalize: Literal["pooled", "client", "none"] = "pooled"  # over whose training rows
+    # of each channel or column of numbers, or one for all; measured if not given
+    mean: tuple[float, ...] = ()
+    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     train_rows: Positive | None = None  # only this many training rows, from the first
     # share of each client's training rows that is held out
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0

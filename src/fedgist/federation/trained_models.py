@@ -14,7 +14,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe_data import client_number
+from fedgist.federation.recipe_data import client_number, data_of_client
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 
@@ -102,7 +102,8 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     place = 0 if method.merges_clients else number
     clients = engine.client(ctx, orders[place], downs[place])
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
-    return ClientModel(method, cpu.net, cpu.own, downs[place], ctx, world.data)
+    data = data_of_client(world.server.recipe, world.data, world.partition, number)
+    return ClientModel(method, cpu.net, cpu.own, downs[place], ctx, data)
 
 
 def simulation(federation: Federation) -> Simulation:

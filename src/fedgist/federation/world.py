@@ -20,7 +20,7 @@ from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
 from fedgist.core.optimizer import Optimizer
 from fedgist.data.dataset import Dataset
-from fedgist.data.examples import Examples, examples
+from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import labelled_like
 from fedgist.engines.device_choice import usable_device
@@ -38,7 +38,7 @@ from fedgist.federation.model_groups import (
     recipe_groups,
 )
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.recipe_data import divide, read_data
+from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.training_section import MOMENTUM
 
@@ -105,7 +105,16 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
-    return World(side, data, parts, population)
+    return World(side, data, parts, _as_seen(population, recipe, data, parts))
+
+
+def _as_seen(population: Population, recipe: Recipe, data: Dataset, parts: Partition) -> Population:
+    """Let each client see its rows by its own moments, if asked for; the server's stay the same."""
+    if recipe.data.normalize != "client":
+        return population
+    whole = population.test_examples
+    train, test = by_client(data, parts, population.examples, whole)
+    return replace(population, examples=train, test_examples=test, whole_test=whole)
 
 
 def _with_device(recipe: Recipe) -> Recipe:
@@ -208,6 +217,7 @@ def _test_sets(
 
 def _check_evaluation(side: ServerSide) -> None:
     """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
+    check_moments(side.recipe, named_sets=has_named_sets(side.task))
     least, count = side.recipe.privacy.min_replies, len(side.clients)
     if least > max(count, 1) and not side.method.merges_clients:
         msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"

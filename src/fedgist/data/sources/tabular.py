@@ -245,7 +245,7 @@ def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
 
 def with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
     """Name the columns, and standardise numbers only: a 0/1 column stays as it is."""
-    is_real = [column.categories is None for column in columns for _ in column.categories or ("",)]
+    is_real = [column.categories is None for column in columns for _ in column.inputs]
     mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))
     std = tuple(s if real else 1.0 for s, real in zip(data.std, is_real, strict=True))
     return replace(data, mean=mean, std=std, columns=tuple(columns))

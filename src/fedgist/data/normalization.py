@@ -1,0 +1,77 @@
+"""How inputs are normalized: by the moments of all training rows, of each client's own, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.labelled_rows import moments
+from fedgist.errors import DataError
+
+Normalize = Literal["pooled", "client", "none"]
+
+
+def with_moments(
+    data: Dataset, normalize: Normalize, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> Dataset:
+    """Return the data with the moments that a recipe states, none, or those it has.
+
+    ``mean`` and ``std`` are of ``x / scale``: one number for each channel or column of numbers, or
+    one for all. The 0/1 columns of categories stay as they are.
+
+    Raises
+    ------
+    DataError
+        If only one of the two is given, or as many numbers as nothing needs, or both are given with
+        ``normalize = "none"``.
+    """
+    if normalize == "none":
+        if mean or std:
+            msg = "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
+            raise DataError(msg)
+        return replace(data, mean=(0.0,), std=(1.0,))
+    if not mean and not std:
+        return data
+    used = _numbers(data)
+    for key, values in (("mean", mean), ("std", std)):
+        if len(values) not in {1, sum(used)}:
+            needed = f"{data.name} needs {sum(used)}, or 1 for all"
+            msg = f"data.{key} has {len(values)} numbers; {needed}"
+            raise DataError(msg)
+    return replace(data, mean=_spread(mean, used, 0.0), std=_spread(std, used, 1.0))
+
+
+def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of each client's own training rows: (clients, channels) each."""
+    own = [own_moments(data, train[client]) for client in range(len(train))]
+    mean, std = (torch.tensor(part, dtype=torch.float64) for part in zip(*own, strict=True))
+    return mean, std
+
+
+def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of these training rows, by channel or column of numbers."""
+    used = _numbers(data)
+    mean, std = moments(data.x[rows], data.scale)
+    numbers = [i for i, is_number in enumerate(used) if is_number]
+    return (
+        _spread([mean[i] for i in numbers], used, 0.0),
+        _spread([std[i] for i in numbers], used, 1.0),
+    )
+
+
+def _numbers(data: Dataset) -> tuple[bool, ...]:
+    """Tell for each channel or column whether it is normalized."""
+    known = tuple(column.categories is None for column in data.columns for _ in column.inputs)
+    return known or (True,) * data.input_shape[0]
+
+
+def _spread(values: Sequence[float], used: Sequence[bool], else_: float) -> tuple[float, ...]:
+    """Return a number for each channel or column: those given where ``used``, else another."""
+    given = iter([values[0]] * sum(used) if len(values) == 1 else values)
+    return tuple(next(given) if is_used else else_ for is_used in used)
