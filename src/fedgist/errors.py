@@ -11,6 +11,7 @@
     |   +-- CheckpointError          a checkpoint that cannot be read
     |   +-- ReportError              a folder that holds no run that can be shown
     |   +-- OutputError              a path that cannot be written to
+    |       +-- DiskFullError        there is no room to write it
     +-- TooFewRepliesError           a method asked for a total over fewer clients than allowed
     +-- WorkerError (a RuntimeError) a worker process failed or died
     +-- JobsError                    some of many runs failed; the others are done
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -67,14 +69,22 @@ class OutputError(InputError):
     """A path cannot be written to."""
 
 
+class DiskFullError(OutputError):
+    """There is no room to write a file; with room, ``command`` goes on with what was being done."""
+
+    def __init__(self, what: str, command: str = "") -> None:
+        super().__init__(f"{what}; go on with: {command}" if command else what)
+        self.what, self.command = what, command
+
+
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
     """A run was stopped early, and its checkpoint written.
 
     ``folder`` is the run directory to resume, None if the run was kept in memory only.
     """
 
-    def __init__(self, folder: Path | None, options: str = "") -> None:
-        how = f"; resume with: fedgist run --resume {folder}{options}" if folder else ""
+    def __init__(self, folder: Path | None, *options: str) -> None:
+        how = f"; resume with: {resume_command(folder, *options)}" if folder else ""
         super().__init__(f"stopped{how}")
         self.folder = folder
 
@@ -93,6 +103,11 @@ class WorkerError(FedgistError, RuntimeError):
 
 class JobsError(FedgistError):
     """Some runs failed; the others are done."""
+
+
+def resume_command(folder: Path, *options: str) -> str:
+    """Return the command that goes on with a run, quoted for a shell."""
+    return shlex.join(["fedgist", "run", "--resume", str(folder), *options])
 
 
 def one_of(name: str, choices: Iterable[str], kind: str) -> str:

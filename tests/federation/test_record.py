@@ -12,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.errors import CheckpointError, OutputError
+from fedgist.errors import CheckpointError, DiskFullError, OutputError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import checkpoint
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.record import STATE, Record, read_lines, summary, to_json
+from fedgist.federation.round_record import RoundRecord
 
 
 def test_lines_are_cut_back_to_the_checkpoints_round(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFullError, match=r"state.safetensors cannot be written: No space left"):
         checkpoint.save(tmp_path, arrays())
     assert (tmp_path / STATE).read_bytes() == before
     assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["state.safetensors"]
@@ -127,3 +128,9 @@ def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(OutputError, match=says):
             files.write(path, "text")
+
+
+def test_losses_that_are_exactly_zero_are_written() -> None:
+    # seen: a round whose losses were all 0.0 had no train/loss
+    assert RoundRecord(1, losses=[0.0, 0.0]).line()["train/loss"] == 0.0
+    assert "train/loss" not in RoundRecord(1).line()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from fedgist.cli.recipe_files import folder
-from fedgist.errors import RecipeError
+from fedgist.cli.study_commands import print_best
+from fedgist.errors import OutputError, RecipeError
 from fedgist.federation.recipe import read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
 from fedgist.studies.search_space import read_space
-from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 
 pytest.importorskip("optuna")
 
@@ -73,6 +75,10 @@ def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
         ),
         ('["train.lr"]\nlow = true\nhigh = true', "expected two numbers"),
         ('["train.lr"]\nlow = 1\nhigh = 2\nlog = "yes"', "log = 'yes': expected true or false"),
+        ('["train.lr"]\nlow = 1\nhigh = 2\nstep = 0', "step = 0: expected a number above 0"),
+        ('["train.lr"]\nlow = 1\nhigh = 2\nstep = "x"', "step = 'x': expected a number"),
+        ('["train.lr"]\nlow = 1\nhigh = 9\nstep = 0.5', "step = 0.5: expected a whole number"),
+        ('["train.lr"]\nchoices = [0.1, nan]', "choices: nan is not finite"),
         ('["seed"]\nlow = 1\nhigh = 2', "seed cannot be searched"),
         ('["train.lr"', "space.toml"),
     ],
@@ -125,6 +131,45 @@ def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(
     assert recipe is not None
     assert recipe.data.validation == read(DEMO).data.validation == 0
     assert recipe.train.lr == best[0]["train.lr"]
+
+
+def test_best_trials_that_tie_are_named_and_the_first_is_taken(
+    tmp_path: Path, space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    params = []
+    for number, job in enumerate(tuner.jobs(4)):
+        finish(job, 0.25 if number == 0 else 0.75)
+        params.append(dict(tuner.open[job.name].trials[0].params))
+        tuner.listen(job, Event("done"))
+    best = tuner.best()
+    assert best == (params[1], 0.75)
+    assert tuner.ties() == [other for other in params[2:] if other != params[1]]
+    (tmp_path / "study" / "trial-x").mkdir(exist_ok=True)
+    print_best(tuner, tmp_path / "study")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "! a tie: as good, 75.00 %, are train.lr = " in text
+    assert text.index(str(params[1]["train.lr"])) < text.index(str(params[2]["train.lr"]))
+
+
+def test_without_a_tie_nothing_is_said_of_one(tmp_path: Path, space: Path) -> None:
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    assert tuner.ties() == []
+    for number, job in enumerate(tuner.jobs(3)):
+        finish(job, 0.1 * number)
+        tuner.listen(job, Event("done"))
+    assert tuner.ties() == []
+
+
+def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, space: Path) -> None:
+    tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
+    job = next(tuner.jobs(1))
+    finish(job, 0.5)
+    with sqlite3.connect(tmp_path / "study" / "study.db") as database:
+        database.execute("DROP TABLE trial_values")
+    says = r"study.db cannot be written: .*no such table"
+    with pytest.raises(OutputError, match=says), storing(tmp_path / "study"):
+        tuner.listen(job, Event("done"))
 
 
 def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(

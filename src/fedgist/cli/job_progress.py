@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
+from fedgist.cli.shared_options import same_command
 from fedgist.errors import Interrupted, JobsError, printable
 from fedgist.federation.columns import ACCURACY
 from fedgist.report.formatting import duration, percent
@@ -55,8 +54,7 @@ def do_jobs(
         try:
             run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root)
         except Interrupted:
-            command = shlex.join(["fedgist", *sys.argv[1:]])
-            msg = f"stopped; what was running is saved; go on with: {command}"
+            msg = f"stopped; what was running is saved; go on with: {same_command()}"
             raise Interrupted(msg) from None
     return failed
 
@@ -69,7 +67,8 @@ def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
     for name, reason in failed.items():
         names_by_reason.setdefault(reason, []).append(name)
     lines = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
-    msg = "\n".join([f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:", *lines])
+    head = f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:"
+    msg = "\n".join([head, *lines, f"go on with: {same_command()}"])
     raise JobsError(msg)
 
 

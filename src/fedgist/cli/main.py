@@ -12,10 +12,11 @@ from rich.table import Table
 
 from fedgist.cli import model_commands, result_commands, run_commands, study_commands
 from fedgist.cli.recipe_files import shipped
-from fedgist.cli.shared_options import START, app
+from fedgist.cli.shared_options import START, app, same_command
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.errors import (
+    DiskFullError,
     Interrupted,
     JobsError,
     RecipeError,
@@ -49,6 +50,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except DiskFullError as error:
+        again = "" if error.command else f"; go on with: {same_command()}"
+        _fail(f"error: {error}{again}", 1)
     except ValueError as error:
         _fail(f"error: {error}", 2)
     except (OSError, WorkerError, JobsError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgist.errors import RecipeError, Stopped
+from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE
@@ -67,7 +67,12 @@ def _seeds(
                 overwrite=overwrite,
             )
         except Stopped as stopped:
-            raise Stopped(out, f" --seeds {count}") from stopped
+            raise Stopped(out, "--seeds", str(count)) from stopped
+        except DiskFullError as full:
+            if any(out.glob(f"seed-*/{RECIPE}")):
+                command = resume_command(out, "--seeds", str(count))
+                raise DiskFullError(full.what, command) from full
+            raise
 
 
 def resume(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,3 +67,8 @@ ClientId = Annotated[
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")
 ]
+
+
+def same_command() -> str:
+    """Return the command that was given, quoted for a shell: what is done is not done again."""
+    return shlex.join(["fedgist", *sys.argv[1:]])

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
 from fedgist.cli.job_progress import do_jobs, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_table
@@ -27,7 +26,7 @@ from fedgist.report.terminal import console, words
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_table
 from fedgist.studies.sweep import grid
-from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 
 AtOnce = Annotated[
     int | None,
@@ -48,6 +47,7 @@ Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but the table and errors.")
 ]
 
+MOST_TIES = 3  # that are named
 SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
 REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
     "terminal": "terminal",
@@ -132,40 +132,51 @@ def tune(
     """
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
-    tuner = Tuner(path, settings or [], space, out, seeds)
-    failed = do_jobs(
-        tuner.jobs(trials),
-        None,
-        jobs,
-        data_root,
-        quiet=quiet,
-        listener=tuner.listen,
-        metric=OBJECTIVE,
-    )
-    screen = console()
-    if folders := tuner.folders():
-        _print_trials(screen, folders)
-    best, best_recipe = tuner.best(), tuner.best_recipe()
-    if best is None or best_recipe is None:
-        screen.print("no trial is complete")
-    else:
-        atomic_files.write(out / "best.toml", best_recipe.to_toml())
-        chosen = ", ".join(f"{key} = {value}" for key, value in best[0].items())
-        screen.print(
-            words(
-                f"best of {tuner.finished} trials on validation data, {percent(best[1])}: {chosen}"
-            )
+    with storing(out):
+        tuner = Tuner(path, settings or [], space, out, seeds)
+        failed = do_jobs(
+            tuner.jobs(trials),
+            None,
+            jobs,
+            data_root,
+            quiet=quiet,
+            listener=tuner.listen,
+            metric=OBJECTIVE,
         )
-        command = shlex.join(["fedgist", "run", str(out / "best.toml"), "--seeds", "5"])
-        screen.print(words(command, "dim"))
+        if folders := tuner.folders():
+            _print_trials(folders)
+        print_best(tuner, out)
     raise_failures(failed)
 
 
-def _print_trials(screen: Console, folders: Sequence[Path]) -> None:
+def print_best(tuner: Tuner, out: Path) -> None:
+    """Print the best trial and those that tie with it, and write its recipe."""
+    screen = console()
+    best, best_recipe = tuner.best(), tuner.best_recipe()
+    if best is None or best_recipe is None:
+        screen.print(words("no trial is complete"))
+        return
+    atomic_files.write(out / "best.toml", best_recipe.to_toml())
+    score = percent(best[1])
+    trials = f"best of {tuner.finished} trials on validation data"
+    screen.print(words(f"{trials}, {score}: {_settings(best[0])}"))
+    if ties := tuner.ties():
+        more = f", and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
+        others = "; ".join(map(_settings, ties[:MOST_TIES]))
+        screen.print(words(f"! a tie: as good, {score}, are {others}{more}; the first was taken"))
+    command = shlex.join(["fedgist", "run", str(out / "best.toml"), "--seeds", "5"])
+    screen.print(words(command, "dim"))
+
+
+def _settings(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in params.items())
+
+
+def _print_trials(folders: Sequence[Path]) -> None:
     trials = comparison.study(run_files.find(folders), metric=OBJECTIVE)
     best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
-    screen.print(table_formats.in_words(results, [], "terminal"))
+    console().print(table_formats.in_words(results, [], "terminal"))
 
 
 @app.command(rich_help_panel=SEARCH)

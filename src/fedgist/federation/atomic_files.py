@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from fedgist.errors import OutputError
+from fedgist.errors import DiskFullError, OutputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Write a file inside: the error of a full disk names it.
+
+    Raises
+    ------
+    DiskFullError
+        If the disk, the user's share of it, or the file is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        msg = f"{path} cannot be written: {error.strerror}"
+        raise DiskFullError(msg) from error
 
 
 def write(path: Path, content: bytes | str) -> None:
@@ -16,15 +39,20 @@ def write(path: Path, content: bytes | str) -> None:
     Raises
     ------
     OutputError
-        If ``path`` is a folder, or cannot be written to.
+        If ``path`` is a folder, or cannot be written to; DiskFullError if there is no room.
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():
         msg = f"{path} is a folder, not a file to write"
         raise OutputError(msg)
-    if path.exists() and not path.is_file():
-        path.write_bytes(blob)
-        return
+    with room_for(path):
+        if path.exists() and not path.is_file():
+            path.write_bytes(blob)
+        else:
+            _replace(path, blob)
+
+
+def _replace(path: Path, blob: bytes) -> None:
     target = path.resolve() if path.is_symlink() else path
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:

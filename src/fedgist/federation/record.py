@@ -103,7 +103,7 @@ def _cut(path: Path, last_round: int) -> list[Line]:
 
 
 def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with files.room_for(path), path.open("a", encoding="utf-8") as file:
         file.write("".join(to_json(line) + "\n" for line in lines))
 
 

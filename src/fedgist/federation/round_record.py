@@ -75,7 +75,7 @@ class RoundRecord:
         for name in ("refused", "absent", "late", "events"):
             if entries := getattr(self, name):
                 line[name] = entries
-        if any(self.losses):
+        if self.losses:
             line["train/loss"] = sum(self.losses) / len(self.losses)
         line["comm/up_bytes"] = self.up_bytes
         line["comm/down_bytes"] = self.down_bytes

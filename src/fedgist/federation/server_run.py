@@ -6,11 +6,12 @@ a wire. A run directory written here is complete.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from fedgist.core.metrics import LOSS
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
-from fedgist.errors import Stopped
+from fedgist.errors import DiskFullError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import described, of_all, over_clients
@@ -27,6 +28,7 @@ from fedgist.federation.record import (
     METRICS_FILE,
     RECIPE,
     RESULT,
+    STATE,
     Line,
     Record,
     summary,
@@ -72,26 +74,40 @@ def run_server(
     ------
     Stopped
         After Ctrl-C or SIGTERM, when the round was finished and saved.
+    DiskFullError
+        If there is no room for a file of the run; the message names the command that goes on.
     """
     began = time.perf_counter()
-    record = _open_record(side, place)
-    try:
-        federation = Federation(side, engine, start_server(side) if state is None else state)
-        if place.saved:
-            federation.restore(place.saved)
-        if callable(start := getattr(engine, "start", None)):
-            start()  # workers are forked before anything else starts a thread
-        observer.began(side, str(place.folder or ""), federation.round)
-        notes = start_notes(side)
-        for note in notes:
-            observer.note(note)
-        _go(federation, record, place.folder, observer)
-        at_end(federation)
-        end = _end_of(federation, record, notes) | {"time/total_s": time.perf_counter() - began}
-        record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
-    finally:
-        engine.close()
+    with _going_on(place.folder):
+        record = _open_record(side, place)
+        try:
+            federation = Federation(side, engine, start_server(side) if state is None else state)
+            if place.saved:
+                federation.restore(place.saved)
+            if callable(start := getattr(engine, "start", None)):
+                start()  # workers are forked before anything else starts a thread
+            observer.began(side, str(place.folder or ""), federation.round)
+            notes = start_notes(side)
+            for note in notes:
+                observer.note(note)
+            _go(federation, record, place.folder, observer)
+            at_end(federation)
+            end = _end_of(federation, record, notes) | {"time/total_s": time.perf_counter() - began}
+            record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
+        finally:
+            engine.close()
     return federation, record, end
+
+
+@contextlib.contextmanager
+def _going_on(folder: Path | None) -> Iterator[None]:
+    """Say, where the disk is full and a checkpoint is there, which command goes on."""
+    try:
+        yield
+    except DiskFullError as full:
+        if folder and (folder / STATE).exists():
+            raise DiskFullError(full.what, resume_command(folder)) from full
+        raise
 
 
 def start_notes(side: ServerSide) -> list[str]:

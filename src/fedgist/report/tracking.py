@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist.errors import ReportError, did_you_mean, first_line, printable
+from fedgist.federation.atomic_files import room_for
 from fedgist.federation.recipe import flat
 from fedgist.report.run_files import RunFiles
 
@@ -63,11 +64,12 @@ class TensorBoard:
             self.sent[run.folder] = -1
         writer = self.writers[run.folder]
         new = [line for line in run.rounds if line["round"] > self.sent[run.folder]]
-        for line in new:
-            for key, value in _columns(line):
-                writer.add_scalar(key, value, line["round"])
-            self.sent[run.folder] = line["round"]
-        writer.flush()
+        with room_for(Path(writer.log_dir)):
+            for line in new:
+                for key, value in _columns(line):
+                    writer.add_scalar(key, value, line["round"])
+                self.sent[run.folder] = line["round"]
+            writer.flush()
         return len(new)
 
     def close(self) -> None:

@@ -73,7 +73,8 @@ def _problem_of_choices(values: Range) -> str | None:
         return "give either choices, or low and high"
     if not isinstance(choices, list) or not choices:
         return f"choices = {choices!r}: expected a list"
-    return None
+    odd = [c for c in choices if isinstance(c, float) and not math.isfinite(c)]
+    return f"choices: {odd[0]!r} is not finite" if odd else None
 
 
 def _problem_of_bounds(values: Range) -> str | None:
@@ -84,7 +85,11 @@ def _problem_of_bounds(values: Range) -> str | None:
         return f"log = {log!r}: expected true or false"
     if log and (values["low"] <= 0 or "step" in values):
         return "log = true needs low > 0 and no step"
-    return None
+    step = values.get("step", 1)
+    if not _is_number(step) or step <= 0:
+        return f"step = {step!r}: expected a number above 0"
+    whole = isinstance(low, int) and isinstance(high, int)
+    return f"step = {step!r}: expected a whole number" if whole and step != int(step) else None
 
 
 def _is_number(value: object) -> bool:

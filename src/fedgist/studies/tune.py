@@ -6,15 +6,17 @@ trial's run is named by its parameters, so that a run that had begun is resumed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedgist.errors import RecipeError
+from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, read_lines
@@ -178,11 +180,28 @@ class Tuner:
             self.study.tell(trial, value, state=state)
 
     def best(self) -> tuple[dict[str, Any], float] | None:
-        """Return the parameters and the value of the best trial, or None if none is complete."""
+        """Return the parameters and the value of the best trial, or None if none is complete.
+
+        Of trials that tie it is the first.
+        """
+        complete = self._complete()
+        return (dict(complete[0].params), float(complete[0].value)) if complete else None
+
+    def ties(self) -> list[dict[str, Any]]:
+        """Return the parameters of other trials that are as good as the best one."""
+        best, *others = self._complete() or [None]
+        tied = [trial.params for trial in others if math.isclose(trial.value, best.value)]
+        different: list[dict[str, Any]] = []
+        for params in tied:
+            if params not in (best.params, *different):
+                different.append(dict(params))
+        return different
+
+    def _complete(self) -> list[Any]:
+        """Return the trials that are complete, the best one first, of equal ones the earliest."""
         states = self.optuna.trial.TrialState
-        if not self.study.get_trials(deepcopy=False, states=(states.COMPLETE,)):
-            return None
-        return dict(self.study.best_trial.params), float(self.study.best_value)
+        complete = self.study.get_trials(deepcopy=False, states=(states.COMPLETE,))
+        return sorted(complete, key=lambda trial: (-trial.value, trial.number))
 
     def best_recipe(self) -> Recipe | None:
         """Return the recipe with the best parameters, holding out no more rows than it did."""
@@ -200,6 +219,25 @@ class Tuner:
     def _recipe(self, params: Mapping[str, Any]) -> Recipe:
         parameters = [f"{key}={json.dumps(value)}" for key, value in params.items()]
         return read(self.path, [*self.settings, *parameters])
+
+
+@contextlib.contextmanager
+def storing(out: Path) -> Iterator[None]:
+    """Use the study in ``out`` inside; where its database cannot be written, the error names it.
+
+    Raises
+    ------
+    OutputError
+        If the database cannot be written; DiskFullError if there is no room.
+    """
+    optuna, alchemy = _optuna(), importlib.import_module("sqlalchemy.exc")
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, alchemy.SQLAlchemyError) as error:
+        reason = first_line(error.__cause__ or error)
+        kind = DiskFullError if "disk is full" in reason else OutputError
+        msg = f"{out / STUDY} cannot be written: {reason}"
+        raise kind(msg) from error
 
 
 def _optuna() -> Any:
@@ -221,7 +259,7 @@ def _distribution(distributions: Any, values: Range) -> Any:
         return distributions.CategoricalDistribution(values["choices"])
     low, high, log = values["low"], values["high"], values.get("log", False)
     if isinstance(low, int) and isinstance(high, int):
-        return distributions.IntDistribution(low, high, log=log, step=values.get("step", 1))
+        return distributions.IntDistribution(low, high, log=log, step=int(values.get("step", 1)))
     return distributions.FloatDistribution(low, high, log=log, step=values.get("step"))
 
 
