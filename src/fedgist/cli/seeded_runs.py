@@ -8,7 +8,7 @@ from pathlib import Path
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import runner
 from fedgist.federation.recipe import Recipe, read
-from fedgist.federation.record import RECIPE
+from fedgist.federation.record import RECIPE, is_over
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.world import Given
 from fedgist.report import run_files
@@ -96,7 +96,7 @@ def resume(
     for run in runs:
         recipe = read(run.folder / RECIPE, settings)
         if _is_finished(run, recipe):
-            observer.note(f"{run.folder} is finished ({recipe.train.num_rounds} rounds)")
+            observer.note(f"{run.folder} is finished ({run.done} rounds)")
             continue
         yield runner.run(recipe, Given(root=data_root), observer, folder=run.folder, resume=True)
     if runs[0].folder != folder:  # seeds that had not begun
@@ -117,4 +117,4 @@ def _check_resumed_settings(settings: Sequence[str]) -> None:
 
 def _is_finished(run: RunFiles, recipe: Recipe) -> bool:
     ended = run.result.get("status") == "finished"
-    return ended and bool(run.rounds) and run.done == recipe.train.num_rounds
+    return ended and is_over(recipe.train.num_rounds, run.done, run.result)

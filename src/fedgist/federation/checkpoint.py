@@ -19,11 +19,28 @@ from fedgist.federation.record import STATE
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after ``round``: the server's arrays and the clients', by name."""
+    """The state after ``round``: the server's arrays and the clients', by name.
+
+    ``best`` is the state after the best round so far, where its models are to be kept.
+    """
 
     round: int
     server: Mapping[str, Tensor]
     clients: Mapping[str, Tensor]
+    best: Checkpoint | None = None
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return all arrays by name, those of the best round below ``best/``."""
+        below = {"server": self.server, "clients": self.clients}
+        below |= {"best": self.best.arrays()} if self.best else {}
+        return {f"{part}/{k}": v for part, arrays in below.items() for k, v in arrays.items()}
+
+    def copied(self) -> Checkpoint:
+        """Return it with arrays of its own, which the run does not go on to change."""
+        server, clients = (
+            {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
+        )
+        return Checkpoint(self.round, server, clients)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -34,13 +51,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     OutputError
         If the directory cannot be written to.
     """
-    arrays = {f"server/{k}": v for k, v in checkpoint.server.items()}
-    arrays |= {f"clients/{k}": v for k, v in checkpoint.clients.items()}
-    arrays = separate({name: array.detach().cpu() for name, array in arrays.items()})
-    files.write(
-        folder / STATE,
-        safetensors.torch.save(arrays, {"fedgist": json.dumps({"round": checkpoint.round})}),
-    )
+    arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
+    header = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
+    files.write(folder / STATE, safetensors.torch.save(arrays, {"fedgist": json.dumps(header)}))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -56,7 +69,8 @@ def load(folder: Path) -> Checkpoint | None:
         return None
     try:
         with safetensors.safe_open(path, "pt") as file:
-            number = json.loads(file.metadata()["fedgist"])["round"]
+            header = json.loads(file.metadata()["fedgist"])
+            number, best = header["round"], header.get("best")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         msg = f"{path} is damaged ({error}); start the run again with --overwrite"
@@ -65,4 +79,7 @@ def load(folder: Path) -> Checkpoint | None:
     def under(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
 
-    return Checkpoint(number, under("server/"), under("clients/"))
+    kept = None
+    if best is not None:
+        kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
+    return Checkpoint(number, under("server/"), under("clients/"), kept)

@@ -142,6 +142,10 @@ class EvaluateSection(_Section):
     # each client's own test rows, the whole test set, or the server's own models alone
     on: Literal["client", "test", "global"] = "client"
     train: bool = False  # also on each client's training rows
+    # whose models are kept: the last round's, or those of the best one on validation data
+    keep: Literal["last", "best_validation"] = "last"
+    # rounds without a better score on validation data after which the run stops; 0: it never does
+    patience: Annotated[int, Field(ge=0)] = 0
     sets: dict[str, TestSet] = {}  # further test sets of the server's own models, by name
     # features of this many test rows of each client are saved at the end, for pictures
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0

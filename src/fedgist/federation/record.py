@@ -61,6 +61,21 @@ def read_lines(path: Path) -> list[Line]:
     return lines
 
 
+def read_result(folder: Path) -> dict[str, object]:
+    """Return how the run in a folder ended; nothing if it has not, or the file is not whole."""
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
+    """Return whether a run has no round left to do, given its result: it may have stopped early."""
+    early = result.get("stopped_early") is True and result.get("rounds") == done
+    return done >= planned or early
+
+
 def totals(rounds: Iterable[Line]) -> dict[str, int]:
     """Return the payload bytes sent up, down and both ways in all rounds."""
     lines = list(rounds)
@@ -74,20 +89,25 @@ def to_json(value: Any) -> str:
 
 
 def summary(
-    rounds: list[Line], key: str, better: Literal["higher", "lower"] = "higher"
+    rounds: list[Line],
+    key: str,
+    better: Literal["higher", "lower"] = "higher",
+    kept: int | None = None,
 ) -> dict[str, Any]:
     """Return the final value of a column, its best, and its mean over the last ten lines.
 
-    The final value is the result; the best one never is.
+    The final value is the result, that of the last round or of the round ``kept``; the best one
+    never is.
     """
     values = [(line["round"], line[key]) for line in rounds if line.get(key) is not None]
     if not values:
         return {}
     best = (max if better == "higher" else min)(values, key=lambda pair: pair[1])
     last = [v for _, v in values[-10:]]
+    final = next((pair for pair in values if pair[0] == kept), values[-1])
     return {
-        "final": values[-1][1],
-        "final_round": values[-1][0],
+        "final": final[1],
+        "final_round": final[0],
         "best": best[1],
         "best_round": best[0],
         "last10_mean": math.fsum(last) / len(last),

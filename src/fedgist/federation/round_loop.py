@@ -43,12 +43,16 @@ class Observer(Protocol):
 
 @dataclass
 class Federation:
-    """A run at its server: what it knows, the engine that reaches the clients, and its state."""
+    """A run at its server: what it knows, the engine that reaches the clients, and its state.
+
+    ``best`` is its state after the best round so far, where that is to be kept.
+    """
 
     side: ServerSide
     engine: Engine
     server: Tree
     round: int = 0
+    best: Checkpoint | None = None
 
     @property
     def method(self) -> Method:
@@ -174,14 +178,18 @@ class Federation:
     def checkpoint(self) -> Checkpoint:
         """Return all that is needed to go on; the clients' part only where they are simulated."""
         clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
-        return Checkpoint(self.round, named(self.server), clients)
+        return Checkpoint(self.round, named(self.server), clients, self.best)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint."""
         self.server = build(type(self.server), checkpoint.server)
         if isinstance(self.engine, Simulation):
             self.engine.restore(checkpoint.clients)
-        self.round = checkpoint.round
+        self.round, self.best = checkpoint.round, checkpoint.best
+
+    def keep_this_round(self) -> None:
+        """Remember the state as it is now as that of the best round."""
+        self.best = self.checkpoint().copied()
 
 
 def context(side: ServerSide, number: int, stage: str) -> Context:
@@ -202,20 +210,23 @@ def loop(
     keep: Callable[[Line, Sequence[Line]], None],
     save: Callable[[], None],
     stop: Callable[[], bool],
+    enough: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Go through the remaining rounds; return False if asked to stop before the last one.
 
     ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
-    ``engine.checkpoint_every`` rounds, when stopped, and at the end.
+    ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
+    ``enough`` says so.
     """
     recipe = federation.side.recipe
     last = federation.task.training.num_rounds
     if federation.round == 0 and federation.method.stages(federation.context("", 0)):
         keep(*federation.do_round(0))
-    while federation.round < last:
+    finished = federation.round == last or enough()
+    while not finished:
         keep(*federation.advance())
-        ending = stop() and federation.round < last
-        finished = federation.round == last
+        finished = federation.round == last or enough()
+        ending = stop() and not finished
         if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
             save()
         if ending:

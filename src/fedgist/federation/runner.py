@@ -108,7 +108,7 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
         raise RecipeError(msg)
     world, server = open_world(read(folder / RECIPE), given or Given())
     federation = Federation(world.server, make_engine(world, workers=1), server)
-    federation.restore(saved)
+    federation.restore(saved.best or saved)
     return federation, world
 
 

@@ -22,6 +22,7 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
 from fedgist.errors import DiskFullError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
+from fedgist.federation.best_round import said, selection_of
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import described, of_all, over_clients
 from fedgist.federation.record import (
@@ -91,8 +92,10 @@ def run_server(
             for note in notes:
                 observer.note(note)
             _go(federation, record, place.folder, observer)
+            if federation.best is not None:
+                federation.restore(federation.best)
             at_end(federation)
-            end = _end_of(federation, record, notes) | {"time/total_s": time.perf_counter() - began}
+            end = _end_of(side, record, notes) | {"time/total_s": time.perf_counter() - began}
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
         finally:
             engine.close()
@@ -132,9 +135,12 @@ def _open_record(side: ServerSide, place: Place) -> Record:
 def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
     """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
     problems: list[Exception] = []
+    selection = selection_of(federation.side)
 
     def keep(line: Line, details: Sequence[Line]) -> None:
         record.add(line, details)
+        if selection and selection.keeps and selection.best(record.rounds) is line:
+            federation.keep_this_round()
         try:
             observer.finished_round(line)
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
@@ -146,27 +152,36 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
 
     hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
     with stoppable(lambda: observer.note(hint)) as stop:
-        whole = loop(federation, keep, save, lambda: bool(problems) or stop())
+        whole = loop(
+            federation,
+            keep,
+            save,
+            lambda: bool(problems) or stop(),
+            lambda: selection is not None and selection.stops(record.rounds),
+        )
     if problems:
         raise problems[0]
     if not whole:
         raise Stopped(folder)
 
 
-def _end_of(federation: Federation, record: Record, notes: Sequence[str]) -> dict[str, Any]:
+def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str, Any]:
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
-    recipe = federation.side.recipe
-    main = federation.task.objective.metrics[0]
+    selection, planned = selection_of(side), side.task.training.num_rounds
+    outcome = selection.outcome(record.rounds, planned) if selection else {}
+    recipe, main = side.recipe, side.task.objective.metrics[0]
+    kept = outcome.get("kept_round")
     columns = (over_clients("client", main.name), of_all(main.name))
     recorded = [c for c in columns if any(c in line for line in record.rounds)]
     return {
         "status": "finished",
         "seed": recipe.seed,
         "method": recipe.method.name,
-        "rounds": federation.round,
-        **{column: summary(record.rounds, column, main.better) for column in recorded},
+        "rounds": record.rounds[-1]["round"],
+        **outcome,
+        **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
         "communication": totals(record.rounds),
-        "notes": list(notes),
+        "notes": [*notes, *said(outcome)],
         "versions": versions(),
     }
 

@@ -27,6 +27,7 @@ from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
+from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
@@ -218,6 +219,7 @@ def _test_sets(
 def _check_evaluation(side: ServerSide) -> None:
     """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
     check_moments(side.recipe, named_sets=has_named_sets(side.task))
+    check_selection(side.recipe, holds_out=side.holds_out)
     least, count = side.recipe.privacy.min_replies, len(side.clients)
     if least > max(count, 1) and not side.method.merges_clients:
         msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"

@@ -134,7 +134,7 @@ def _row(
     target_accuracy: float | None,
 ) -> Row:
     runs = members.runs
-    ends = [end for run in runs if (end := summary(run.rounds, metric, better))]
+    ends = [end for run in runs if (end := summary(run.rounds, metric, better, run.kept))]
 
     def over_seeds(value: Callable[[RunFiles], float]) -> Estimate | None:
         return estimate([value(run) for run in runs if run.rounds])

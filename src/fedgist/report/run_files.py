@@ -14,7 +14,16 @@ from typing import Any
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.federation.columns import is_of_server, of_all, over_clients, read_described
-from fedgist.federation.record import CLIENTS, METRICS_FILE, PARTITION, RECIPE, RESULT, ROUNDS, Line
+from fedgist.federation.record import (
+    CLIENTS,
+    METRICS_FILE,
+    PARTITION,
+    RECIPE,
+    RESULT,
+    ROUNDS,
+    Line,
+    is_over,
+)
 
 NOT_FINITE = (math.inf, -math.inf)
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
@@ -60,8 +69,14 @@ class RunFiles:
 
     @property
     def finished(self) -> bool:
-        """Whether all planned rounds are done."""
-        return bool(self.rounds) and self.done >= self.planned
+        """Whether all planned rounds are done, or the run stopped early."""
+        return bool(self.rounds) and is_over(self.planned, self.done, self.result)
+
+    @property
+    def kept(self) -> int | None:
+        """The round whose models were kept, where that need not be the last one."""
+        kept = self.result.get("kept_round")
+        return kept if isinstance(kept, int) and self.finished else None
 
     @functools.cached_property
     def split(self) -> dict[str, Any] | None:
@@ -92,9 +107,10 @@ class RunFiles:
         return next((column for column in columns if self.last(column) is not None), columns[0])
 
     def last(self, key: str) -> float | None:
-        """Return the last value of a column, or None if it has none."""
-        values: list[float] = [line[key] for line in self.rounds if line.get(key) is not None]
-        return values[-1] if values else None
+        """Return the last value of a column up to the round kept, or None if it has none."""
+        rounds, values = self.column(key)
+        pairs = zip(rounds, values, strict=True)
+        return next((v for r, v in reversed([*pairs]) if self.kept is None or r <= self.kept), None)
 
     def total(self, key: str) -> int:
         """Return the sum of a column."""

@@ -29,7 +29,7 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
     return Sheet(
-        "Final round",
+        "Round kept" if any(run.kept is not None for run in runs) else "Final round",
         ("method", score, "spread", "one model", "rounds", "sent up", "sent down"),
         tuple(_summary_of(name, list(seeds)) for (_, name), seeds in by_folder),
         "mean and spread over clients; one model: a global one, all test rows",

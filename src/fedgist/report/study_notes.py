@@ -51,6 +51,8 @@ def _notes_on_row(row: Row, metric: str) -> list[str]:
 
 def _notes_on_run(run: RunFiles, metric: str) -> list[str]:
     notes = []
+    if run.kept is not None:
+        notes.append(f"{run.folder}: round {run.kept} of {run.done} counts, by validation data")
     if not run.finished:
         notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
     refused = [upload for line in run.rounds for upload in line.get("refused") or ()]

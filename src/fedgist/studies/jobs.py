@@ -22,7 +22,7 @@ from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import read
-from fedgist.federation.record import RECIPE, RESULT, ROUNDS, Line, read_lines
+from fedgist.federation.record import RECIPE, ROUNDS, Line, is_over, read_lines, read_result
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import Given
@@ -48,8 +48,9 @@ def is_done(job: Job) -> bool:
             "--out, or remove it"
         )
         raise RecipeError(msg)
-    lines = read_lines(job.folder / ROUNDS) if (job.folder / RESULT).exists() else []
-    return bool(lines) and lines[-1]["round"] >= recipe.train.num_rounds
+    lines, result = read_lines(job.folder / ROUNDS), read_result(job.folder)
+    done = bool(lines) and bool(result)
+    return done and is_over(recipe.train.num_rounds, lines[-1]["round"], result)
 
 
 def run_jobs(
