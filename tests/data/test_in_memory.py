@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedgist import Dataset
 from fedgist.data.sources.in_memory import in_memory, labelled_like
+from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
 
 X = np.arange(12.0).reshape(6, 2)
@@ -56,7 +58,16 @@ def test_numbers_are_float32_whatever_they_were(kind: Any) -> None:
     data = in_memory(((X % 2).astype(kind), Y))
     assert data.x.dtype == torch.float32
     assert data.x.tolist() == (X % 2).tolist()
-    assert (data.num_classes, data.classes, data.mean, data.std) == (3, (), (0.0,), (1.0,))
+    assert (data.num_classes, data.classes, data.scale) == (3, (), 1.0)
+
+
+def test_inputs_are_normalized_as_those_of_a_file_are(tmp_path: Path) -> None:
+    # seen: the record said that they were, and arrays from Python were not
+    for x in (X, (X * 9).astype(np.uint8).reshape(6, 1, 2, 1)):
+        np.savez(tmp_path / "same.npz", x=x, y=Y, x_test=x, y_test=Y)
+        data, stored = in_memory((x, Y, x, Y)), load("npz", path=str(tmp_path / "same.npz"))
+        assert torch.equal(data.x, stored.x)
+        assert (data.scale, data.mean, data.std) == (stored.scale, stored.mean, stored.std)
 
 
 def test_a_tensor_with_a_gradient_or_of_half_precision_is_read() -> None:

@@ -60,7 +60,7 @@ def run(
     data
         Instead of the recipe's: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
         set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array
-        (rows, ...), taken as it is, or a data frame, encoded as a table's columns are. ``y``
+        (rows, ...) or a data frame, encoded as a table's columns are. ``y``
         (rows,) holds whole numbers from 0 on, or names of classes.
     clients, clients_test
         Instead of the recipe's partition: each client's training rows, and test rows (the whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,16 +26,16 @@ from fedgist.errors import DataError, did_you_mean
 
 _NAMES = ("x", "y", "x_test", "y_test")
 _FORMS = "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, or a fedgist.Dataset"
+_WHITE = 255.0
 _BELIEVED = 1000  # so many classes, or ten times those that occur, may be numbered
 
 
 def in_memory(data: Any) -> Dataset:
     """Return a user's objects as a data set; errors name the argument ``data``.
 
-    Arrays are taken as they are, and not normalized. The columns of a data frame are encoded like
-    those of a table: numbers are standardised over the training rows, texts and categories become
-    0/1 columns. Labels are whole numbers from 0 on, or texts, which are numbered in sorted order; a
-    pandas categorical has its own order.
+    Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
+    columns. Means and deviations are those of the training rows. Labels are whole numbers from 0
+    on, or texts, which are numbered in sorted order; a pandas categorical has its own order.
 
     Raises
     ------
@@ -56,11 +55,10 @@ def in_memory(data: Any) -> Dataset:
     for x, y, x_name, y_name in zip(xs, ys, names[::2], names[1::2], strict=True):
         _same_length(x, y, x_name, y_name)
     x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
-    found = Dataset("your data", x, y, x_test, y_test, num_classes, classes=classes)
-    if columns and len(x):
-        mean, std = moments(x, 1.0)
-        found = with_columns(replace(found, mean=mean, std=std), columns)
-    return check(found)
+    scale = _WHITE if x.dtype == torch.uint8 else 1.0
+    mean, std = moments(x, scale) if len(x) else ((0.0,), (1.0,))
+    found = Dataset("your data", x, y, x_test, y_test, num_classes, scale, mean, std, classes)
+    return check(with_columns(found, columns) if columns and len(x) else found)
 
 
 def labelled_like(data: Dataset, x: Any, y: Any, what: str) -> tuple[Tensor, Tensor]:

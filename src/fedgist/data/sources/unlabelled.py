@@ -115,7 +115,7 @@ def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     if _without_one_channel(x.shape[1:]) != _without_one_channel(data.input_shape):
         raise _wrong_shape(name, list(x.shape[1:]), data)
     if data.x.dtype == torch.uint8:
-        most = data.scale if data.scale > 1 else _WHITE  # arrays in memory keep their bytes
+        most = data.scale if data.scale > 1 else _WHITE  # a data set of raw bytes
         bad = (x < 0) | (x > most) | (x != x.to(torch.uint8))
         needed = f"whole numbers 0..{most:g}"
     else:
