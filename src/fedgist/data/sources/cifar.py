@@ -74,6 +74,19 @@ def cifar10(*, root: Path | None = None) -> Dataset:
     """Read CIFAR-10: colour images of 32x32 pixels in 10 classes.
 
     50,000 are training rows and 10,000 are test rows.
+
+    Notes
+    -----
+    Pooled normalization: the known means 0.4914, 0.4822, 0.4465 and deviations 0.247, 0.2435,
+    0.2616 of all red, green and blue pixels of the training images, where the largest value is 1.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "cifar10"
+        augment = ["crop", "flip"]
     """
     return _read(CIFAR10, data_root(root), "labels", "label_names", 10)
 
@@ -82,6 +95,26 @@ def cifar100(*, root: Path | None = None, coarse: bool = False) -> Dataset:
     """Read CIFAR-100: colour images of 32x32 pixels in 100 classes, or in 20 with ``coarse``.
 
     50,000 are training rows and 10,000 are test rows.
+
+    Parameters
+    ----------
+    root
+        The folder of downloaded data.
+    coarse
+        Whether labels are the 20 coarse classes.
+
+    Notes
+    -----
+    Pooled normalization: the known means 0.5071, 0.4865, 0.4409 and deviations 0.2673, 0.2564,
+    0.2762 of all red, green and blue pixels of the training images, where the largest value is 1.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "cifar100"
+        coarse = true
     """
     level, count = ("coarse", 20) if coarse else ("fine", 100)
     return _read(CIFAR100, data_root(root), f"{level}_labels", f"{level}_label_names", count)

@@ -86,6 +86,23 @@ def huggingface(
     missing
         ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
         column over the training rows.
+    classes
+        Names of the classes in the order of their numbers.
+
+    Notes
+    -----
+    Needs the package datasets, which is loaded by its own rules: it may fetch from the hub. Pooled
+    normalization: mean and deviation of each column, or of each channel of images, 0 to 1, over all
+    training rows, those held out for validation included.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "huggingface"
+        path = "ylecun/mnist"
+        image = "image"
 
     Raises
     ------

@@ -54,6 +54,24 @@ def folder(
         given, the size of the first image, which may have at most 2048x2048 pixels.
     test_fraction
         Share of each class that is held out as test rows, if there is no folder of test images.
+    classes
+        Names of the classes in the order of their numbers.
+
+    Notes
+    -----
+    Images are .png, .jpg, .jpeg, .bmp or .webp of 8 bits a channel; hidden files are left out. If
+    all are grey they have one channel, else three. The names of the folders are the labels,
+    numbered in sorted order. Pooled normalization: mean and deviation of each channel, 0 to 1, over
+    all training images, those held out for validation included.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "folder"
+        path = "leaves"
+        image_size = 32
 
     Raises
     ------

@@ -44,6 +44,38 @@ def npz(
         ``"refuse"``: a missing number (NaN) is an error; ``"mean"``: it is replaced by the mean of
         its column over the training rows.
 
+    classes
+        Names of the classes in the order of their numbers.
+
+    Notes
+    -----
+    The arrays of the file; all others are ignored:
+
+    ``x``
+        The examples, a row each: columns of numbers (rows, columns); images of bytes (uint8) with
+        their channels, 1 or 3 of them, first or last, or without; or numbers of any other shape.
+    ``y``
+        The labels (rows,): whole numbers or texts. They are numbered in sorted order.
+    ``client``
+        Whose each row is (rows,): whole numbers or texts, which the clients are called. (Also
+        ``clients``.) For ``partition.name = "natural"``.
+    ``test``
+        1 or true for the rows that are held out as test rows (rows,), 0 or false for the others.
+    ``x_test``, ``y_test``, ``client_test``
+        The test rows, if they have arrays of their own.
+
+    Pooled normalization: mean and deviation of each column or channel over all training rows, those
+    held out for validation included; images of bytes are 0 to 1 before.
+
+    Examples
+    --------
+    A recipe's section, for a file with the arrays x, y, client and test::
+
+        [data]
+        name = "npz"
+        path = "patients.npz"
+        classes = ["benign", "malignant"]
+
     Raises
     ------
     DataError

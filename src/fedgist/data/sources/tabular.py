@@ -76,6 +76,33 @@ def table(
     missing
         ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
         column over the training rows. An empty cell among categories is a category of its own.
+    classes
+        Names of the classes in the order of their numbers.
+
+    Notes
+    -----
+    A column is one of numbers if its type in a .parquet file says so, or if each of its cells is a
+    number or says that it is missing: empty, ``na``, ``n/a``, ``nan``, ``null``, ``none``, ``?``.
+    Any other column has categories, of which each becomes a 0/1 column. Labels are whole numbers or
+    texts, and numbered in sorted order. Pooled normalization: mean and deviation of each column of
+    numbers over all training rows, those held out for validation included; 0/1 columns stay as they
+    are.
+
+    Examples
+    --------
+    A recipe's section, which sites with other rows read alike::
+
+        [data]
+        name = "table"
+        path = "patients.csv"
+        label = "diagnosis"
+        client = "hospital"
+        classes = ["benign", "malignant"]
+        missing = "mean"
+
+        [data.columns]
+        age = "number"
+        town = ["Bonn", "Ulm"]
 
     Raises
     ------
