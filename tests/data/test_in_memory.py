@@ -195,6 +195,7 @@ class Strange:
         ((np.ma.masked_equal(X, 3.0), Y), "data: x is masked in places"),
         ((torch.ones(6, 2).to_sparse(), Y), "data: x cannot be read as an array"),
         ((torch.ones(6, 2, device="meta"), Y), "data: x cannot be read as an array"),
+        ((X, [torch.ones(2, device="meta"), "a"]), "data: y cannot be read as an array"),
         ((FRAME, list("abab"), X, Y), "one of x and x_test is a data frame"),
         ((FRAME, list("abab"), FRAME[["age"]], list("abab")), "x_test has no column 'town'"),
         ((FRAME[[]], list("abab")), "data: x has no columns"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.method import Context, Method
+from fedgist.core.method import Context, Method, Order
 from fedgist.core.net import Net
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
@@ -15,7 +15,7 @@ from fedgist.data.sources.in_memory import examples_like
 from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe_data import client_number, data_of_client
-from fedgist.federation.round_loop import Federation
+from fedgist.federation.round_loop import EVALUATE, Federation
 from fedgist.federation.world import World
 
 
@@ -98,12 +98,13 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     number = client_number(world.partition, client)
     method = federation.method
     engine = simulation(federation)
-    orders, downs, ctx = federation.downloads(federation.round)
-    place = 0 if method.merges_clients else number
-    clients = engine.client(ctx, orders[place], downs[place])
+    info = federation.side.clients[0 if method.merges_clients else number]
+    order, ctx = Order(info.id, info.architectures[0]), federation.context(EVALUATE)
+    down = method.download(federation.server, order, ctx)
+    clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.recipe, world.data, world.partition, number)
-    return ClientModel(method, cpu.net, cpu.own, downs[place], ctx, data)
+    return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
 
 
 def simulation(federation: Federation) -> Simulation:

@@ -31,9 +31,9 @@ def array(value: object, what: str) -> Values:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         msg = f"{what} is masked in places; fill them, or leave these rows out"
         raise DataError(msg)
-    if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
-        value = np.array([*value, None], dtype=object)[:-1]  # numpy would make texts of all
     try:
+        if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
+            value = np.array([*value, None], dtype=object)[:-1]  # numpy would make texts of all
         found = np.asarray(_on_cpu(value) if isinstance(value, Tensor) else value)
         if found.dtype == object and all(isinstance(item, _PLAIN) for item in found.flat):
             found = np.array(found.tolist())
