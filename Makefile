@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check pythons docs docs-links wheel format bench clean
+.PHONY: help install demo test check pythons docs docs-links wheel fuzz format bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,8 +59,11 @@ docs-links: docs ## Whether the links to other sites lead somewhere; needs the n
 wheel: $(STAMP) ## The package, in dist/
 	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
 
+fuzz: $(STAMP) ## 10,000 broken recipes, records, checkpoints, data files and Python arguments; CASES=... for more
+	PYTHONPATH=tests $(BIN)/python -m fuzz.suite --cases $(or $(CASES),10000)
+
 bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json
 
 clean: ## Remove the environment and what was made
-	rm -rf $(VENV) .venv-3.* build dist docs/generated runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build dist docs/generated fuzz-failures runs bench.json .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
