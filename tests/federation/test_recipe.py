@@ -244,3 +244,10 @@ def test_whatever_stands_in_a_section_is_accepted_or_a_recipe_error(value: objec
             make({section: value})
         except RecipeError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_plan_stacks_at_least_one_client(size: int) -> None:
+    # seen: a plan of none ended in a traceback
+    with pytest.raises(RecipeError, match=rf"engine\.plans\.mlp\.cohort_size = {size}: must be"):
+        make({"engine": {"plans": {"mlp": {"cohort_size": size}}}})

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock
 from platformdirs import user_cache_path
+from pydantic import Field
 
 from fedgist.errors import first_line
 
@@ -36,7 +37,7 @@ GAIN = 0.98  # a less likely size must be this much faster
 class Plan:
     """How many clients a stack has, how convolutions run, and whether the model stacks at all."""
 
-    cohort_size: int
+    cohort_size: Annotated[int, Field(ge=1)]
     convolutions: Convolutions = "stacked"
     stack: bool = True
     note: str = ""
