@@ -161,6 +161,16 @@ def test_rows_are_named_by_what_differs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_part_that_is_named_gives_its_rows_its_own_word(tmp_path: Path) -> None:
+    for name in ("constant", "cosine"):
+        raw = {"train": {"lr_schedule": {"name": name}}}
+        write_run(tmp_path / name, [0.5], raw=raw)
+    assert [row.label for row in study_of(tmp_path).rows] == [
+        "fedlog lr_schedule=constant",
+        "fedlog lr_schedule=cosine",
+    ]
+
+
 def test_settings_that_shorten_to_the_same_words_are_written_out(tmp_path: Path) -> None:
     for lr in (0.10001, 0.10002):
         write_run(tmp_path / f"a{lr}", [0.5], raw={"train": {"lr": lr}})

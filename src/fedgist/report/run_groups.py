@@ -66,7 +66,7 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
     differing = [
         key for key in settings if any(other.get(key) != settings[key] for other in same_method)
     ]
-    last_words = [key.rpartition(".")[2] for key in differing]
+    last_words = [key.removesuffix(".name").rpartition(".")[2] for key in differing]
     words = [settings["method.name"]]
     for key, last in zip(differing, last_words, strict=True):
         value = settings[key]
