@@ -167,7 +167,7 @@ def test_a_part_that_is_named_gives_its_rows_its_own_word(tmp_path: Path) -> Non
         write_run(tmp_path / name, [0.5], raw=raw)
     assert [row.label for row in study_of(tmp_path).rows] == [
         "fedlog lr_schedule=constant",
-        "fedlog lr_schedule=cosine",
+        "fedlog lr_schedule=cosine min_factor=0",
     ]
 
 
