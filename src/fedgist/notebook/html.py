@@ -15,11 +15,11 @@ def paragraph(text: str) -> str:
 
 
 def html_table(sheet: Sheet) -> str:
-    """Return a sheet's columns and rows as a table."""
+    """Return a sheet's columns and rows as a table, which scrolls where there is no room."""
     rows = [_row("th", sheet.columns), *(_row("td", cells) for cells in sheet.rows)]
-    return f"<table>{''.join(rows)}</table>"
+    return f"<div style='overflow-x: auto'><table>{''.join(rows)}</table></div>"
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    opened = f"<{tag} style='text-align: right'>"
+    opened = f"<{tag} style='text-align: right; padding: 0 0.6em; white-space: nowrap'>"
     return f"<tr>{''.join(f'{opened}{escape(printable(cell))}</{tag}>' for cell in cells)}</tr>"
