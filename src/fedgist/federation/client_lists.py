@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import RecipeError
 
-Clients = Sequence[Any] | Mapping[str, Any]  # each client's rows, in order or by name
+Clients = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
 
 
 def own_rows(
@@ -58,7 +57,7 @@ def _rows_of_each(clients: Clients, count: int, argument: str) -> dict[str, Tens
     return {who: _rows(rows, count, who) for who, rows in named.items()}
 
 
-def _rows(value: Any, count: int, who: str) -> Tensor:
+def _rows(value: object, count: int, who: str) -> Tensor:
     numbers = array(value, who)
     if not numbers.size:
         return torch.zeros(0, dtype=torch.int64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +57,7 @@ class ClientModel(nn.Module):
         x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         return self.method.predict(net, own, down, x, self.ctx)
 
-    def probabilities(self, x: Any, batch: int = 512) -> Tensor:
+    def probabilities(self, x: object, batch: int = 512) -> Tensor:
         """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
 
         ``x`` is an array or a data frame like that of the training rows.
@@ -74,7 +72,7 @@ class ClientModel(nn.Module):
             parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(rows, batch)]
         return torch.cat(parts)
 
-    def predict(self, x: Any) -> list[str]:
+    def predict(self, x: object) -> list[str]:
         """Return the name of the likeliest class of each raw example.
 
         Raises

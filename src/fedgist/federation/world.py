@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.training_section import MOMENTUM
 
-TestSets = Mapping[str, tuple[Any, Any]]
+TestSets = Mapping[str, tuple[object, object]]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import MethodSection
 
 
-def clients_of(clients: Any, argument: str) -> Clients | None:
+def clients_of(clients: object, argument: str) -> Clients | None:
     """Return what is given for each client, whatever it is: in order, or by name.
 
     Raises
@@ -72,7 +72,7 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
 
 
-def groups_of(model: Any, *, own_start: bool) -> dict[str, Group] | None:
+def groups_of(model: object, *, own_start: bool) -> dict[str, Group] | None:
     """Return the groups of clients given by a module, a factory, or a mapping of these.
 
     Raises
@@ -93,7 +93,7 @@ def groups_of(model: Any, *, own_start: bool) -> dict[str, Group] | None:
     }
 
 
-def _group(where: str, value: Any, *, own_start: bool) -> Group:
+def _group(where: str, value: object, *, own_start: bool) -> Group:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
         msg = f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
         raise RecipeError(msg)
@@ -118,7 +118,7 @@ def _module(model: Any, where: str) -> Any:
     return model
 
 
-def named_sets(test_sets: Any) -> dict[str, tuple[Any, Any]] | None:
+def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
     """Return further test sets by name.
 
     Raises
@@ -142,7 +142,7 @@ def named_sets(test_sets: Any) -> dict[str, tuple[Any, Any]] | None:
     return {name: (x, y) for name, (x, y) in test_sets.items()}
 
 
-def path_of(path: Any, argument: str) -> Path | None:
+def path_of(path: object, argument: str) -> Path | None:
     """Return a path that an argument names.
 
     Raises
@@ -158,7 +158,7 @@ def path_of(path: Any, argument: str) -> Path | None:
     return Path(path)
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raise RecipeError if an argument is not True or False, or more than one is True."""
     for name, value in flags.items():
         if not isinstance(value, bool):

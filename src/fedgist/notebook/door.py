@@ -34,15 +34,15 @@ from fedgist.notebook.watching import watching
 def run(
     recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
     *,
-    data: Dataset | tuple[Any, ...] | torch.utils.data.Dataset[Any] | None = None,
-    clients: Iterable[Any] | Mapping[str, Any] | None = None,
-    clients_test: Iterable[Any] | Mapping[str, Any] | None = None,
+    data: Dataset | tuple[object, ...] | torch.utils.data.Dataset[Any] | None = None,
+    clients: Iterable[object] | Mapping[str, object] | None = None,
+    clients_test: Iterable[object] | Mapping[str, object] | None = None,
     model: nn.Module
     | Callable[..., nn.Module]
     | Mapping[str, tuple[Any, Sequence[int]]]
     | None = None,
     method: Method | None = None,
-    test_sets: Mapping[str, tuple[Any, Any]] | None = None,
+    test_sets: Mapping[str, tuple[object, object]] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,

@@ -30,7 +30,7 @@ _WHITE = 255.0
 _BELIEVED = 1000  # so many classes, or ten times those that occur, may be numbered
 
 
-def in_memory(data: Any) -> Dataset:
+def in_memory(data: object) -> Dataset:
     """Return a user's objects as a data set; errors name the argument ``data``.
 
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
@@ -61,7 +61,7 @@ def in_memory(data: Any) -> Dataset:
     return check(with_columns(found, columns) if columns and len(x) else found)
 
 
-def labelled_like(data: Dataset, x: Any, y: Any, what: str) -> tuple[Tensor, Tensor]:
+def labelled_like(data: Dataset, x: object, y: object, what: str) -> tuple[Tensor, Tensor]:
     """Return further examples and labels in the form of a data set; ``what`` begins messages.
 
     Raises
@@ -74,7 +74,7 @@ def labelled_like(data: Dataset, x: Any, y: Any, what: str) -> tuple[Tensor, Ten
     return rows, numbers
 
 
-def examples_like(data: Dataset, x: Any, what: str) -> Tensor:
+def examples_like(data: Dataset, x: object, what: str) -> Tensor:
     """Return further examples, an array or a data frame, in the form of ``data.x``.
 
     Raises
@@ -89,7 +89,7 @@ def examples_like(data: Dataset, x: Any, what: str) -> Tensor:
     return fitted(encode(table, columns), what, data)
 
 
-def labels_like(data: Dataset, y: Any, what: str) -> Tensor:
+def labels_like(data: Dataset, y: object, what: str) -> Tensor:
     """Return further labels, names of classes or their numbers, in the form of ``data.y``.
 
     A number is the name of a class where the names are numbers themselves.
@@ -117,7 +117,7 @@ def _checked(data: Dataset) -> Dataset:
     return check(data)
 
 
-def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[Any]]:
+def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[object]]:
     """Return the examples and the labels of a map-style torch data set."""
     if not hasattr(data, "__len__"):
         msg = f"data: a {type(data).__name__} has no length; a map-style data set is needed"
@@ -137,7 +137,7 @@ def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[Any]]:
     return torch.stack(xs) if xs else torch.zeros(0, 1), ys
 
 
-def _tensor(x: Any, row: int) -> Tensor:
+def _tensor(x: object, row: int) -> Tensor:
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -146,7 +146,7 @@ def _tensor(x: Any, row: int) -> Tensor:
 
 
 def _all_examples(
-    values: Sequence[Any], names: Sequence[str]
+    values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], tuple[Column, ...]]:
     """Return training and test examples, and the columns that the training rows teach."""
     if len({is_frame(value) for value in values}) > 1:
@@ -167,7 +167,7 @@ def _all_examples(
 
 
 def _all_labels(
-    values: Sequence[Any], names: Sequence[str]
+    values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], int, tuple[str, ...]]:
     """Return training and test labels as numbers, how many classes there are, and their names."""
     found = [labels(value, name) for value, name in zip(values, names, strict=True)]
