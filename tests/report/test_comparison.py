@@ -214,11 +214,10 @@ def test_a_corrupt_line_is_named_and_skipped(tmp_path: Path) -> None:
         "\n".join([*lines, '{"round": 4, "ev'])
     )  # the last one is being written
     study = study_of(tmp_path)
-    (note,) = study.notes
-    assert note == (
-        f"{run / 'rounds.jsonl'}: line 2 cannot be read: it is left out, and its bytes are not "
-        "counted"
-    )
+    line, lacking = study.notes
+    assert line.startswith(f"{run / 'rounds.jsonl'} line 2 is not JSON: Unterminated string")
+    assert line.endswith(": it is left out")
+    assert lacking == f"{run / 'rounds.jsonl'}: round 2 is missing; its bytes are not counted"
     assert study.rows[0].rounds == (3, 3)
 
 

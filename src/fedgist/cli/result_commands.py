@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
+from rich.console import Group
 from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, app
@@ -71,8 +72,10 @@ def show(
     ] = None,
 ) -> None:
     """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG."""
-    runs = run_files.find(folders)
+    runs, problems = run_files.readable(run_files.find(folders))
     screen = console()
+    for problem in problems:
+        screen.print(words(f"! {problem}", "yellow"))
     if len(runs) == 1:
         screen.print(SheetView(run_tables.by_round(runs[0])))
     screen.print(SheetView(run_tables.overview(runs)))
@@ -207,17 +210,19 @@ def watch_(
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                runs = run_files.find(folders)
+                runs, problems = run_files.readable(run_files.find(folders))
                 for run in runs:
                     for tracker in trackers:
                         tracker.send(run)
                 if view:
-                    view.update(SheetView(watch.overview(runs)), refresh=True)
+                    notes = [words(f"! {problem}", "yellow") for problem in problems]
+                    view.update(Group(SheetView(watch.overview(runs)), *notes), refresh=True)
                 else:
-                    new = [line for line in watch.lines(runs) if line not in printed]
-                    printed.update(new)
-                    for line in new:
-                        say(line)
+                    lines = [*watch.lines(runs), *(f"! {problem}" for problem in problems)]
+                    for line in lines:
+                        if line not in printed:
+                            say(line)
+                    printed.update(lines)
                 if once or all(watch.state(run) == "finished" for run in runs):
                     return
                 time.sleep(every)

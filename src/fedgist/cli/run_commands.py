@@ -110,7 +110,7 @@ def partition(
     screen = console()
     screen.print(SheetView(_partition_sheet(world, counts)))
     if png:
-        partition_png(counts, split["classes"], png)
+        partition_png(split, png)
         screen.print(words(f"drawn in {png}"))
 
 

@@ -93,6 +93,12 @@ def read_described(table: Mapping[str, Any]) -> dict[str, Metric]:
     """Return the metrics that a run describes; damaged descriptions are left out."""
     metrics = {}
     for name, values in table.items():
-        if isinstance(values, Mapping) and set(values) == {"name", "title", "unit", "better"}:
+        if isinstance(values, Mapping) and _describes_a_metric(values):
             metrics[str(name)] = Metric(**values)
     return dict(METRICS) | metrics
+
+
+def _describes_a_metric(values: Mapping[str, Any]) -> bool:
+    whole = set(values) == {"name", "title", "unit", "better"}
+    texts = all(isinstance(value, str) for value in values.values())
+    return whole and texts and values["better"] in {"higher", "lower"}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.federation.columns import measured
 from fedgist.federation.record import summary
-from fedgist.report.run_files import RunFiles
+from fedgist.report.run_files import RunFiles, readable
 from fedgist.report.run_groups import Group, group
 from fedgist.report.stats import Better, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
@@ -49,10 +49,7 @@ def study(
     ReportError
         If no run has the metric, or there is no such reference.
     """
-    problems = [problem for run in runs for problem in run.problems]
-    runs = [run for run in runs if run.recipe]
-    if not runs:
-        raise ReportError(problems[0] if problems else "there is no run to compare")
+    runs, problems = readable(runs)
     metric = runs[0].main if metric is None else metric
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better

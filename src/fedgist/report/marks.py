@@ -122,8 +122,16 @@ def byte_ticks(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) ->
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
-def bubbles(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[object]) -> None:
-    """Draw each client's rows of each class as the area of a bubble, with a legend of sizes."""
+def bubbles(
+    axes: Axes,
+    counts: Sequence[Sequence[int]],
+    classes: Sequence[object],
+    clients: Sequence[object] = (),
+) -> None:
+    """Draw each client's rows of each class as the area of a bubble, with a legend of sizes.
+
+    Clients are numbered, or have the names given.
+    """
     most = max((count for line in counts for count in line), default=1) or 1
     cells = [(x, y, n) for x, line in enumerate(counts) for y, n in enumerate(line) if n]
     axes.scatter(
@@ -139,6 +147,10 @@ def bubbles(axes: Axes, counts: Sequence[Sequence[int]], classes: Sequence[objec
     axes.set(xlabel="client", ylabel="class", xlim=(-0.7, len(counts) - 0.3))
     axes.set_ylim(-0.7, len(classes) - 0.3)
     whole_ticks(axes.xaxis)
+    if clients:
+        every = 1 + (len(clients) - 1) // 30
+        names = [short(name, 12) for name in clients[::every]]
+        axes.set_xticks(range(0, len(clients), every), names, rotation=45, ha="right")
     sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
     _legend(axes, [(_mark("o", COLORS[0], BUBBLE * n / most), f"{n} rows") for n in sizes])
 

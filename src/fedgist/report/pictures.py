@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedgist.federation.columns import DOWN_BYTES, EPSILON, UP_BYTES
-from fedgist.federation.record import CLIENTS, FEATURES, PARTITION, Line
+from fedgist.federation.record import CLIENTS, FEATURES, Line
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
@@ -85,7 +85,7 @@ def _over_clients(study: Study) -> Picture | None:
 
 def _last_of_clients(run: RunFiles) -> list[Line]:
     """Return the lines of the last round in which clients were tested on their own rows."""
-    lines = [line for line in run.clients if line.get("split", "client") == "client"]
+    lines = [line for line in run.clients.lines if line.get("split", "client") == "client"]
     last = max((line["round"] for line in lines), default=0)
     return [line for line in lines if line["round"] == last and line.get("accuracy") is not None]
 
@@ -107,15 +107,17 @@ def _partitions(study: Study) -> list[Picture]:
 
 def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Picture:
     split = json.loads(text)
-    counts, classes = split["train"], split["classes"]
-    figure = _bubble_figure(counts, classes)
+    counts, classes, clients = split["train"], split["classes"], split.get("clients") or []
+    figure = _bubble_figure(split)
     others = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
     caption = f"Training rows of {owners[0]}{others}."
     table: Table = [["client", *classes], *([i, *line] for i, line in enumerate(counts))]
+    if clients:
+        table = [[name, *line] for name, line in zip(["name", *clients], table, strict=True)]
     return Picture(f"partition-{number}", title, caption, figure, table)
 
 
-def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[object], path: Path) -> None:
+def partition_png(split: Mapping[str, Any], path: Path) -> None:
     """Write a PNG with a bubble for each client and class, its area the training rows.
 
     Raises
@@ -124,13 +126,14 @@ def partition_png(counts: Sequence[Sequence[int]], classes: Sequence[object], pa
         If matplotlib is missing or does not know the file's format.
     """
     with matplotlib().rc_context(STYLE):
-        write_png(_bubble_figure(counts, classes), path)
+        write_png(_bubble_figure(split), path)
 
 
-def _bubble_figure(counts: Sequence[Sequence[int]], classes: Sequence[object]) -> Figure:
+def _bubble_figure(split: Mapping[str, Any]) -> Figure:
+    counts, classes = split["train"], split["classes"]
     width = max(WIDTH, min(14.0, 0.22 * len(counts) + 1.5))
     figure, axes = new_figure(width, max(2.4, min(9.0, 0.24 * len(classes) + 1.3)))
-    bubbles(axes, counts, classes)
+    bubbles(axes, counts, classes, split.get("clients") or ())
     return figure
 
 
@@ -230,10 +233,16 @@ def _embeddings(study: Study) -> Iterator[Picture]:
         run = row.runs[0]
         if arranged := embedding(run.folder):
             points, clients, labels = arranged
-            known = (run.split or {}).get("classes", [])
-            classes = [str(known[c]) if 0 <= c < len(known) else str(c) for c in labels]
+            split = run.split or {}
+            classes = _named(labels, split.get("classes"))
             yield _embedding(f"features-{number}-class", "class", row, points, classes)
-            yield _embedding(f"features-{number}-client", "client", row, points, clients)
+            owners = _named(clients, split.get("clients"))
+            yield _embedding(f"features-{number}-client", "client", row, points, owners)
+
+
+def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
+    known = names or ()
+    return [str(known[i]) if 0 <= i < len(known) else str(i) for i in numbers]
 
 
 def _embedding(
@@ -248,20 +257,17 @@ def _embedding(
 
 
 def unreadable(study: Study) -> list[str]:
-    """Return a sentence for each file whose picture is missing because it cannot be read."""
-    runs = [row.runs[0] for row in study.rows]
-
-    def damaged(name: str, readable: Callable[[RunFiles], object]) -> list[Path]:
-        paths = {run.folder / name: run for run in runs if (run.folder / name).exists()}
-        return [path for path, run in paths.items() if not readable(run)]
-
-    partitions = damaged(PARTITION, lambda run: run.split)
-    features = damaged(FEATURES, lambda run: embedding(run.folder))
-    clients = [run.folder / CLIENTS for run in runs if run.done and not run.clients]
+    """Return a sentence for each file whose picture lacks something, as it cannot be used."""
+    firsts = [row.runs[0] for row in study.rows]
+    runs = [run for row in study.rows for run in row.runs]
+    clients = [run.folder / CLIENTS for run in firsts if run.done and not run.clients.lines]
+    saved = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
+    features = [folder / FEATURES for folder in saved if embedding(folder) is None]
     return [
-        *(f"{path} cannot be read" for path in partitions),
-        *(f"{path} is missing, or has no line that can be read" for path in clients),
-        *(f"{path} cannot be read" for path in features),
+        *(problem for run in firsts for problem in run.split_problems),
+        *(problem for run in runs for problem in run.clients.problems),
+        *(f"{path} is missing, or has no line that can be used" for path in clients),
+        *(f"{path} cannot be used" for path in features),
     ]
 
 

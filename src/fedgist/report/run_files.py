@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,15 @@ from fedgist.federation.record import (
     Line,
     is_over,
 )
+from fedgist.report.checked_files import Lines, read_checked, read_table
+from fedgist.report.file_checks import (
+    fault_of_client,
+    fault_of_recipe,
+    fault_of_result,
+    fault_of_round,
+    fault_of_split,
+)
 
-NOT_FINITE = (math.inf, -math.inf)
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
 
 
@@ -52,9 +58,9 @@ class RunFiles:
         return seed
 
     @functools.cached_property
-    def clients(self) -> list[Line]:
+    def clients(self) -> Lines:
         """A line for each client and evaluation; read on first use, as the file may be long."""
-        return _lines(self.folder / CLIENTS)[0]
+        return read_checked(self.folder / CLIENTS, fault_of_client)
 
     @property
     def done(self) -> int:
@@ -80,26 +86,31 @@ class RunFiles:
 
     @functools.cached_property
     def split(self) -> dict[str, Any] | None:
-        """The names of ``classes``, and for each client its ``train`` rows of every class.
+        """The names of ``classes`` and ``clients``, and each client's ``train`` rows of a class.
 
         None if the file is missing or cannot be used.
         """
-        table = _table(self.folder / PARTITION, json.loads, [])
-        counts, classes = table.get("train"), table.get("classes")
-        if not (isinstance(classes, list) and isinstance(counts, list) and counts):
-            return None
-        sound = all(isinstance(row, list) and len(row) == len(classes) for row in counts)
-        return table if sound else None
+        return self._split[0] or None
+
+    @property
+    def split_problems(self) -> list[str]:
+        """What is wrong with that file, if it is there."""
+        return self._split[1] if (self.folder / PARTITION).exists() else []
+
+    @functools.cached_property
+    def _split(self) -> tuple[dict[str, Any], list[str]]:
+        problems: list[str] = []
+        return read_table(self.folder / PARTITION, json.loads, problems, fault_of_split), problems
 
     @functools.cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics of the run's objective, as it describes them; the known ones without."""
-        return read_described(_table(self.folder / METRICS_FILE, json.loads, []))
+        return read_described(read_table(self.folder / METRICS_FILE, json.loads, []))
 
     @functools.cached_property
     def main(self) -> str:
         """The column of the objective's first metric: over clients, or of the one global model."""
-        described = _table(self.folder / METRICS_FILE, json.loads, [])
+        described = read_table(self.folder / METRICS_FILE, json.loads, [])
         first = next(iter(described), "accuracy")
         columns = [over_clients("client", first), of_all(first)]
         of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
@@ -164,41 +175,61 @@ def _natural(path: Path) -> tuple[str, int, str]:
     return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
 
 
+def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
+    """Return the runs that can be used, and a sentence about everything that cannot be read.
+
+    Raises
+    ------
+    ReportError
+        If none can be used.
+    """
+    problems = [problem for run in runs for problem in run.problems]
+    usable = [run for run in runs if run.recipe]
+    if not usable:
+        raise ReportError(problems[0] if problems else "there is no run")
+    return usable, problems
+
+
 def _read(folder: Path) -> RunFiles:
     """Read a run, and name what cannot be read; a run without a usable recipe is left empty."""
     problems: list[str] = []
-    recipe = _table(folder / RECIPE, _toml, problems)
-    if not isinstance(recipe.get("method"), dict):
-        problems.append(f"{folder / RECIPE} names no method: this run is left out")
-        return RunFiles(folder, {}, [], {}, tuple(problems))
-    result = _table(folder / RESULT, json.loads, problems) if (folder / RESULT).exists() else {}
-    lines, line_problems = _lines(folder / ROUNDS)
-    rounds, repeat_problems = _each_round_once(lines, folder / ROUNDS)
-    return RunFiles(folder, recipe, rounds, result, (*problems, *line_problems, *repeat_problems))
-
-
-def _table(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
-    try:
-        value = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        value = None
-    if not isinstance(value, dict):
-        problems.append(f"{path} cannot be read")
-        return {}
-    return value
+    recipe = read_table(folder / RECIPE, _toml, problems, fault_of_recipe)
+    if not recipe:
+        return RunFiles(folder, {}, [], {}, tuple(f"{p}: this run is left out" for p in problems))
+    result = {}
+    if (folder / RESULT).exists():
+        result = read_table(folder / RESULT, json.loads, problems, fault_of_result)
+    if (folder / METRICS_FILE).exists():
+        read_table(folder / METRICS_FILE, json.loads, problems)
+    lines = read_checked(folder / ROUNDS, fault_of_round)
+    rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
+    return RunFiles(folder, recipe, rounds, result, (*problems, *lines.problems, *order_problems))
 
 
 def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:
-    """Return one line for each round, in order, and what is wrong: the later of two lines counts.
-
-    Rounds written once are left in the order of the file.
-    """
+    """Return a line for each round, in order, and what is wrong: the later of two lines counts."""
     by_round = {line["round"]: line for line in lines}
-    repeats = len(lines) - len(by_round)
-    if not repeats:
-        return lines, []
-    problem = f"{path}: {repeats} round{'s' if repeats > 1 else ''} written twice; the later counts"
-    return [by_round[number] for number in sorted(by_round)], [problem]
+    numbers = sorted(by_round)
+    problems = []
+    if repeats := len(lines) - len(by_round):
+        times = "1 round" if repeats == 1 else f"{repeats} rounds"
+        problems.append(f"{path}: {times} written twice; the later counts")
+    elif [line["round"] for line in lines] != numbers:
+        problems.append(f"{path}: its rounds are not in order")
+    if lacking := _lacking(numbers):
+        problems.append(f"{path}: {lacking}")
+    return [by_round[number] for number in numbers], problems
+
+
+def _lacking(numbers: Sequence[int]) -> str:
+    """Return in words which of the rounds from 1 to the last one are missing."""
+    done = [number for number in numbers if number > 0]
+    count = (done[-1] if done else 0) - len(done)
+    first = next((i for i, number in enumerate(done, 1) if number != i), 0)
+    if count == 1:
+        return f"round {first} is missing; its bytes are not counted"
+    missing = f"{count} rounds are missing, the first is round {first}"
+    return f"{missing}; their bytes are not counted" if count else ""
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -206,51 +237,9 @@ def _toml(text: str) -> dict[str, Any]:
     first, _, rest = text.partition("\n")
     if not first.startswith("seed = "):
         return tomllib.loads(text)
-    return {"seed": int(first.removeprefix("seed = ")), **_parsed_once(rest)}
+    return {**tomllib.loads(first), **_parsed_once(rest)}
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed_once(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
-
-
-def _not_a_number(key: str, value: object) -> bool:
-    return (isinstance(value, str) and key != "split") or (
-        isinstance(value, float) and value in NOT_FINITE
-    )
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(constant)  # NaN and Infinity are not JSON
-
-
-def _lines(path: Path) -> tuple[list[Line], list[str]]:
-    """Read a file of JSON lines; return them, and a sentence about those that cannot be read.
-
-    A last line without its end is still being written: it is skipped without a word.
-    """
-    if not path.exists():
-        return [], []
-    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    lines: list[Line] = []
-    bad_numbers = []
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text, parse_constant=_refuse)
-            sound = isinstance(line, dict) and isinstance(line.get("round"), int)
-            sound = sound and not any(_not_a_number(key, value) for key, value in line.items())
-        except ValueError:
-            sound = False
-        if sound:
-            lines.append(line)
-        elif number < len(texts):
-            bad_numbers.append(number)
-    if not bad_numbers:
-        return lines, []
-    count, first = len(bad_numbers), bad_numbers[0]
-    if count == 1:
-        what = f"line {first} cannot be read: it is left out, and its bytes are not counted"
-    else:
-        what = f"{count} lines (first: {first}) cannot be read: they are left out, and their bytes "
-        what += "are not counted"
-    return lines, [f"{path}: {what}"]

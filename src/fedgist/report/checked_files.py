@@ -1,0 +1,90 @@
+"""Tables and lines of JSON in a run's files, read and checked; what cannot be used is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.errors import first_line, shown
+from fedgist.federation.record import Line
+
+MOST_PROBLEMS = 5  # lines of a file that are named
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a file that can be used, and a sentence about each that cannot."""
+
+    lines: list[Line]
+    problems: tuple[str, ...] = ()
+
+
+def read_table(
+    path: Path,
+    parse: Callable[[str], object],
+    problems: list[str],
+    fault: Callable[[Mapping[str, object]], str] = lambda _: "",
+) -> dict[str, Any]:
+    """Return the table in a file; if it cannot be used, say why and return an empty one."""
+    try:
+        value = parse(blob_of_file(path).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{path} cannot be read: {first_line(error)}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path} is {shown(value)}, not a table")
+        return {}
+    if problem := fault(value):
+        problems.append(f"{path} {problem}")
+        return {}
+    return value
+
+
+def blob_of_file(path: Path) -> bytes:
+    """Return a file's content; of a pipe or a device nothing is read.
+
+    Raises
+    ------
+    ValueError
+        If it is no file.
+    """
+    if path.exists() and not path.is_file():
+        msg = "it is no file"
+        raise ValueError(msg)
+    return path.read_bytes()
+
+
+def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
+    """Read a file of JSON lines; return those without a fault, and what is wrong with the others.
+
+    A last line without its end is still being written: it is skipped without a word.
+    """
+    if not path.exists():
+        return Lines([])
+    try:
+        *texts, _ = blob_of_file(path).split(b"\n")
+    except (OSError, ValueError) as error:
+        return Lines([], (f"{path} cannot be read: {first_line(error)}",))
+    lines: list[Line] = []
+    problems = []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text.decode(), parse_constant=_refuse)
+            problem = fault(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"is not JSON: {first_line(error)}"
+        if problem:
+            problems.append(f"{path} line {number} {problem}: it is left out")
+        else:
+            lines.append(line)
+    more = len(problems) - MOST_PROBLEMS
+    rest = [f"{path}: {more} more lines cannot be used, and are left out"] if more > 0 else []
+    return Lines(lines, (*problems[:MOST_PROBLEMS], *rest))
+
+
+def _refuse(constant: str) -> float:
+    msg = f"{constant} is no number"
+    raise ValueError(msg)

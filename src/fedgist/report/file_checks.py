@@ -1,0 +1,152 @@
+"""What the files of a run directory must hold, checked before anything uses it.
+
+Each function returns what is wrong, in words that follow the name of the file or line, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgist.errors import shown
+
+LARGEST = 1e100  # of a number: larger ones cannot be averaged or drawn
+LARGEST_ROUND = 10**9
+# columns that are never negative, by how they begin
+COUNTED = ("comm/", "time/", "clients/")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a value must be, and in words."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_number(value: object, least: float = -LARGEST) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value <= LARGEST  # neither NaN nor infinite
+
+
+def _is_entry(value: object) -> bool:
+    return isinstance(value, dict) and _is_whole(value.get("client"))
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and [_is_number(number) for number in value] == [True, True]
+
+
+def _all(fits: Callable[[Any], bool], kind: type = list) -> Callable[[Any], bool]:
+    def fit(value: Any) -> bool:
+        inside = value.values() if isinstance(value, dict) else value
+        return isinstance(value, kind) and all(map(fits, inside))
+
+    return fit
+
+
+ROUND = Kind(lambda v: _is_whole(v) and 0 <= v <= LARGEST_ROUND, "a whole number from 0 on")
+ROUND_OR_NONE = Kind(lambda v: v is None or ROUND.fits(v), ROUND.words)
+WHOLE = Kind(_is_whole, "a whole number")
+NUMBER = Kind(lambda v: v is None or _is_number(v), "a number")
+COUNT = Kind(lambda v: v is None or _is_number(v, 0), "a number from 0 on")
+TEXT = Kind(lambda v: isinstance(v, str), "a text")
+TEXTS = Kind(_all(TEXT.fits), "a list of texts")
+TABLE = Kind(lambda v: isinstance(v, dict), "a table")
+ENTRIES = Kind(_all(_is_entry), "a list with a table for each client")
+NUMBERS = Kind(_all(_is_number, dict), "a table of numbers")
+PAIRS = Kind(_all(_is_pair, dict), "a table of pairs of numbers")
+COUNTS = Kind(_all(ROUND.fits), "a list of whole numbers")
+
+OF_ROUND = {
+    "round": ROUND,
+    "refused": ENTRIES,
+    "absent": ENTRIES,
+    "late": ENTRIES,
+    "events": TEXTS,
+}
+OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT}
+OF_RECIPE = {
+    **dict.fromkeys(("method", "train", "data", "evaluate", "paper"), TABLE),
+    "seed": WHOLE,
+    "method.name": TEXT,
+    "train.num_rounds": ROUND,
+    "paper.source": TEXT,
+    "paper.departs": TEXTS,
+    "paper.target_accuracy": NUMBER,
+    "paper.accuracy": PAIRS,
+    "paper.communication": NUMBERS,
+}
+OF_RESULT = {
+    "status": TEXT,
+    "rounds": ROUND,
+    "kept_round": ROUND_OR_NONE,
+    "time/total_s": COUNT,
+    "versions": TABLE,
+}
+
+
+def fault_of_round(line: object) -> str:
+    """Return what is wrong with a line of ``rounds.jsonl``."""
+    if not isinstance(line, dict):
+        return f"is {shown(line)}, not a table"
+    columns = {
+        key: COUNT if key.startswith(COUNTED) else NUMBER
+        for key in line
+        if "/" in key and not key.endswith("/confusion")
+    }
+    return _fault(line, {**OF_ROUND, **columns}, ["round"])
+
+
+def fault_of_client(line: object) -> str:
+    """Return what is wrong with a line of ``clients.jsonl``."""
+    if not isinstance(line, dict):
+        return f"is {shown(line)}, not a table"
+    return _fault(line, dict.fromkeys(line, NUMBER) | OF_CLIENT, ["round", "client"])
+
+
+def fault_of_recipe(recipe: Mapping[str, object]) -> str:
+    """Return what is wrong with the recipe of a run, as far as reports read it."""
+    return _fault(recipe, OF_RECIPE, ["method"])
+
+
+def fault_of_result(result: Mapping[str, object]) -> str:
+    """Return what is wrong with ``result.json``, as far as reports read it."""
+    return _fault(result, OF_RESULT, [])
+
+
+def fault_of_split(split: Mapping[str, object]) -> str:
+    """Return what is wrong with ``partition.json``: each client's rows of each class, and names."""
+    counts, classes, names = (split.get(key) for key in ("train", "classes", "clients"))
+    if not isinstance(classes, list):
+        return f"has classes = {shown(classes)}, not a list"
+    if not isinstance(counts, list) or not counts:
+        return f"has train = {shown(counts)}, not a list of lists"
+    for client, row in enumerate(counts):
+        if not COUNTS.fits(row) or len(row) != len(classes):
+            return f"has train[{client}] = {shown(row)}, not a count for each class"
+    if names and (not isinstance(names, list) or len(names) != len(counts)):
+        return f"has clients = {shown(names)}, not a name for each client"
+    return ""
+
+
+def _fault(table: Mapping[str, object], kinds: Mapping[str, Kind], needed: Iterable[str]) -> str:
+    """Return the first problem; a dotted key is that of a table in the table."""
+    for key in needed:
+        if key not in table:
+            return f"has no {key}"
+    for key, kind in kinds.items():
+        outer, _, inner = key.partition(".") if key not in table else (key, "", "")
+        inside = table.get(outer) if inner else table
+        if not isinstance(inside, Mapping) or (inner or outer) not in inside:
+            continue
+        value = inside[inner or outer]
+        if not kind.fits(value):
+            return f"has {key} = {shown(value)}, not {kind.words}"
+    return ""
