@@ -132,6 +132,18 @@ def test_the_models_kept_are_those_of_the_best_round_and_both_numbers_are_record
     assert torch.equal(whole.model(2)(x), shorter.model(2)(x))
 
 
+@pytest.mark.parametrize("engine", [{"workers": 2, "cohort_size": 2}, {"name": "loopback"}])
+def test_workers_and_wires_keep_the_same_models(engine: dict[str, Any]) -> None:
+    sections = {"train": {"num_rounds": 7}, "evaluate": {"save_features": 0}}
+    one = run(sections={**sections, "engine": {"cohort_size": 2}})
+    other = run(sections={**sections, "engine": engine})
+    assert other.summary["kept_round"] == one.summary["kept_round"] < 7
+    x = torch.rand(5, 1, 8, 8)
+    for client in range(4):
+        difference = one.model(client)(x) - other.model(client)(x)
+        assert float(difference.detach().abs().max()) <= (0 if "workers" in engine else 1e-4)
+
+
 class Killed(Exception):  # noqa: N818
     """What a callback raises to end a run early."""
 

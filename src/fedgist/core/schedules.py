@@ -32,11 +32,6 @@ class Schedule:
     step_factor: float = 0.1
     min_factor: float = 0.0
 
-    @property
-    def depends_on_total(self) -> bool:
-        """Whether a round's factor depends on the number of rounds: it cannot be raised later."""
-        return self.name == "cosine"
-
     def factor(self, number: int, num_rounds: int) -> float:
         """Return by what the rate of round ``number`` is multiplied; round 0 counts as round 1.
 
