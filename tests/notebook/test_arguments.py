@@ -96,6 +96,11 @@ def test_clients_have_the_names_that_they_are_given() -> None:
     assert (parts.names, parts.test[0].tolist()) == (("north", "south"), [0, 1, 2, 3, 4])
     x = blobs().x_test
     assert torch.equal(result.model("south")(x), result.model(1)(x))
+    model: dict[str, Any] = {"a": (nn.Linear(6, 3), ["south"]), "b": (nn.Linear(6, 3), [0])}
+    result = fedgist.run(
+        QUICK, data=blobs(), clients={"north": [0, 20], "south": [1, 2]}, model=model
+    )
+    assert [c.architectures[0] for c in result.world.population.clients] == ["b", "a"]
     with pytest.raises(ValueError, match=r"there is no client east; .* called north, south"):
         result.model("east")
 
@@ -119,7 +124,13 @@ def test_validation_rows_are_held_out_of_ones_own_clients() -> None:
         ({"model": {"a": nn.Linear(6, 3)}}, r"model\['a'\] is a Linear; it must be \(module or"),
         ({"model": {"a": (5, [0])}}, r"model\['a'\] is a int; it must be a torch.nn.Module"),
         ({"model": {"a": (nn.Linear(6, 3), 0)}}, r"model\['a'\]: its clients is a int"),
+        ({"model": {"a": (nn.Linear(6, 3), [True])}}, r"model\['a'\]: its clients are \[True\]"),
         ({"model": {"a": (nn.Linear(6, 3), [0.5])}}, r"model\['a'\]: its clients are \[0.5\]"),
+        ({"model": {"a": (nn.Linear(6, 3), ["north"])}}, r"clients are \['north'\]; .* numbers is"),
+        (
+            {"model": {"a": (nn.Linear(6, 3), ["west"])}, "clients": {"north": [0]}},
+            r"clients are \['west'\]; a list of their numbers or names: north is needed",
+        ),
         ({"recipe": 5}, "recipe is a int; it must be a mapping, a file or a Recipe"),
         ({"recipe": [("seed", 1)]}, "recipe is a list; it must be"),
         ({"out": 5}, "out is 5; it must be the path of a folder"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,17 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
 
 
-def groups_of(model: object, *, own_start: bool) -> dict[str, Group] | None:
+def groups_of(
+    model: object, clients: Clients | None, *, own_start: bool
+) -> dict[str, Group] | None:
     """Return the groups of clients given by a module, a factory, or a mapping of these.
+
+    A group's clients are numbers or, where ``clients`` is a mapping, its names.
 
     Raises
     ------
     RecipeError
-        If ``model`` is none of these.
+        If ``model`` is none of these, or a group names a client that is not there.
     """
     if model is None:
         return None
@@ -87,22 +91,24 @@ def groups_of(model: object, *, own_start: bool) -> dict[str, Group] | None:
     if not model:
         msg = "model is an empty mapping; it must hold a name, a module and its clients"
         raise RecipeError(msg)
+    names = tuple(clients) if isinstance(clients, Mapping) else ()
     return {
-        str(name): _group(f"model[{name!r}]", value, own_start=own_start)
+        str(name): _group(f"model[{name!r}]", value, names, own_start=own_start)
         for name, value in model.items()
     }
 
 
-def _group(where: str, value: object, *, own_start: bool) -> Group:
+def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> Group:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
         msg = f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
         raise RecipeError(msg)
-    numbers = array(value[1], f"{where}: its clients")
-    if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
-        msg = f"{where}: its clients are {value[1]!r:.80}; a list of their numbers is needed"
+    members = array(value[1], f"{where}: its clients")
+    listed = [names.index(name) if name in names else name for name in members.tolist()]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
+        known = f" or names: {', '.join(names)}" if names else ""
+        msg = f"{where}: its clients are {value[1]!r:.80}; a list of their numbers{known} is needed"
         raise RecipeError(msg)
-    module = _module(value[0], where)
-    return module_group(module, own_start=own_start, clients=numbers.tolist())
+    return module_group(_module(value[0], where), own_start=own_start, clients=listed)
 
 
 def _module(model: Any, where: str) -> Any:

@@ -39,7 +39,7 @@ def run(
     clients_test: Iterable[object] | Mapping[str, object] | None = None,
     model: nn.Module
     | Callable[..., nn.Module]
-    | Mapping[str, tuple[Any, Sequence[int]]]
+    | Mapping[str, tuple[Any, Sequence[int | str]]]
     | None = None,
     method: Method | None = None,
     test_sets: Mapping[str, tuple[object, object]] | None = None,
@@ -68,7 +68,7 @@ def run(
         Clients may share rows; each has at least one training row, and none twice.
     model
         Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
-        clients ``{"small": (module, [0, 1]), "large": (factory, [2])}``.
+        clients, by number or name, ``{"small": (module, [0, 1]), "large": (factory, ["north"])}``.
     method
         A :class:`~fedgist.core.method.Method` object, registered or not. It is recorded by its
         class and its fields.
@@ -102,11 +102,12 @@ def run(
     asked = _parse(recipe)
     if method is not None:
         asked = with_method(asked, method)
+    rows = clients_of(clients, "clients")
     given = Given(
         data=None if data is None else in_memory(data),
-        clients=clients_of(clients, "clients"),
+        clients=rows,
         clients_test=clients_of(clients_test, "clients_test"),
-        groups=groups_of(model, own_start=asked.clients.init == "own"),
+        groups=groups_of(model, rows, own_start=asked.clients.init == "own"),
         method=method,
         test_sets=named_sets(test_sets),
         root=path_of(data_root, "data_root"),
