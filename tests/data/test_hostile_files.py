@@ -171,6 +171,16 @@ def test_tables_larger_than_memory_are_not_read(tmp_path: Path) -> None:
     refused(lambda: load_table(file), r"x\.parquet with its 300 rows of 1 columns would take 30")
 
 
+def test_a_parquet_file_of_equal_rows_is_not_unpacked(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.zeros(10**7)})
+    frame.to_parquet(tmp_path / "x.parquet", compression="zstd")
+    refused(
+        lambda: load_table(tmp_path / "x.parquet"),
+        r"x\.parquet with its 10000000 rows of 1 columns is .* kB that unpack to 80 MB, more than "
+        r"100 times as much; if that is meant, use a \.csv file",
+    )
+
+
 def test_too_many_columns_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.csv"
     file.write_text(",".join(f"c{i}" for i in range(50)) + "\n" + "1," * 49 + "1\n")

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.sources import labelled_rows
 from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
 from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
@@ -267,3 +268,13 @@ def test_moments_of_bytes_agree_with_numpy(channels: int, rows: int, seed: int) 
         moments(torch.full((rows, channels, 2, 2), 7, dtype=torch.uint8), 255.0)[1]
         == (1.0,) * channels
     )
+
+
+def test_moments_of_many_columns_are_measured_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.from_numpy(RNG.normal(3, 2, (7, 5, 2)).astype(np.float32))
+    monkeypatch.setattr(labelled_rows, "_NUMBERS_AT_ONCE", 30)  # two columns of fourteen numbers
+    mean, std = moments(x, 1.0)
+    assert mean == pytest.approx(x.double().numpy().mean((0, 2)))
+    assert std == pytest.approx(x.double().numpy().std((0, 2)))

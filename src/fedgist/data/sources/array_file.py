@@ -142,4 +142,4 @@ def features(x: Values, what: str) -> Tensor:
     check_memory(x.size * np.dtype(kind).itemsize, what)
     # a number too large becomes infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
-        return torch.from_numpy(np.array(x, dtype=kind, order="C"))
+        return torch.from_numpy(np.require(x, kind, ["C", "W"]))

@@ -20,6 +20,7 @@ from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
 Missing = Literal["refuse", "mean"]  # what is done about missing numbers
+_NUMBERS_AT_ONCE = 1 << 24
 _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 
 
@@ -147,9 +148,15 @@ def _byte_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    columns = x.transpose(0, 1).flatten(1).double() / scale
-    std, mean = torch.std_mean(columns, dim=1, correction=0)
-    return mean, std, columns.amin(1) == columns.amax(1)
+    """Measure some columns at a time: bounds the memory of a copy in double precision."""
+    at_once = max(1, _NUMBERS_AT_ONCE // max(1, x[:, 0].numel()))
+    parts = []
+    for piece in torch.split(x.transpose(0, 1), at_once):
+        columns = piece.flatten(1).double() / scale
+        std, mean = torch.std_mean(columns, dim=1, correction=0)
+        parts.append((mean, std, columns.amin(1) == columns.amax(1)))
+    mean, std, constant = (torch.cat(part) for part in zip(*parts, strict=True))
+    return mean, std, constant
 
 
 def as_mask(values: Values, what: str) -> Values:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.data.sources.file_sizes import check_memory, check_packing, regular
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line, listed
@@ -89,6 +89,7 @@ def _parquet(file: Path) -> Any:
         values = sum(g.column(i).num_values for g in groups for i in range(held.num_columns))
         rows = f"{file.name} with its {held.num_rows} rows of {held.num_columns} columns"
         check_memory(_BYTES_OF_A_CELL * values, rows)
+        check_packing(file.stat().st_size, _BYTES_OF_A_CELL * values, rows, "use a .csv file")
         batches, size = [], 0
         for batch in opened.iter_batches(batch_size=_ROWS_AT_ONCE):
             size += batch.nbytes

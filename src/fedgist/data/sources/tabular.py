@@ -120,6 +120,7 @@ def table(
     expect(held, [label])
     used = _feature_columns(train, aside, ignore, columns)
     numbered = is_number(whole, label)
+    _room(whole.name, len(train.frame) + len(held.frame), used)
     train_rows, test_rows = (
         LabelledRows(
             encode(part, used, missing=missing),
@@ -144,10 +145,19 @@ def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse
         is not among those that the recipe states.
     """
     expect(rows, [column.name for column in columns])
-    width = sum(len(column.categories or ("",)) for column in columns)
-    what = f"{rows.name} with {len(rows.frame)} rows of {width} numbers and categories"
-    check_memory(4 * len(rows.frame) * width, what, "name columns with many categories in ignore")
-    return torch.cat([_encode(rows, column, missing) for column in columns], dim=1)
+    x = torch.empty(_room(rows.name, len(rows.frame), columns))
+    parts = torch.split(x, [len(column.inputs) for column in columns], 1)
+    for column, part in zip(columns, parts, strict=True):
+        _encode(rows, column, missing, part)
+    return x
+
+
+def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
+    """Return the shape of the encoded rows, if there is memory for them."""
+    width = sum(len(column.inputs) for column in columns)
+    what = f"{name} with {rows} rows of {width} numbers and categories"
+    check_memory(4 * rows * width, what, "name columns with many categories in ignore")
+    return rows, width
 
 
 def _test_rows(whole: Table, label: str, test: str | Path | None, test_fraction: float) -> Values:
@@ -238,10 +248,11 @@ def _clients(rows: Table, name: str | None) -> Values | None:
     return filled(rows, name, "client")
 
 
-def _encode(rows: Table, column: Column, missing: Missing) -> Tensor:
-    """Return a column as numbers (rows, 1) or 0/1 (rows, categories)."""
+def _encode(rows: Table, column: Column, missing: Missing, out: Tensor) -> None:
+    """Write a column into ``out``, as numbers (rows, 1) or 0/1 (rows, categories)."""
     if column.categories is None:
-        return _finite(rows, column.name, missing)[:, None]
+        out[:, 0] = _finite(rows, column.name, missing)
+        return
     position = {category: number for number, category in enumerate(column.categories)}
     unknown = len(position)
     cells = texts(rows, column.name)
@@ -251,14 +262,19 @@ def _encode(rows: Table, column: Column, missing: Missing) -> Tensor:
         msg = f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
         msg += f"{rows.frame.index[row] + 1} below the header, which is not among its categories: "
         raise DataError(msg + listed(column.categories))
-    return torch.nn.functional.one_hot(code, unknown + 1)[:, :-1].float()
+    held = (code != unknown).nonzero()[:, 0]
+    out.zero_()[held, code[held]] = 1.0
 
 
 def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
     """Return a column of numbers (rows,), NaN where one is missing and may be."""
     numbers = reals(rows, name)
+    usable = np.isfinite(numbers)
+    if usable.all():
+        return torch.from_numpy(numbers).float()
     absent = np.isnan(numbers) & is_missing(rows, name)
-    usable = np.isfinite(numbers) | (absent if missing == "mean" else False)
+    if missing == "mean":
+        usable |= absent
     if not usable.all():
         position = int(np.argmin(usable))
         row, cell = rows.frame.index[position] + 1, str(rows.frame[name].iloc[position])
