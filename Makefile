@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev --group docs -e ".[plot,table,images,tune,onnx,track]"
 	touch $(STAMP)
 
-demo: $(STAMP) ## Two minutes: FedLog, local training and FedAvg on ten clients with two kinds of model
+demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty clients with two kinds of model
 	$(BIN)/fedgist run demo --out runs/demo/fedlog --overwrite
 	$(BIN)/fedgist run demo --out runs/demo/local --overwrite --set method.name=local
 	$(BIN)/fedgist run demo --out runs/demo/fedavg --overwrite --set method.name=fedavg

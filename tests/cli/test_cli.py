@@ -77,12 +77,12 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
         "checkpoint",
     }
     line = rounds(folder)[-1]
-    assert line["comm/up_bytes"] == line["comm/down_bytes"] == 10 * 33 * 10 * 4
+    assert line["comm/up_bytes"] == line["comm/down_bytes"] == 20 * 33 * 10 * 4
     result = json.loads((folder / "result.json").read_text())
     assert result["status"] == "finished"
     assert result["eval/client/accuracy_mean"]["final"] == line["eval/client/accuracy_mean"]
     assert "cohort_size = 3" in (folder / "recipe.toml").read_text()
-    assert len((folder / "clients.jsonl").read_text().splitlines()) == 4 * 10
+    assert len((folder / "clients.jsonl").read_text().splitlines()) == 4 * 20
 
 
 def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:
@@ -122,7 +122,7 @@ def test_show_draws_a_table_a_curve_and_a_png(cli: Cli, tmp_path: Path) -> None:
 
 def test_partition_prints_who_has_what_and_draws_it(cli: Cli, tmp_path: Path) -> None:
     done = cli("partition", "demo", "--png", "p.png")
-    assert "10 clients" in done.stdout
+    assert "20 clients" in done.stdout
     assert "pathological" in done.stdout
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
