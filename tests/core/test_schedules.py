@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.optim import lr_scheduler as of_torch
 
 from fedgist.core.schedules import Schedule
@@ -62,3 +64,22 @@ def test_only_a_cosine_depends_on_the_number_of_rounds(name: str, depends: int) 
     schedule = Schedule(name, warmup_rounds=2, step_rounds=2)  # type: ignore[arg-type]
     short, long = ([schedule.factor(r, total) for r in range(1, 7)] for total in (6, 9))
     assert (short != long) == bool(depends)
+
+
+@given(
+    name=st.sampled_from(["constant", "step", "cosine"]),
+    total=st.integers(1, 400),
+    warmup=st.floats(0, 0.99),
+    step_rounds=st.integers(1, 50),
+    shares=st.tuples(st.floats(0.01, 0.99), st.floats(0, 1)),
+)
+def test_a_factor_is_a_share_that_rises_in_the_warmup_and_never_after(
+    name: str, total: int, warmup: float, step_rounds: int, shares: tuple[float, float]
+) -> None:
+    w = int(warmup * total)
+    schedule = Schedule(name, w, step_rounds, *shares)  # type: ignore[arg-type]
+    factors = [schedule.factor(number, total) for number in range(1, total + 1)]
+    assert all(0 <= factor <= 1 for factor in factors)
+    assert factors[: w + 1] == sorted(set(factors[: w + 1]))
+    assert factors[w:] == sorted(factors[w:], reverse=True)
+    assert factors[w] == 1
