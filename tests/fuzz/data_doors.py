@@ -1,4 +1,4 @@
-"""Files of examples in every format, damaged."""
+"""Files of examples in every format, and of weights, damaged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import safetensors.torch
+import torch
 from PIL import Image
 
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.unlabelled import read_examples
+from fedgist.data.sources.weights_file import read_weights
 from fuzz.mutations import nasty, spoil_bytes, spoil_lines
 
 NUMBERS = np.random.default_rng(0)
@@ -66,6 +69,13 @@ def parquet_bytes() -> bytes:
     return stream.getvalue()
 
 
+def torch_bytes() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"state_dict": WEIGHTS, "epoch": 3}, stream)
+    return stream.getvalue()
+
+
+WEIGHTS = {"0.weight": torch.ones(3, 4), "0.bias": torch.zeros(3, dtype=torch.float64)}
 MNIST = {
     "train-images-idx3-ubyte": idx_bytes(5, 28, 28),
     "train-labels-idx1-ubyte": idx_bytes(5),
@@ -107,6 +117,8 @@ def formats() -> Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any]]]:
             },
             {"name": "folder", "path": "d"},
         ),
+        "weights": ({"w.safetensors": safetensors.torch.save(WEIGHTS)}, {"weights": 1 << 20}),
+        "weights of torch": ({"w.pt": torch_bytes()}, {"weights": 1 << 20}),
         "idx": ({f"MNIST/raw/{k}": v for k, v in MNIST.items()}, {"name": "mnist"}),
         "idx.gz": (
             {f"MNIST/{k}.gz": gzip.compress(v) for k, v in MNIST.items()},
@@ -137,6 +149,9 @@ def data_file(random: Random, place: Path) -> None:
             ("test_fraction", "image_size", "missing", "label", "columns", "client")
         )
         options[key] = nasty(random)
+    if "weights" in options:
+        read_weights(place / chosen, options["weights"])
+        return
     if "unlabelled" in options:
         read_examples(place / options["unlabelled"], known_data())
         return
