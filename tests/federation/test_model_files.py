@@ -54,6 +54,19 @@ def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_pat
         torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x), model(x))
 
 
+def test_a_file_holds_no_arrays_but_those_that_predictions_use(tmp_path: Path) -> None:
+    # seen: what the server had sent was in the file, used or not
+    model = trained("fedavg")
+    export(model, tmp_path / "m.pt2")
+    state = torch.export.load(tmp_path / "m.pt2").state_dict
+    sizes = {model.names[slot]: state[slot].numel() for slot in model.names}
+    assert {name: size for name, size in sizes.items() if size == 0} == {
+        name: 0 for name in sizes if name.startswith("down/")
+    }
+    assert sizes["params/1.weight"] == 6 * 5
+    assert all(model.get_buffer(slot).numel() for slot in model.names)  # the model has them still
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_onnx_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ def _onnx(model: ClientModel) -> bytes:
 
 
 def _traced(model: ClientModel) -> ExportedProgram:
+    """Return the model's program, with the arrays that its predictions use and no others.
+
+    What else the server sent, such as other clients' observations, stays out of the file.
+    """
+    program = _trace(model)
+    names = program.graph_signature.inputs_to_buffers
+    unused = {
+        names[node.name] for node in program.graph.nodes if node.name in names and not node.users
+    }
+    return _trace(model.without(unused)) if unused else program
+
+
+def _trace(model: ClientModel) -> ExportedProgram:
     example = torch.zeros(2, *model.data.input_shape)
     batch = ({0: torch.export.Dim("batch")},)
     return torch.export.export(model.eval(), (example,), dynamic_shapes=batch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +59,13 @@ class ClientModel(nn.Module):
         own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
         x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         return self.method.predict(net, own, down, x, self.ctx)
+
+    def without(self, slots: Collection[str]) -> ClientModel:
+        """Return the same model in which these arrays, which predictions do not use, are empty."""
+        other = copy.copy(self)
+        kept = {k: v.new_zeros(0) if k in slots else v for k, v in self.named_buffers()}
+        other.__dict__["_buffers"] = kept  # a copy of a module shares them
+        return other
 
     def probabilities(self, x: object, batch: int = 512) -> Tensor:
         """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
