@@ -20,7 +20,6 @@ from fedgist.errors import RecipeError
 from fedgist.testing.small_worlds import SIZES, blobs, rows
 
 QUICK: dict[str, Any] = {
-    "model": {"hidden": [5]},
     "train": {"num_rounds": 3, "batch_size": 5, "lr": 0.01},
     "engine": {"workers": 1, "cohort_size": 3, "checkpoint_every": 2},
 }
@@ -176,7 +175,6 @@ def test_objects_that_do_not_fit_are_named(change: dict[str, Any], says: str) ->
 
 def test_bodies_of_different_widths_are_refused_by_fedlog() -> None:
     recipe = QUICK | {"clients": {"num_clients": 5, "architectures": {"mlp": 0.5, "logistic": 0.5}}}
-    del recipe["model"]
     with pytest.raises(ValueError, match="one feature width; they have mlp 64, logistic 6"):
         fedgist.run(recipe, data=user_arrays(), clients=rows())
 

@@ -11,6 +11,7 @@ import typer
 
 from fedgist.cli.recipe_files import DEFAULT, find_recipe
 from fedgist.cli.shared_options import START, DataRoot, RecipeOrDemo, Settings, app
+from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
 from fedgist.federation.record import to_json
 from fedgist.federation.run_directory import as_folder
@@ -47,6 +48,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue the run in DIR.")
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --resume: raise the number of rounds to this."),
+    ] = None,
     overwrite: Overwrite = False,
     data_root: DataRoot = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -61,6 +66,9 @@ def run(
     fedgist run --resume runs/mnist-fedlog
     """
     screen = console()
+    if rounds is not None and resume is None:
+        msg = "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
+        raise RecipeError(msg + f"--set train.num_rounds={rounds}")
     path = find_recipe(recipe)
     parsed = read(path, settings or []) if resume is None else None
     from fedgist.cli import seeded_runs
@@ -68,7 +76,7 @@ def run(
 
     with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
-            results = seeded_runs.resume(resume, settings or [], seeds, data_root, observer)
+            results = seeded_runs.resume(resume, settings or [], seeds, data_root, observer, rounds)
         else:
             assert parsed is not None
             if recipe is None:

@@ -76,7 +76,12 @@ def _seeds(
 
 
 def resume(
-    folder: Path, settings: list[str], seeds: int, data_root: Path | None, observer: Observer
+    folder: Path,
+    settings: list[str],
+    seeds: int,
+    data_root: Path | None,
+    observer: Observer,
+    rounds: int | None = None,
 ) -> Iterator[runner.Outcome]:
     """Go on with the run in a folder, or with the seeds in it; yield the results as they come.
 
@@ -95,10 +100,17 @@ def resume(
         raise RecipeError(msg)
     for run in runs:
         recipe = read(run.folder / RECIPE, settings)
-        if _is_finished(run, recipe):
+        if _is_finished(run, rounds or recipe.train.num_rounds):
             observer.note(f"{run.folder} is finished ({run.done} rounds)")
             continue
-        yield runner.run(recipe, Given(root=data_root), observer, folder=run.folder, resume=True)
+        yield runner.run(
+            recipe,
+            Given(root=data_root),
+            observer,
+            folder=run.folder,
+            resume=True,
+            rounds=rounds,
+        )
     if runs[0].folder != folder:  # seeds that had not begun
         begun = {run.recipe["seed"] for run in runs}
         missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
@@ -115,6 +127,6 @@ def _check_resumed_settings(settings: Sequence[str]) -> None:
             raise RecipeError(msg)
 
 
-def _is_finished(run: RunFiles, recipe: Recipe) -> bool:
+def _is_finished(run: RunFiles, rounds: int) -> bool:
     ended = run.result.get("status") == "finished"
-    return ended and is_over(recipe.train.num_rounds, run.done, run.result)
+    return ended and is_over(rounds, run.done, run.result)

@@ -31,6 +31,7 @@ from fedgist.engines.engine import ScoreTable, Split
 from fedgist.engines.message_form import form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import CheckpointError
 
 
 class ClientHost:
@@ -152,6 +153,10 @@ class ClientHost:
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's state back."""
+        known = tuple(f"{architecture}/" for architecture in self.stores)
+        if strange := [name for name in arrays if not name.startswith(known)]:
+            msg = f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
+            raise CheckpointError(msg)
         for architecture, store in self.stores.items():
             start = f"{architecture}/"
             own_arrays = {

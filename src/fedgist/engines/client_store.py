@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedgist.errors import CheckpointError
+
 PRESENT = "present"
 
 
@@ -56,6 +58,26 @@ class ClientStore:
         return {**self.arrays, PRESENT: self.present}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put everything back."""
+        """Put everything back.
+
+        Raises
+        ------
+        CheckpointError
+            If the arrays are not those that are kept here.
+        """
+        check_alike(arrays, self.state(), "what clients keep")
         for name, array in self.state().items():
             array.copy_(arrays[name])
+
+
+def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """Raise CheckpointError if arrays have other names, types or shapes than those expected."""
+    if strange := sorted(arrays.keys() ^ expected.keys()):
+        state = "does not know" if strange[0] in arrays else "misses"
+        msg = f"the checkpoint does not fit this run: {what} {state} the array {strange[0]!r}"
+        raise CheckpointError(msg)
+    for name, array in arrays.items():
+        kinds = [f"{list(a.shape)} of {a.dtype}" for a in (array, expected[name])]
+        if kinds[0] != kinds[1]:
+            msg = f"the checkpoint does not fit this run: {what} has {name!r} as {kinds[1]}, the "
+            raise CheckpointError(msg + f"checkpoint as {kinds[0]}")

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and files that lines are appended to."""
 
 from __future__ import annotations
 
@@ -70,3 +70,30 @@ def _replace(path: Path, blob: bytes) -> None:
     finally:
         if part.parent.is_dir():
             part.unlink(missing_ok=True)
+
+
+def append(path: Path, blob: bytes) -> None:
+    """Append to a file.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written to; what was there before stays.
+    DiskFullError
+        If there is no room for it.
+    """
+    with room_for(path):
+        try:
+            file = path.open("ab")
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            msg = f"{path} cannot be written: {error.strerror}"
+            raise OutputError(msg) from error
+        with file:
+            file.write(blob)
+
+
+def sync(path: Path) -> None:
+    """Wait until what was appended to a file is on the disk; there may be no such file."""
+    if path.exists():
+        with room_for(path), path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,20 +1,56 @@
-"""Checkpoints: everything a run needs to go on, in one file that is replaced as a whole."""
+"""Checkpoints: everything a run needs to go on, in one file that is replaced as a whole.
+
+A checkpoint is bound to what its run was made of: it carries the recipe, digests of the data and of
+the lines of the record up to its round, and a digest of itself. A run goes on only where all of it
+is as it was; where something is not, it is named.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from fedgist.core.message import separate
-from fedgist.errors import CheckpointError
+from fedgist.errors import CheckpointError, first_line
 from fedgist.federation import atomic_files as files
-from fedgist.federation.record import STATE
+from fedgist.federation.digests import of_arrays, of_text
+from fedgist.federation.record import STATE, is_round
+
+ENTRY = "fedgist"  # in the file's metadata
+_HINT = "put the file back from a copy, or start the run again with --overwrite"
+_BROKEN = (
+    OSError,
+    safetensors.SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a run is made of, beside its state.
+
+    ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
+    what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
+    ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``.
+    """
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+    raised: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,6 +64,7 @@ class Checkpoint:
     server: Mapping[str, Tensor]
     clients: Mapping[str, Tensor]
     best: Checkpoint | None = None
+    binding: Binding = Binding()
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all arrays by name, those of the best round below ``best/``."""
@@ -52,8 +89,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         If the directory cannot be written to.
     """
     arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
-    header = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
-    files.write(folder / STATE, safetensors.torch.save(arrays, {"fedgist": json.dumps(header)}))
+    rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
+    entry = rounds | asdict(checkpoint.binding)
+    entry["digest"] = _digest(entry, arrays)
+    files.write(folder / STATE, safetensors.torch.save(arrays, {ENTRY: json.dumps(entry)}))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -62,19 +101,28 @@ def load(folder: Path) -> Checkpoint | None:
     Raises
     ------
     CheckpointError
-        If the file is damaged.
+        If the file is damaged: a single flipped bit is.
     """
     path = folder / STATE
     if not path.exists():
         return None
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            header = json.loads(file.metadata()["fedgist"])
-            number, best = header["round"], header.get("best")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        msg = f"{path} is damaged ({error}); start the run again with --overwrite"
+        entry, arrays = _read(path)
+        digest = entry.pop("digest", None)
+        whole = digest == _digest(entry, arrays)
+        number, best = entry.pop("round"), entry.pop("best", None)
+        whole = whole and is_round(number) and (best is None or is_round(best))
+        raised = tuple(tuple(change) for change in entry.pop("raised", ()))
+        binding = Binding(**entry, raised=raised)
+    except _BROKEN as error:
+        msg = f"{path} is damaged ({first_line(error)}); {_HINT}"
         raise CheckpointError(msg) from error
+    if not whole:
+        state = "is damaged: its content is not what was written"
+        if digest is None and not entry:
+            state = "was written by a fedgist that kept no digests, so it cannot be checked"
+        msg = f"{path} {state}; {_HINT}"
+        raise CheckpointError(msg)
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
@@ -82,4 +130,14 @@ def load(folder: Path) -> Checkpoint | None:
     kept = None
     if best is not None:
         kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
-    return Checkpoint(number, under("server/"), under("clients/"), kept)
+    return Checkpoint(number, under("server/"), under("clients/"), kept, binding)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safetensors.safe_open(path, "pt") as file:
+        entry = json.loads(file.metadata()[ENTRY])
+        return dict(entry), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+
+
+def _digest(entry: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> str:
+    return of_text(json.dumps(entry, sort_keys=True) + of_arrays(arrays))

@@ -16,7 +16,7 @@ from fedgist.errors import RecipeError, first_line
 from fedgist.federation.model_building import Build, Factory, builder
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
 from fedgist.federation.pretrained import pretrained
-from fedgist.federation.recipe_sections import ModelSection, Recipe
+from fedgist.federation.recipe_sections import ModelSection, Recipe, check_named
 from fedgist.options import check_options
 
 
@@ -56,6 +56,7 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
 
 def _group(section: ModelSection, data: Dataset, table: str, share: float = 1.0) -> Group:
     """Return the group of clients that have a model, whose start may be read from a file."""
+    check_named(table, section.name, "model=")
     factory = model_factory(section.name)
     options = check_options(factory, section.options, section.name, table, sizes_of(factory))
     build = builder(factory, data, options, f"model {section.name}")

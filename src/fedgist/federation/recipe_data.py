@@ -16,6 +16,7 @@ from fedgist.data.sources.loading import load
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.federation.client_lists import Clients, own_rows
 from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_sections import check_named
 
 
 def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = None) -> Dataset:
@@ -30,6 +31,7 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
         data = with_classes(check(own), recipe.data.classes)
     else:
         section = recipe.data
+        check_named("data", section.name, "data=")
         data = load(section.name, root=root, classes=section.classes, **section.options)
     data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
     data = data.first(recipe.data.train_rows)
@@ -82,6 +84,7 @@ def divide(
         raise RecipeError(msg)
     if clients is None:
         p = recipe.partition
+        check_named("partition", p.name, "clients=")
         return partition(
             data,
             p.name,

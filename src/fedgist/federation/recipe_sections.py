@@ -19,7 +19,7 @@ from fedgist.data import PARTITIONS, Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError, one_of
+from fedgist.errors import InputError, RecipeError, one_of
 from fedgist.federation.section import CLOSED, Device, Positive, Share
 from fedgist.federation.training_section import TrainSection
 from fedgist.methods import DEFAULT_METHOD, METHODS
@@ -235,3 +235,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items() if v is not None}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def check_named(table: str, name: str, argument: str) -> None:
+    """Raise RecipeError if a part of a recipe was given as an object, which is not at hand."""
+    if name == GIVEN:
+        msg = f"{table}.name = {GIVEN!r}: it was given in Python, as {argument}; only Python with "
+        raise RecipeError(msg + "the same object can go on with this run or use its models")

@@ -1,38 +1,55 @@
 """The record of a run: a directory of small files, or memory alone.
 
 ``rounds.jsonl`` has a line per round, ``clients.jsonl`` a line per client and evaluation,
-``result.json`` how the run ended. Lines are appended and flushed; after a kill, the files are cut
-back to the checkpoint's round.
+``result.json`` how the run ended. Lines are appended; they are on the disk before a checkpoint that
+counts on them. After a kill, the files are cut back to the checkpoint's round.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from fedgist.errors import CheckpointError, DataError, first_line, shown
 from fedgist.federation import atomic_files as files
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
+LINES = (ROUNDS, CLIENTS)
 Line = dict[str, Any]
 
 
 class Record:
     """The lines of a run, in memory and, if it has a folder, in files."""
 
-    def __init__(self, folder: Path | None, last_round: int = 0) -> None:
-        """Go on after ``last_round``: lines of later rounds are dropped, with -1 all lines."""
+    def __init__(
+        self, folder: Path | None, last_round: int = -1, digests: Mapping[str, str] | None = None
+    ) -> None:
+        """Go on after ``last_round``: lines of later rounds are dropped, with -1 all lines.
+
+        Raises
+        ------
+        CheckpointError
+            If the lines up to then are not those whose digests are given, by file.
+        """
         self.folder = folder
         self.rounds: list[Line] = []
         self.clients: list[Line] = []
-        if folder:
-            self.rounds, self.clients = (
-                _cut(folder / name, last_round) for name in (ROUNDS, CLIENTS)
-            )
+        self._digests = {name: hashlib.sha256() for name in LINES}
+        for name, lines in zip(LINES, (self.rounds, self.clients), strict=True):
+            kept = b""
+            if folder and last_round >= 0:
+                kept = _kept(folder / name, last_round, (digests or {}).get(name))
+            self._digests[name].update(kept)
+            lines += [json.loads(text) for text in kept.splitlines()]
+            if folder and (folder / name).exists():
+                files.write(folder / name, kept)
 
     def add(self, line: Line, clients: Iterable[Line] = ()) -> None:
         """Append the line of a round, and the clients' lines of its evaluation."""
@@ -40,24 +57,87 @@ class Record:
         self.rounds.append(line)
         self.clients += client_lines
         if self.folder:
-            _append(self.folder / CLIENTS, client_lines)
-            _append(self.folder / ROUNDS, [line])
+            self._append(self.folder / CLIENTS, client_lines)
+            self._append(self.folder / ROUNDS, [line])
+
+    def seal(self) -> dict[str, str]:
+        """Flush the lines to the disk; return the digest of each file."""
+        if self.folder:
+            for name in LINES:
+                files.sync(self.folder / name)
+        return {name: state.hexdigest() for name, state in self._digests.items()}
 
     def write(self, name: str, text: str) -> None:
         """Write another file of the run."""
         if self.folder:
             files.write(self.folder / name, text)
 
+    def _append(self, path: Path, lines: Iterable[Line]) -> None:
+        blob = "".join(to_json(line) + "\n" for line in lines).encode()
+        self._digests[path.name].update(blob)
+        files.append(path, blob)
+
+
+def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
+    """Return the bytes of the lines up to a round.
+
+    Raises
+    ------
+    CheckpointError
+        If their digest is not the one given.
+    """
+    whole = [line for line in blob_of(path).splitlines(keepends=True) if line.endswith(b"\n")]
+    kept = b"".join(itertools.takewhile(lambda line: _round_of(line) <= last_round, whole))
+    if digest in {None, hashlib.sha256(kept).hexdigest()}:
+        return kept
+    msg = f"{path} does not fit the checkpoint of round {last_round}: {_damage(path, last_round)}; "
+    msg += "put the file back from a copy, or start the run again with --overwrite"
+    raise CheckpointError(msg)
+
+
+def _damage(path: Path, last_round: int) -> str:
+    """Return in words what is wrong with lines whose digest is wrong."""
+    try:
+        lines = read_lines(path)
+    except DataError as error:
+        return str(error).removeprefix(f"{path} ")
+    numbers = [line["round"] for line in lines]
+    lacking = [r for r in range(1, last_round + 1) if r not in numbers]
+    if lacking and path.name == ROUNDS:
+        return f"round {lacking[0]} is missing"
+    return "a line was changed, or is missing"
+
+
+def _round_of(line: Any) -> float:
+    """Return the round of a line; one that cannot be read counts among those that are kept."""
+    try:
+        number = json.loads(line)["round"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return -math.inf
+    return number if isinstance(number, int) else -math.inf
+
 
 def read_lines(path: Path) -> list[Line]:
-    """Read a file of lines, up to the first that is not whole."""
+    """Read a file of lines, checked; a last line without its end is being written, and left out.
+
+    Raises
+    ------
+    DataError
+        If a line is no table of JSON, its round is no whole number from 0 on, or rounds fall.
+    """
     lines: list[Line] = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                break
+    for number, text in enumerate(blob_of(path).splitlines(keepends=True), 1):
+        if not text.endswith(b"\n"):
+            break
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            msg = f"{path} line {number} is not JSON: {first_line(error)}"
+            raise DataError(msg) from error
+        if problem := _problem(line, lines[-1]["round"] if lines else 0):
+            msg = f"{path} line {number} {problem}"
+            raise DataError(msg)
+        lines.append(line)
     return lines
 
 
@@ -74,6 +154,35 @@ def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
     """Return whether a run has no round left to do, given its result: it may have stopped early."""
     early = result.get("stopped_early") is True and result.get("rounds") == done
     return done >= planned or early
+
+
+def _problem(line: Any, before: int) -> str:
+    if not isinstance(line, dict):
+        return f"is {shown(line)}, not a table"
+    number: Any = line.get("round")
+    if not is_round(number):
+        return f"has round = {shown(number)}, not a whole number from 0 on"
+    return f"goes back from round {before} to {number}" if number < before else ""
+
+
+def blob_of(path: Path) -> bytes:
+    """Return a file's content; nothing if there is no such file.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    try:
+        return path.read_bytes() if path.exists() else b""
+    except (OSError, MemoryError) as error:
+        msg = f"{path} cannot be read: {first_line(error)}"
+        raise DataError(msg) from error
+
+
+def is_round(number: object) -> bool:
+    """Return whether a number can be a round's: a whole number from 0 on."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def totals(rounds: Iterable[Line]) -> dict[str, int]:
@@ -113,18 +222,6 @@ def summary(
         "last10_mean": math.fsum(last) / len(last),
         "last10_count": len(last),
     }
-
-
-def _cut(path: Path, last_round: int) -> list[Line]:
-    lines = [line for line in read_lines(path) if line["round"] <= last_round]
-    if path.exists():
-        files.write(path, "".join(to_json(line) + "\n" for line in lines))
-    return lines
-
-
-def _append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    with files.room_for(path), path.open("a", encoding="utf-8") as file:
-        file.write("".join(to_json(line) + "\n" for line in lines))
 
 
 def _finite(value: Any) -> Any:

@@ -15,6 +15,7 @@ from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import Tree, build, named
+from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import one_thread
@@ -181,10 +182,17 @@ class Federation:
         return Checkpoint(self.round, named(self.server), clients, self.best)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint."""
-        self.server = build(type(self.server), checkpoint.server)
+        """Go back to a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If its arrays are not those that this federation keeps.
+        """
+        check_alike(checkpoint.server, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
             self.engine.restore(checkpoint.clients)
+        self.server = build(type(self.server), checkpoint.server)
         self.round, self.best = checkpoint.round, checkpoint.best
 
     def keep_this_round(self) -> None:

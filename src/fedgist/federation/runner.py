@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.method import Method
 from fedgist.engines.device_choice import check_precision
 from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features
-from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import Recipe, read, read_recorded
 from fedgist.federation.recipe_data import class_counts
 from fedgist.federation.record import PARTITION, RECIPE, Line, to_json
+from fedgist.federation.resuming import check_binding
 from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
+from fedgist.federation.run_inputs import is_sampled, of_world
 from fedgist.federation.server_run import Place, run_server
+from fedgist.federation.training_section import TrainSection
 from fedgist.federation.world import Given, World
 
 
@@ -46,11 +47,14 @@ def run(
     folder: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    rounds: int | None = None,
 ) -> Outcome:
     """Run a recipe, with a user's own objects in place of what they replace.
 
     ``resume`` and ``overwrite`` say what to do with a run that is already in ``folder``; without
-    one, nothing is written. The method of ``given``, if it has one, is that of the recipe.
+    one, nothing is written. A run that goes on has the recipe and the objects that it was begun
+    with, but its number of rounds may be raised to ``rounds``. The method of ``given``, if it has
+    one, is that of the recipe.
 
     Raises
     ------
@@ -62,31 +66,25 @@ def run(
     if resume and folder is None:
         msg = "resume=True goes on with the run in out=...: name its folder"
         raise RecipeError(msg)
+    if rounds is not None:
+        if not resume:
+            msg = f"rounds = {rounds} raises the number of rounds of a run that is resumed"
+            raise RecipeError(msg)
+        recipe = _with_rounds(recipe, rounds)
     with alone(folder):
         resuming = enter(folder, resume=resume, overwrite=overwrite)
-        if resuming and folder and (folder / RECIPE).exists():
-            recipe = _resumed(recipe, folder, given.method)
         saved = checkpoints.load(folder) if resuming and folder else None
-        return _run(recipe, given, folder, saved, observer)
+        if folder and saved:  # a run keeps its plans to its end
+            plans = read_recorded(folder / RECIPE).engine.plans
+            section = recipe.engine.model_copy(update={"plans": plans})
+            recipe = recipe.model_copy(update={"engine": section})
+        place = Place(folder, saved, raising=rounds is not None)
+        return _run(recipe, given, place, observer)
 
 
-def _resumed(asked: Recipe, folder: Path, method: Method | None) -> Recipe:
-    """Return the recipe of the run in ``folder``, with the workers and the device asked for now.
-
-    Raises
-    ------
-    RecipeError
-        If ``method`` is given and differs from the method that the run was begun with.
-    """
-    old = read_recorded(folder / RECIPE) if method is not None else read(folder / RECIPE)
-    if method is not None and asked.method != old.method:
-        given_now, recorded = ({"name": s.name, **s.options} for s in (asked.method, old.method))
-        key = next(k for k in {**recorded, **given_now} if given_now.get(k) != recorded.get(k))
-        msg = f"{folder} was begun with method.{key} = {recorded.get(key)!r}, "
-        msg += f"not {given_now.get(key)!r}"
-        raise RecipeError(msg)
-    engine = {"workers": asked.engine.workers, "device": asked.engine.device}
-    return old.model_copy(update={"engine": old.engine.model_copy(update=engine)})
+def _with_rounds(recipe: Recipe, rounds: int) -> Recipe:
+    train = TrainSection.model_validate(recipe.train.model_dump() | {"num_rounds": rounds})
+    return recipe.model_copy(update={"train": train})
 
 
 def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, World]:
@@ -107,32 +105,31 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
         msg = f"{folder} has no checkpoint yet: its models are not saved"
         raise RecipeError(msg)
     world, server = open_world(read(folder / RECIPE), given or Given())
+    check_binding(world.server, of_world(world), saved, folder, raising=False)
     federation = Federation(world.server, make_engine(world, workers=1), server)
     federation.restore(saved.best or saved)
     return federation, world
 
 
-def _run(
-    recipe: Recipe,
-    given: Given,
-    folder: Path | None,
-    saved: Checkpoint | None,
-    observer: Observer,
-) -> Outcome:
+def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outcome:
+    for note in recipe.dropped:
+        observer.note(note)
     check_precision(recipe.train.precision, recipe.engine.device)
     world, state = open_world(recipe, given, observer.note)
+    if place.folder and is_sampled(world):
+        observer.note("the data are large: changes to them are looked for in a sample, on resume")
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
 
     def save_features(federation: Federation) -> None:
-        if folder and world.server.recipe.evaluate.save_features:
-            saved_features.save(federation, world, folder)
+        if place.folder and world.server.recipe.evaluate.save_features:
+            saved_features.save(federation, world, place.folder)
 
     federation, record, end = run_server(
         world.server,
         make_engine(world),
-        Place(folder, saved, files),
+        replace(place, files=files, inputs=of_world(world) if place.folder else {}),
         observer,
         state=state,
         at_end=save_features,
     )
-    return Outcome(record.rounds, record.clients, end, folder, federation, world)
+    return Outcome(record.rounds, record.clients, end, place.folder, federation, world)

@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedgist.engines.engine import Engine
 from fedgist.errors import DiskFullError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.best_round import said, selection_of
-from fedgist.federation.checkpoint import Checkpoint
+from fedgist.federation.checkpoint import Binding, Checkpoint
 from fedgist.federation.columns import described, of_all, over_clients
 from fedgist.federation.record import (
     METRICS_FILE,
@@ -36,7 +36,9 @@ from fedgist.federation.record import (
     to_json,
     totals,
 )
+from fedgist.federation.resuming import binding_of, check_binding
 from fedgist.federation.round_loop import Federation, Observer, loop, start_server
+from fedgist.federation.run_inputs import of_server
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
@@ -46,11 +48,15 @@ class Place:
     """Where a run is kept: its folder, or None for memory, and the checkpoint it goes on from.
 
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
+    ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
+    server knows. ``raising`` says that more rounds than at first are wanted.
     """
 
     folder: Path | None = None
     saved: Checkpoint | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] | None = None
+    raising: bool = False
 
 
 def run_server(
@@ -79,6 +85,10 @@ def run_server(
         If there is no room for a file of the run; the message names the command that goes on.
     """
     began = time.perf_counter()
+    inputs = of_server(side) if place.inputs is None else place.inputs
+    if place.saved and place.folder:
+        check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
+    binding = binding_of(side, inputs, place.saved)
     with _going_on(place.folder):
         record = _open_record(side, place)
         try:
@@ -91,11 +101,12 @@ def run_server(
             notes = start_notes(side)
             for note in notes:
                 observer.note(note)
-            _go(federation, record, place.folder, observer)
+            _go(federation, record, place.folder, observer, binding)
             if federation.best is not None:
                 federation.restore(federation.best)
             at_end(federation)
             end = _end_of(side, record, notes) | {"time/total_s": time.perf_counter() - began}
+            end |= {"rounds_raised": raised} if (raised := binding.raised) else {}
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
         finally:
             engine.close()
@@ -123,7 +134,8 @@ def _open_record(side: ServerSide, place: Place) -> Record:
     """Open the run's record, and write down what is known before round 1."""
     if place.folder:
         place.folder.mkdir(parents=True, exist_ok=True)
-    record = Record(place.folder, place.saved.round if place.saved else -1)
+    saved = place.saved
+    record = Record(place.folder, *((saved.round, saved.binding.lines) if saved else ()))
     record.write(RECIPE, side.recipe.to_toml())
     metrics = {metric.name: metric for metric in (*side.task.objective.metrics, LOSS)}
     record.write(METRICS_FILE, to_json(described(metrics)) + "\n")
@@ -132,12 +144,22 @@ def _open_record(side: ServerSide, place: Place) -> Record:
     return record
 
 
-def _go(federation: Federation, record: Record, folder: Path | None, observer: Observer) -> None:
+def _go(
+    federation: Federation,
+    record: Record,
+    folder: Path | None,
+    observer: Observer,
+    binding: Binding,
+) -> None:
     """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
     problems: list[Exception] = []
     selection = selection_of(federation.side)
 
     def keep(line: Line, details: Sequence[Line]) -> None:
+        for done, before, now in binding.raised:
+            if line["round"] == done + 1:
+                note = f"train.num_rounds was raised from {before} to {now}"
+                line["events"] = [*line.get("events", []), note]
         record.add(line, details)
         if selection and selection.keeps and selection.best(record.rounds) is line:
             federation.keep_this_round()
@@ -148,7 +170,8 @@ def _go(federation: Federation, record: Record, folder: Path | None, observer: O
 
     def save() -> None:
         if folder:
-            checkpoints.save(folder, federation.checkpoint())
+            sealed = replace(binding, lines=record.seal())
+            checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
 
     hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
     with stoppable(lambda: observer.note(hint)) as stop:

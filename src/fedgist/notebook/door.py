@@ -15,8 +15,9 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import in_memory
 from fedgist.errors import RecipeError
 from fedgist.federation import runner
-from fedgist.federation.recipe import Recipe, make, read
-from fedgist.federation.record import Line
+from fedgist.federation.given_parts import with_given
+from fedgist.federation.recipe import Recipe, make, read, read_recorded
+from fedgist.federation.record import RECIPE, Line
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.world import Given
 from fedgist.notebook.arguments import (
@@ -46,6 +47,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    rounds: int | None = None,
     data_root: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[Line], object] | None = None,
@@ -77,7 +79,11 @@ def run(
     out
         The run directory; without one, nothing is written.
     resume, overwrite
-        What to do with a run that is already in ``out``.
+        What to do with a run that is already in ``out``. A run goes on with the recipe, the data
+        and the models that it was begun with; without ``recipe``, with that of its folder.
+    rounds
+        The number of rounds to which a run that goes on is raised, if its rounds so far would have
+        been the same in the longer run.
     data_root
         The folder of downloaded data sets.
     progress
@@ -99,7 +105,7 @@ def run(
     """
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")
-    asked = _parse(recipe)
+    asked = _resumed(recipe, folder) if resume else _parse(recipe)
     if method is not None:
         asked = with_method(asked, method)
     rows = clients_of(clients, "clients")
@@ -112,8 +118,20 @@ def run(
         test_sets=named_sets(test_sets),
         root=path_of(data_root, "data_root"),
     )
+    if recipe is not None:
+        asked = with_given(asked, given, recipe if isinstance(recipe, Mapping) else None)
+    else:
+        asked = with_given(asked, given, {})
     with watching(progress, callback, observer, _notes(asked, given, folder)) as watcher:
-        done = runner.run(asked, given, watcher, folder=folder, resume=resume, overwrite=overwrite)
+        done = runner.run(
+            asked,
+            given,
+            watcher,
+            folder=folder,
+            resume=resume,
+            overwrite=overwrite,
+            rounds=rounds,
+        )
     return Result(**vars(done))
 
 
@@ -126,6 +144,13 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
         msg = f"recipe is a {type(recipe).__name__}; it must be a mapping, a file or a Recipe"
         raise RecipeError(msg)
     return read(None if recipe is None else Path(recipe))
+
+
+def _resumed(recipe: Recipe | Mapping[str, Any] | str | Path | None, folder: Path | None) -> Recipe:
+    """Return the recipe asked for; without one, that of the run in a folder."""
+    if recipe is not None or folder is None or not (folder / RECIPE).exists():
+        return _parse(recipe)
+    return read_recorded(folder / RECIPE)
 
 
 def _notes(recipe: Recipe, given: Given, folder: Path | None) -> list[str]:

@@ -1,0 +1,101 @@
+"""What a run that goes on must share with the run that was begun, and what may change.
+
+The workers and the device may change. The number of rounds may be raised, if those that are done
+would have been the same in the longer run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedgist.errors import RecipeError, shown
+from fedgist.federation.checkpoint import Binding, Checkpoint
+from fedgist.federation.recipe import Recipe, flat
+from fedgist.federation.round_loop import context
+from fedgist.federation.server_side import ServerSide
+
+ROUNDS_KEY = "train.num_rounds"
+
+
+def binding_of(
+    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint | None = None
+) -> Binding:
+    """Return what a run is made of; the lines of its record are not known yet."""
+    binding = Binding(_described(side.recipe), dict(inputs))
+    if saved is None:
+        return binding
+    before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
+    change = () if before == now else ((saved.round, before, now),)
+    return replace(binding, raised=(*saved.binding.raised, *change))
+
+
+def check_binding(
+    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint, folder: Path, *, raising: bool
+) -> None:
+    """Raise RecipeError if the run in ``folder`` was begun with something else; it names what.
+
+    ``raising`` says whether a larger number of rounds was asked for.
+    """
+    begun, now = saved.binding, binding_of(side, inputs)
+    for key in dict.fromkeys([*begun.recipe, *now.recipe]):
+        old, new = begun.recipe.get(key), now.recipe.get(key)
+        if old == new or (key == ROUNDS_KEY and raising):
+            continue
+        hint = "; --rounds raises it" if key == ROUNDS_KEY and (new or 0) > (old or 0) else ""
+        msg = f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}"
+        raise RecipeError(msg)
+    for what in dict.fromkeys([*begun.inputs, *now.inputs]):
+        if begun.inputs.get(what) != now.inputs.get(what):
+            msg = f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
+            raise RecipeError(msg + "begin a run in another folder")
+    if raising:
+        _check_rounds(side, saved, folder)
+
+
+def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
+    """Raise RecipeError if the number of rounds falls, or the rounds that are done depend on it."""
+    old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
+    if new < old:
+        msg = (
+            f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to {new}"
+        )
+        raise RecipeError(msg)
+    shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
+    for number in range(1, saved.round + 1):
+        for what, before, after in _plans(shorter, side, number):
+            if before != after:
+                msg = (
+                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
+                )
+                raise RecipeError(msg + f"round {number} would have been another")
+
+
+def _with_rounds(side: ServerSide, count: int) -> Any:
+    return replace(side.task.training, num_rounds=count)
+
+
+def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, Any, Any]]:
+    """Return what a round does in two runs, by what it is called."""
+    sides, name = (one, other), f"method {one.recipe.method.name}"
+    rates = [side.task.training.lr_factor(number) for side in sides]
+    stages = [side.method.stages(context(side, number, "")) for side in sides]
+    phases = [
+        [side.method.phases(context(side, number, stage)) for stage in stages[0]] for side in sides
+    ]
+    return [
+        ("train.lr_schedule", rates[0], rates[1]),
+        (name, stages[0], stages[1]),
+        (name, phases[0], phases[1]),
+    ]
+
+
+def _described(recipe: Recipe) -> dict[str, Any]:
+    """Return all of a recipe but how the work is done: of that only the plans."""
+    sections = recipe.model_dump(mode="json", exclude={"engine"})
+    plans = recipe.model_dump(mode="json", include={"engine": {"plans"}})
+    described: dict[str, Any] = json.loads(json.dumps(flat(sections | plans)))
+    return described

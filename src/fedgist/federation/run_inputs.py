@@ -1,0 +1,66 @@
+"""What a run is made of beside its recipe, as digests: data, clients, starts of models.
+
+A simulation knows all of it. A server without data knows its clients, the starts of their models,
+and what the data are: shape, classes and name.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.federation.digests import of_arrays, of_text
+from fedgist.federation.server_side import ServerSide
+from fedgist.federation.world import World
+
+WHOLE = 2**31  # bytes of examples up to which every byte counts
+
+
+def of_world(world: World) -> dict[str, str]:
+    """Return the digests of all that a simulation is made of beside its recipe."""
+    data, parts = world.data, world.partition
+    arrays = {"y": data.y, "y_test": data.y_test}
+    arrays |= {
+        name: ids
+        for name, ids in (("clients", data.clients), ("clients_test", data.clients_test))
+        if ids is not None
+    }
+    rows = {
+        f"{split}/{what}": getattr(getattr(parts, split), what)
+        for split in ("train", "validation", "test")
+        for what in ("rows", "counts")
+    }
+    values = [data.scale, data.mean, data.std, data.classes]
+    examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
+    return of_server(world.server) | {
+        "the data": of_text(f"{examples} {of_arrays(arrays)} {values}"),
+        "the clients' rows": of_arrays(rows),
+    }
+
+
+def is_sampled(world: World) -> bool:
+    """Return whether the digest of the data covers only a sample of the examples."""
+    return _sampled(world) is not None
+
+
+def _sampled(world: World) -> Tensor | None:
+    size = sum(x.numel() * x.element_size() for x in (world.data.x, world.data.x_test))
+    return random.key(world.server.recipe.seed, "digest") if size > WHOLE else None
+
+
+def of_server(side: ServerSide) -> dict[str, str]:
+    """Return the digests of what a server knows: its task, its clients, and the models' starts."""
+    task = side.task
+    starts = {
+        f"{name}/{kind}/{path}": array
+        for name, net in task.starts.items()
+        for kind, arrays in (("params", net.params), ("buffers", net.buffers))
+        for path, array in arrays.items()
+    }
+    clients = [(client.id, *client.architectures) for client in side.clients]
+    declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
+    return {
+        "the models' start": of_arrays(starts),
+        "the clients": of_text(str(clients)),
+        "what the data are": of_text(str(declared)),
+    }
