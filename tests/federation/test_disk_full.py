@@ -72,7 +72,7 @@ def test_a_run_goes_on_by_the_command_that_it_names(
     whole = fedgist.run(RECIPE, out=tmp_path / "whole")
     folder = tmp_path / "the run's"
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Full(5))
+        patch.setattr(os, "fsync", Full(8))
         with pytest.raises(DiskFullError) as full:
             fedgist.run(RECIPE, out=folder)
     what, _, command = str(full.value).partition("; go on with: ")

@@ -198,7 +198,7 @@ def other_data(change: str) -> Dataset:
     [
         ({"data": other_data("x")}, "the data changed"),
         ({"data": other_data("x_test")}, "the data changed"),
-        ({"data": replace(blobs(), mean=(0.5,))}, "the data changed"),
+        ({"data": replace(blobs(), scale=2.0)}, "the data changed"),
         ({"clients": [[0, 1, 2, 3], *ROWS[1:]]}, "the clients' rows changed"),
         ({"clients_test": [[0], [1], [2], [3]]}, "the clients' rows changed"),
     ],

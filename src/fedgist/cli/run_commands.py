@@ -66,9 +66,7 @@ def run(
     fedgist run --resume runs/mnist-fedlog
     """
     screen = console()
-    if rounds is not None and resume is None:
-        msg = "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
-        raise RecipeError(msg + f"--set train.num_rounds={rounds}")
+    _check_rounds(rounds, resume)
     path = find_recipe(recipe)
     parsed = read(path, settings or []) if resume is None else None
     from fedgist.cli import seeded_runs
@@ -97,6 +95,12 @@ def run(
         screen.print(SheetView(overview(run_files.find(folders))))
         shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
         screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
+
+
+def _check_rounds(rounds: int | None, resume: Path | None) -> None:
+    if rounds is not None and resume is None:
+        msg = "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
+        raise RecipeError(msg + f"--set train.num_rounds={rounds}")
 
 
 @app.command(rich_help_panel=START)

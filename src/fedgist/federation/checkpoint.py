@@ -52,6 +52,11 @@ class Binding:
     lines: Mapping[str, str] = field(default_factory=dict)
     raised: tuple[tuple[int, int, int], ...] = ()
 
+    def events(self, number: int) -> list[str]:
+        """Return what the record says in round ``number``: that more rounds were asked for."""
+        changes = [(old, new) for done, old, new in self.raised if number == done + 1]
+        return [f"train.num_rounds was raised from {old} to {new}" for old, new in changes]
+
 
 @dataclass(frozen=True)
 class Checkpoint:

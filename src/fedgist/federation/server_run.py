@@ -156,10 +156,8 @@ def _go(
     selection = selection_of(federation.side)
 
     def keep(line: Line, details: Sequence[Line]) -> None:
-        for done, before, now in binding.raised:
-            if line["round"] == done + 1:
-                note = f"train.num_rounds was raised from {before} to {now}"
-                line["events"] = [*line.get("events", []), note]
+        if events := binding.events(line["round"]):
+            line["events"] = [*line.get("events", []), *events]
         record.add(line, details)
         if selection and selection.keeps and selection.best(record.rounds) is line:
             federation.keep_this_round()
