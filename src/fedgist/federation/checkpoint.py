@@ -21,7 +21,7 @@ from fedgist.core.message import separate
 from fedgist.errors import CheckpointError, first_line
 from fedgist.federation import atomic_files as files
 from fedgist.federation.digests import of_arrays, of_text
-from fedgist.federation.record import STATE, is_round
+from fedgist.federation.record import STATE, Line, is_round
 
 ENTRY = "fedgist"  # in the file's metadata
 _HINT = "put the file back from a copy, or start the run again with --overwrite"
@@ -52,10 +52,13 @@ class Binding:
     lines: Mapping[str, str] = field(default_factory=dict)
     raised: tuple[tuple[int, int, int], ...] = ()
 
-    def events(self, number: int) -> list[str]:
-        """Return what the record says in round ``number``: that more rounds were asked for."""
-        changes = [(old, new) for done, old, new in self.raised if number == done + 1]
-        return [f"train.num_rounds was raised from {old} to {new}" for old, new in changes]
+    def with_events(self, line: Line) -> Line:
+        """Return a round's line, which says if more rounds were asked for before it."""
+        for done, old, new in self.raised:
+            if line["round"] == done + 1:
+                note = f"train.num_rounds was raised from {old} to {new}"
+                line["events"] = [*line.get("events", []), note]
+        return line
 
 
 @dataclass(frozen=True)

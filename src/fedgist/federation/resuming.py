@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedgist.core.training import Training
 from fedgist.errors import RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint
 from fedgist.federation.recipe import Recipe, flat
@@ -74,11 +75,11 @@ def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
                 raise RecipeError(msg + f"round {number} would have been another")
 
 
-def _with_rounds(side: ServerSide, count: int) -> Any:
+def _with_rounds(side: ServerSide, count: int) -> Training:
     return replace(side.task.training, num_rounds=count)
 
 
-def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, Any, Any]]:
+def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, object, object]]:
     """Return what a round does in two runs, by what it is called."""
     sides, name = (one, other), f"method {one.recipe.method.name}"
     rates = [side.task.training.lr_factor(number) for side in sides]

@@ -42,6 +42,8 @@ from fedgist.federation.run_inputs import of_server
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
+STOPPING = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -156,9 +158,7 @@ def _go(
     selection = selection_of(federation.side)
 
     def keep(line: Line, details: Sequence[Line]) -> None:
-        if events := binding.events(line["round"]):
-            line["events"] = [*line.get("events", []), *events]
-        record.add(line, details)
+        record.add(binding.with_events(line), details)
         if selection and selection.keeps and selection.best(record.rounds) is line:
             federation.keep_this_round()
         try:
@@ -171,8 +171,7 @@ def _go(
             sealed = replace(binding, lines=record.seal())
             checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
 
-    hint = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
-    with stoppable(lambda: observer.note(hint)) as stop:
+    with stoppable(lambda: observer.note(STOPPING)) as stop:
         whole = loop(
             federation,
             keep,
