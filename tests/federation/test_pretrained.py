@@ -109,6 +109,13 @@ def test_another_head_keeps_its_random_start_and_is_named(tmp_path: Path) -> Non
     )
 
 
+def test_names_in_a_file_are_cut_and_printable(tmp_path: Path) -> None:
+    torch.save(weights() | {"\x1b[31m" + "x" * 10**6: torch.zeros(1)}, tmp_path / "w.pt")
+    (note,) = opened(tmp_path / "w.pt").server.notes
+    assert note.isprintable()
+    assert len(note) < 200
+
+
 def test_clients_with_starts_of_their_own_share_the_body_of_the_file(tmp_path: Path) -> None:
     *body, weight, _ = names()
     torch.save(weights(classes=10), tmp_path / "w.pt")

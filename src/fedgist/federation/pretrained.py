@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedgist.core.net import head_of
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.weights_file import read_weights
-from fedgist.errors import InputError, RecipeError, first_line, listed
+from fedgist.errors import InputError, RecipeError, first_line, listed, printable
 
 Build = Callable[[], nn.Module]
 
@@ -20,7 +20,7 @@ _TIMES = (
 )
 _SLACK = 64 << 20  # bytes that it may have beside
 _COUNTER = "num_batches_tracked"  # of torch's batch norm: nothing here reads it
-_SHOWN = 5  # names in a message
+_SHOWN, _LONGEST = 5, 80  # names in a message, and how much of each
 
 
 def pretrained(build: Build, path: str, num_classes: int, head: str | None) -> tuple[Build, str]:
@@ -88,11 +88,11 @@ def _fitting(
         elif name.startswith(in_head):
             random.append(problem)
         elif not name.endswith(_COUNTER):
-            hint = "" if name in arrays else f"; it has {listed(arrays, _SHOWN)}"
+            hint = "" if name in arrays else f"; it has {_listed(arrays)}"
             raise ValueError(problem + hint)
     over = [n for n in arrays if n not in state and not n.endswith(_COUNTER)]
     notes = [f"the head keeps its random start: {random[0]}"] if random else []
-    notes += [f"not used: {listed(over, _SHOWN)}"] if over else []
+    notes += [f"not used: {_listed(over)}"] if over else []
     return fitting, "; ".join(notes)
 
 
@@ -107,3 +107,8 @@ def _problem(name: str, array: Tensor | None, own: Tensor) -> str:
     if array.is_floating_point() and not bool(torch.isfinite(array.to(own.dtype)).all()):
         return f"{name} holds numbers that are not finite"
     return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the names of a file, which may hold anything, for a message."""
+    return listed((printable(name[:_LONGEST]) for name in names), _SHOWN)

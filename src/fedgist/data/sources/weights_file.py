@@ -21,7 +21,7 @@ from fedgist.errors import DataError, first_line
 
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"  # a file of torch before 1.6, or of pickle itself
-_MOST_NAMES = 16 << 20  # bytes of the pickle, which holds the names of arrays and no numbers
+_MOST_NAMES = 2 << 20  # bytes of the pickle, which holds the names of arrays and no numbers
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _CALLED = frozenset(
     {
@@ -95,7 +95,7 @@ def _check_names(content: bytes) -> None:
         if opcode.name in {"STACK_GLOBAL", "INST"} or (
             opcode.name == "GLOBAL" and named not in _CALLED
         ):
-            what = f" ({named})" if named else ""
+            what = f" ({named!s:.80})" if named else ""
             msg = f"it holds more than arrays{what}, and code in a file is never run"
             raise DataError(msg)
 
