@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data.dataset import Dataset, with_classes
+from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.sources.labelled_rows import as_mask
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.unlabelled import read_examples
@@ -309,3 +309,29 @@ def test_a_data_set_of_tensors_takes_classes() -> None:
     unused = replace(data, y=y * 0, y_test=y * 0)
     assert with_classes(unused, ["no"]).num_classes == 1  # no row is called yes
     refused(lambda: with_classes(data, ["no"]), "mine: the label 'yes' is not among the classes")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"clients": torch.tensor([0, 1])}, "clients of the training rows must be one whole numb"),
+        ({"clients": torch.zeros(4)}, "clients of the training rows must be one whole number"),
+        ({"clients": torch.tensor([0, 1, -1, 0])}, r"rows reach -1\.\.1, outside 0\.\.3"),
+        (
+            {"clients_test": torch.tensor([0, 1, 2, 0]), "client_names": ("a", "b")},
+            r"clients of the test rows reach 0\.\.2, outside 0\.\.1",
+        ),
+        ({"mean": (1.0, 2.0, 3.0)}, "mine: mean has 3 numbers; it needs 2, or 1 for all"),
+        ({"std": (0.0,)}, r"mine: std is \[0.0\]; finite numbers are needed, greater than 0"),
+        ({"scale": float("nan")}, r"mine: scale is \[nan\]; finite numbers"),
+        (
+            {"x": torch.zeros(4)},
+            r"training rows must be real numbers of shape \(rows, \.\.\.\), not",
+        ),
+        ({"x": torch.zeros(4, 2, dtype=torch.complex64)}, "must be real numbers"),
+    ],
+)
+def test_parts_of_a_data_set_that_do_not_fit(changed: dict[str, Any], message: str) -> None:
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])
+    data = Dataset("mine", x, y, x, y, 2)
+    refused(lambda: check(replace(data, **changed)), message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,17 @@ def test_moments_of_the_recipe_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises((RecipeError, DataError), match=message):
             make_world(make(recipe(tmp_path / "raw.npz", data=data)))
+
+
+def test_a_file_of_who_is_online_is_an_ordinary_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").write_bytes(bytes(100))
+    for name in ("pipe", "zeros", "absent"):
+        asked = recipe(
+            hospitals(tmp_path, HOSPITALS), clients={"availability": str(tmp_path / name)}
+        )
+        with pytest.raises(
+            RecipeError, match=r"clients.availability: .* is not a file of"
+        ) as error:
+            make_world(make(asked))
+        assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedgist.errors import DataError, listed
 
+_LEAST_DIMS = 2  # rows, and the numbers in each
 MANY_CLASSES = 1000  # so many are plausible, however few rows there are
 
 
@@ -83,12 +85,14 @@ def check(data: Dataset) -> Dataset:
     ------
     DataError
         If there are no training rows, rows and labels disagree, a label is out of range, a number
-        is not finite, training and test rows have different shapes, or there are more classes than
-        anybody names or has rows for.
+        is not finite, training and test rows have different shapes, there are more classes than
+        anybody names or has rows for, or moments or clients do not fit the rows.
     """
     _check_classes(data)
     _check_split(data, "training", data.x, data.y)
     _check_split(data, "test", data.x_test, data.y_test)
+    _check_clients(data, "training", data.clients, len(data.y))
+    _check_clients(data, "test", data.clients_test, len(data.y_test))
     if len(data.x) == 0:
         msg = f"{data.name} has no training rows"
         raise DataError(msg)
@@ -98,6 +102,7 @@ def check(data: Dataset) -> Dataset:
             f"{list(data.x_test.shape[1:])}"
         )
         raise DataError(msg)
+    _check_moments(data)
     return data
 
 
@@ -143,10 +148,36 @@ def _check_classes(data: Dataset) -> None:
         raise DataError(msg)
 
 
+def _check_moments(data: Dataset) -> None:
+    """Check the numbers that normalize: one for all, or one for each channel or column."""
+    for name, values in (("mean", data.mean), ("std", data.std), ("scale", (data.scale,))):
+        if len(values) not in {1, data.input_shape[0]}:
+            msg = f"{data.name}: {name} has {len(values)} numbers; it needs {data.input_shape[0]}, "
+            raise DataError(msg + "or 1 for all")
+        if not all(math.isfinite(value) and (value > 0 or name == "mean") for value in values):
+            msg = f"{data.name}: {name} is {list(values)!s:.80}; finite numbers are needed"
+            raise DataError(msg + (", greater than 0" if name != "mean" else ""))
+
+
+def _check_clients(data: Dataset, split: str, clients: Tensor | None, rows: int) -> None:
+    if clients is None:
+        return
+    if clients.dtype != torch.int64 or clients.shape != (rows,):
+        msg = f"{data.name}: clients of the {split} rows must be one whole number per row"
+        raise DataError(msg)
+    most = len(data.client_names) or len(data.y)
+    if rows and not (int(clients.min()) >= 0 and int(clients.max()) < most):
+        msg = f"{data.name}: clients of the {split} rows reach {int(clients.min())}.."
+        raise DataError(msg + f"{int(clients.max())}, outside 0..{most - 1}")
+
+
 def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
     if len(x) != len(y):
         msg = f"{data.name}: {len(x)} {split} rows but {len(y)} labels"
         raise DataError(msg)
+    if x.dim() < _LEAST_DIMS or x.is_complex():
+        msg = f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
+        raise DataError(msg + f"of shape {list(x.shape)}")
     if y.dtype != torch.int64 or y.dim() != 1:
         msg = f"{data.name}: {split} labels must be one whole number per row"
         raise DataError(msg)

@@ -43,9 +43,7 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
     """Read the clients online in each round: lines "round,client" under that header."""
     out: dict[int, set[int]] = {}
     try:
-        check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
-        with path.open(encoding="utf-8", newline="") as file:
-            pairs = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
+        pairs = _pairs(path)
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         msg = f"clients.availability: {path} is not a file of 'round,client' lines ({error})"
         raise RecipeError(msg) from error
@@ -57,3 +55,13 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
             raise RecipeError(msg)
         out.setdefault(number, set()).add(client)
     return out
+
+
+def _pairs(path: Path) -> list[tuple[int, int]]:
+    check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = csv.DictReader(file)
+        if missing := {"round", "client"} - set(lines.fieldnames or ()):
+            msg = f"it has no column {min(missing)!r}"
+            raise ValueError(msg)
+        return [(int(row["round"]), int(row["client"])) for row in lines]
