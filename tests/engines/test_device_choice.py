@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ import fedgist
 from fedgist.engines.device_choice import check_precision, usable_device
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import make
+from fedgist.federation.runner import load_run
 from fedgist.testing.small_worlds import world
 
 
@@ -63,6 +66,19 @@ def test_bfloat16_is_refused_where_it_brings_nothing(monkeypatch: pytest.MonkeyP
     gpus(monkeypatch, 1)
     check_precision("bfloat16", "auto")
     check_precision("float32", "cpu")
+
+
+def test_a_run_of_a_gpu_is_looked_at_on_a_machine_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fedgist.run({"train": {"num_rounds": 1}, "data": {"train_rows": 100}}, out=tmp_path / "run")
+    path = tmp_path / "run" / "recipe.toml"
+    text = path.read_text("utf-8")
+    assert 'device = "cpu"' in text
+    path.write_text(text.replace('device = "cpu"', 'device = "cuda:1"'), "utf-8")
+    gpus(monkeypatch, 0)
+    federation, _ = load_run(tmp_path / "run")
+    assert federation.side.recipe.engine.device == "cpu"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -163,6 +163,22 @@ def test_a_note_on_the_head_is_said_and_the_run_starts_from_the_file(tmp_path: P
         fedgist.run(raw)
 
 
+def test_a_run_does_not_go_on_from_another_file(tmp_path: Path) -> None:
+    module, out = MODELS["mlp"]((1, 8, 8), 10, hidden=[5]), tmp_path / "run"
+    torch.save(module.state_dict(), tmp_path / "w.pt")
+    raw = {
+        "model": {"name": "mlp", "hidden": [5], "weights": str(tmp_path / "w.pt")},
+        "data": {"train_rows": 100},
+        "train": {"num_rounds": 1},
+    }
+    fedgist.run(raw, out=out)
+    fedgist.run(raw, out=out, resume=True)
+    arrays = {name: array + 1 for name, array in module.state_dict().items()}
+    torch.save(arrays, tmp_path / "w.pt")
+    with pytest.raises(RecipeError, match="the models' start changed"):
+        fedgist.run(raw, out=out, resume=True)
+
+
 class Runs:
     """An object whose pickle runs a command."""
 

@@ -192,7 +192,9 @@ class Federation:
         check_alike(checkpoint.server, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
             self.engine.restore(checkpoint.clients)
-        self.server = build(type(self.server), checkpoint.server)
+        device = self.side.recipe.engine.device  # a file's arrays are not on it
+        arrays = {name: array.to(device) for name, array in checkpoint.server.items()}
+        self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
 
     def keep_this_round(self) -> None:

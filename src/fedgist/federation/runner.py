@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgist.engines.device_choice import check_precision
+from fedgist.engines.device_choice import check_precision, usable_device
 from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features
@@ -90,6 +90,8 @@ def _with_rounds(recipe: Recipe, rounds: int) -> Recipe:
 def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, World]:
     """Return the federation of a run directory, as its checkpoint left it, and its world.
 
+    A run of a GPU is looked at on the CPU of a machine that has none.
+
     Raises
     ------
     RecipeError
@@ -104,7 +106,11 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     if saved is None:
         msg = f"{folder} has no checkpoint yet: its models are not saved"
         raise RecipeError(msg)
-    world, server = open_world(read(folder / RECIPE), given or Given())
+    recipe = read(folder / RECIPE)
+    device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
+    section = recipe.engine.model_copy(update={"device": device})
+    recipe = recipe.model_copy(update={"engine": section})
+    world, server = open_world(recipe, given or Given())
     check_binding(world.server, of_world(world), saved, folder, raising=False)
     federation = Federation(world.server, make_engine(world, workers=1), server)
     federation.restore(saved.best or saved)
