@@ -298,3 +298,32 @@ def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Pa
         blob = base64.b64decode(re.sub(r"^data:[^,]*,", "", link))
         assert blob.startswith(start)
     assert opened.said == []
+
+
+@BROWSER
+def test_the_main_column_stays_in_sight_on_a_phone(browser: Any, written: Path) -> None:
+    opened = OpenPage(browser, written, 390, "light")
+    for place in range(3):
+        table = opened.page.locator("table.results").nth(place)
+        box = table.evaluate_handle("table => table.parentNode")
+        box.evaluate("box => { box.scrollLeft = 10000 }")
+        for column in (1, 2):  # the rows' names, and the main column
+            seen = table.locator(f"tbody tr:first-child td:nth-child({column})").bounding_box()
+            assert seen is not None
+            assert seen["x"] >= 0
+            assert seen["x"] + seen["width"] <= 390
+        names, main = (
+            table.locator(f"tbody tr:first-child td:nth-child({column})").bounding_box()
+            for column in (1, 2)
+        )
+        assert main["x"] >= names["x"] + names["width"] - 1  # beside each other, not one over one
+
+
+@BROWSER
+@pytest.mark.parametrize("width", [390, 1280])
+def test_text_in_pictures_can_be_read(browser: Any, written: Path, width: int) -> None:
+    # seen: on a phone the numbers of an axis were six pixels high
+    opened = OpenPage(browser, written, width, "dark")
+    script = "texts => texts.map(text => text.getBoundingClientRect().height)"
+    sizes = opened.page.eval_on_selector_all("figure svg text", script)
+    assert min(sizes) >= 8

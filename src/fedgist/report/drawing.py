@@ -70,7 +70,7 @@ class Picture:
 
     def svg(self) -> str:
         """Return it as SVG in the page's colours, each row's marks in the class ``row-N``."""
-        text = _saved(self.figure, "svg", metadata={"Date": None}).decode()
+        text = _saved(self.figure, "svg", dpi=160, metadata={"Date": None}).decode()
         text = text[text.index("<svg") :]
         for color_here, color_there in ON_PAGE.items():
             text = text.replace(color_here, color_there)
@@ -147,10 +147,11 @@ def dashes(number: int) -> str:
 
 
 def short(name: object, most: int = 20) -> str:
-    """Return a name as a picture has room for it: printable, and cut.
+    """Return a name as a picture has room for it: printable, and cut in its middle.
 
-    >>> short("a_rather_long_name", 9)
-    'a_rather…'
+    >>> short("a_rather_long_name_3", 9)
+    'a_ra…me_3'
     """
     text = printable(str(name))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 LINE = 11.0  # points from one line of text to the next
-BUBBLE = 200.0  # square points: the area of the largest bubble
+MOST_AT_ENDS = 5  # names that stand where their lines end
+LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+BUBBLE = 200.0  # square points: the largest bubble, where there is room
+FINEST = 2000  # bubbles that are drawn as shapes: more are an image
 DECADES = 1.5  # over more there is no room for ticks between powers of ten
 SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # of parts of a bar: no row has such a colour
 SIGNS = "os^Dv*Pd"  # of points: another one where the colours start again
@@ -40,6 +43,7 @@ class End:
 def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
     """Write a name at the end of each line, moved up or down where names would overlap.
 
+    Where there are many, they stand in a column beside the axes.
     ``inches`` is how high the axes and what belongs to them are. Call it when all lines are drawn:
     it must know the limits of the axes.
     """
@@ -47,20 +51,20 @@ def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
         return
     height = 0.75 * 72 * inches
     texts = [_words(end) for end in ends]
-    places = axes.transAxes.inverted().transform(
-        axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
-    )
+    data = axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
+    places = axes.transAxes.inverted().transform(data)  # from 0 to 1, whatever the layout will be
     wanted = [float(height * y) for _, y in places]
-    found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts])
-    for end, text, here, there in zip(ends, texts, wanted, found, strict=True):
+    found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
+    crowded = len(ends) > MOST_AT_ENDS
+    for end, text, (x, _), y in zip(ends, texts, places, found, strict=True):
         drawn = axes.annotate(
             text,
             (end.x, end.y),
-            xytext=(10, there - here),
-            textcoords="offset points",
+            xytext=(1.04 if crowded else float(x) + 0.04, y / height),
+            textcoords="axes fraction",
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color(end.number), "lw": 1, "shrinkB": 0},
+            arrowprops=LEADER | {"color": color(end.number)},
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
         )
         drawn.set_gid(f"row-{end.number}")
@@ -71,21 +75,21 @@ def _words(end: End) -> str:
     return "\n".join([*lines, *([end.note] if end.note else [])])
 
 
-def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Return places as near to the wanted ones as possible at which nothing overlaps.
+def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
+    """Return places near the wanted ones at which nothing overlaps, from 0 to ``room``.
 
     Neighbours that overlap become a block around the mean of what they want, as often as needed.
 
-    >>> spread([0.0, 1.0, 50.0], [10.0, 10.0, 10.0])
-    [-4.5, 5.5, 50.0]
+    >>> spread([20.0, 21.0, 99.0], [10.0, 10.0, 10.0], 100.0)
+    [15.5, 25.5, 95.0]
     """
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     blocks: list[tuple[list[int], float, float]] = []  # members, middle, height
     for place in order:
-        block = ([place], wanted[place], heights[place])
+        block = _stacked([place], wanted, heights, room)
         while blocks and block[1] - block[2] / 2 < blocks[-1][1] + blocks[-1][2] / 2:
             members = [*blocks.pop()[0], *block[0]]
-            block = _stacked(members, wanted, heights)
+            block = _stacked(members, wanted, heights, room)
         blocks.append(block)
     found = [0.0] * len(wanted)
     for members, middle, height in blocks:
@@ -97,11 +101,11 @@ def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
 
 
 def _stacked(
-    members: list[int], wanted: Sequence[float], heights: Sequence[float]
+    members: list[int], wanted: Sequence[float], heights: Sequence[float], room: float
 ) -> tuple[list[int], float, float]:
     height = sum(heights[place] for place in members)
     middle = sum(wanted[place] for place in members) / len(members)
-    return members, middle, height
+    return members, max(height / 2, min(room - height / 2, middle)), height
 
 
 def whole_ticks(axis: Axis) -> None:
@@ -133,14 +137,20 @@ def bubbles(
     Clients are numbered, or have the names given.
     """
     most = max((count for line in counts for count in line), default=1) or 1
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # axes are made by figures
+    wide, high = (72 * inches for inches in figure.get_size_inches())
+    cell = min((wide - 80) / max(1, len(counts)), (high - 70) / max(1, len(classes)))
+    largest = min(BUBBLE, max(1.0, cell) ** 2)
     cells = [(x, y, n) for x, line in enumerate(counts) for y, n in enumerate(line) if n]
     axes.scatter(
         [x for x, _, _ in cells],
         [y for _, y, _ in cells],
-        s=[BUBBLE * n / most for _, _, n in cells],
+        s=[largest * n / most for _, _, n in cells],
         color=COLORS[0],
         alpha=0.8,
         linewidths=0,
+        rasterized=len(cells) > FINEST,
     )
     step = 1 + (len(classes) - 1) // 30
     axes.set_yticks(range(0, len(classes), step), [short(name, 16) for name in classes[::step]])
@@ -152,7 +162,7 @@ def bubbles(
         names = [short(name, 12) for name in clients[::every]]
         axes.set_xticks(range(0, len(clients), every), names, rotation=45, ha="right")
     sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
-    _legend(axes, [(_mark("o", COLORS[0], BUBBLE * n / most), f"{n} rows") for n in sizes])
+    _legend(axes, [(_mark("o", COLORS[0], largest * n / most), f"{n} rows") for n in sizes])
 
 
 def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:

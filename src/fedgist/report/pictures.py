@@ -107,13 +107,13 @@ def _partitions(study: Study) -> list[Picture]:
 
 def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Picture:
     split = json.loads(text)
-    counts, classes, clients = split["train"], split["classes"], split.get("clients") or []
-    figure = _bubble_figure(split)
+    counts, classes = split["train"], split["classes"]
+    clients = split.get("clients") or range(len(counts))
     others = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
     caption = f"Training rows of {owners[0]}{others}."
-    table: Table = [["client", *classes], *([i, *line] for i, line in enumerate(counts))]
-    if clients:
-        table = [[name, *line] for name, line in zip(["name", *clients], table, strict=True)]
+    lines = [[client, *line] for client, line in zip(clients, counts, strict=True)]
+    table: Table = [["client", *classes], *lines]
+    figure = _bubble_figure(split)
     return Picture(f"partition-{number}", title, caption, figure, table)
 
 
@@ -194,6 +194,7 @@ def _privacy(study: Study) -> Picture | None:
     if len(table) == 1:
         return None
     axes.set(xlabel="round", ylabel="ε spent so far")
+    axes.set_ylim(bottom=0)
     whole_ticks(axes.xaxis)
     name_ends(axes, ends, HEIGHT)
     return Picture("privacy", "Privacy spent", "Each row's first seed.", figure, table)
@@ -260,7 +261,8 @@ def unreadable(study: Study) -> list[str]:
     """Return a sentence for each file whose picture lacks something, as it cannot be used."""
     firsts = [row.runs[0] for row in study.rows]
     runs = [run for row in study.rows for run in row.runs]
-    clients = [run.folder / CLIENTS for run in firsts if run.done and not run.clients.lines]
+    empty = [run for run in firsts if not (run.clients.lines or run.clients.problems)]
+    clients = [run.folder / CLIENTS for run in empty if run.done]
     saved = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
     features = [folder / FEATURES for folder in saved if embedding(folder) is None]
     return [

@@ -1,0 +1,169 @@
+"""Pictures: names at the ends of lines, whole rounds, sizes of bubbles, legends of features."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgist.errors import ReportError
+from fedgist.federation.record import FEATURES, PARTITION
+from fedgist.report import comparison, curves, pictures
+from fedgist.report.drawing import Picture, short
+from fedgist.report.marks import spread
+from fedgist.report.run_files import find
+
+from written import write_run  # isort: skip
+
+pytest.importorskip("matplotlib")
+
+
+def drawn(folder: Path) -> dict[str, Picture]:
+    return {p.name: p for p in pictures.pictures(comparison.study(find([folder])))}
+
+
+def texts(picture: Picture) -> list[str]:
+    """All words of a picture, as a reader of the file finds them."""
+    found = re.findall(r"<text[^>]*>([^<]*)</text>", picture.svg())
+    return [text.replace("\u200b", "") for text in found]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 200), st.floats(1, 30)), max_size=12),
+    st.floats(400, 600),
+)
+def test_names_never_overlap_and_stay_inside(names: list[tuple[float, float]], room: float) -> None:
+    wanted, heights = [w for w, _ in names], [h for _, h in names]
+    found = spread(wanted, heights, room)
+    ends = sorted((y - h / 2, y + h / 2) for y, h in zip(found, heights, strict=True))
+    assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(ends))
+    if sum(heights) <= room and ends:
+        assert ends[0][0] >= -1e-6
+        assert ends[-1][1] <= room + 1e-6
+    if len({*wanted}) == len(wanted):  # the order of the lines is that of their names
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        assert order == sorted(range(len(found)), key=found.__getitem__)
+
+
+def test_names_that_do_not_overlap_stay_where_their_lines_end() -> None:
+    assert spread([10.0, 50.0, 90.0], [10.0] * 3, 100.0) == [10.0, 50.0, 90.0]
+
+
+def test_lines_carry_their_names_and_rounds_are_whole(tmp_path: Path) -> None:
+    for method in ("fedlog", "fedavg"):
+        write_run(tmp_path / method, [0.5, 0.6, 0.7], method=method)
+    picture = drawn(tmp_path)["by-round"]
+    words = texts(picture)
+    assert {"fedlog", "fedavg"} <= set(words)
+    ticks = [word for word in words if re.fullmatch(r"[\d.]+", word)]
+    axes = picture.figure.axes[0]
+    picture.png()  # ticks are known when it is drawn
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    assert ticks
+    assert axes.get_legend() is None
+    classes = re.findall(r'class="(row-\d)"', picture.svg())
+    assert classes.count("row-0") == 3  # line, band, name: they vanish together
+
+
+def test_a_sweep_is_one_line_for_each_setting(tmp_path: Path) -> None:
+    # seen: each seed was a curve of its own
+    for lr in (0.1, 0.01):
+        for seed, last in enumerate((0.5, 0.7)):
+            write_run(tmp_path / f"{lr}-{seed}", [0.4, last], seed=seed, raw={"train": {"lr": lr}})
+    lines = curves.lines_of_runs(find([tmp_path]))
+    assert [(label, len(runs)) for label, runs in lines.rows] == [
+        ("fedlog lr=0.01", 2),
+        ("fedlog lr=0.1", 2),
+    ]
+    found = curves.curve(lines.rows[0][1], lines.metric)
+    assert found is not None
+    assert found.mean == pytest.approx([0.4, 0.6])
+    assert found.high[1] - found.mean[1] == pytest.approx(0.1)  # the standard error of two seeds
+    curves.curves_png(lines, tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ReportError, match=r"unknown format 'xyz'; known: .*png"):
+        curves.curves_png(lines, tmp_path / "c.xyz")
+
+
+def test_bubbles_have_a_legend_of_sizes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5])
+    split = {
+        "classes": ["_cat", "$a_$"],
+        "clients": ["north", "south"],
+        "train": [[40, 0], [4, 20]],
+    }
+    (run / PARTITION).write_text(json.dumps(split))
+    picture = drawn(tmp_path)["partition-1"]
+    words = texts(picture)
+    assert {"4 rows", "20 rows", "40 rows", "north", "south", "_cat", "$a_$"} <= set(words)
+    assert picture.table[1] == ["north", 40, 0]
+
+
+def test_features_have_legends_by_class_and_by_client(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5])
+    split = {
+        "classes": ["_cat", "$a_$"],
+        "clients": ["north", "south", "west"],
+        "train": [[1, 1]] * 3,
+    }
+    (run / PARTITION).write_text(json.dumps(split))
+    draw = torch.Generator().manual_seed(0)
+    arrays = {
+        "features": torch.randn(12, 5, generator=draw).numpy(),
+        "client": (torch.arange(12) % 3).numpy(),
+        "label": (torch.arange(12) % 2).numpy(),
+    }
+    safetensors.numpy.save_file(arrays, run / FEATURES)
+    found = drawn(tmp_path)
+    assert {"_cat", "$a_$"} <= set(texts(found["features-1-class"]))
+    assert {"north", "south", "west"} <= set(texts(found["features-1-client"]))
+    assert found["features-1-client"].table[0] == ["x", "y", "client"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"client": torch.arange(3).numpy()},
+        {"label": torch.rand(12).numpy()},
+        {"features": torch.rand(12).numpy()},
+        {"features": torch.arange(24).reshape(12, 2).numpy()},
+    ],
+    ids=["too few clients", "fractions as classes", "one axis", "whole numbers"],
+)
+def test_features_that_do_not_fit_each_other_are_not_drawn(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run = write_run(tmp_path / "a", [0.5], clients=[0.5])
+    arrays = {
+        "features": torch.rand(12, 2).numpy(),
+        "client": torch.arange(12).numpy(),
+        "label": torch.arange(12).numpy(),
+    }
+    safetensors.numpy.save_file(arrays | change, run / FEATURES)
+    study = comparison.study(find([tmp_path]))
+    assert not any(name.startswith("features") for name in drawn(tmp_path))
+    assert pictures.unreadable(study) == [f"{run / FEATURES} cannot be used"]
+
+
+def test_up_and_down_are_apart_and_who_sends_nothing_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [0.5, 0.6], up=0, down=500)
+    write_run(tmp_path / "b", [0.5, 0.6], method="local", up=0, down=0)
+    picture = drawn(tmp_path)["bytes-by-round"]
+    up, down = picture.figure.axes
+    assert up.get_title(loc="left") == "sends nothing: fedlog, local"
+    assert down.get_title(loc="left") == "sends nothing: local"
+    assert len(up.lines) == 0
+    assert len(down.lines) == 1
+
+
+def test_a_name_is_cut_in_its_middle() -> None:
+    assert short("class number 12 of a hundred", 11) == "class…ndred"
+    assert short("short\x1b[2J") == "short\\x1b[2J"
