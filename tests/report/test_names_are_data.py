@@ -10,20 +10,25 @@ import shutil
 from pathlib import Path
 
 import markupsafe
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from fedgist.cli import job_progress
 from fedgist.cli.main import app
-from fedgist.errors import printable
+from fedgist.cli.progress import Json, Plain
+from fedgist.errors import JobsError, printable
+from fedgist.federation.recipe import make
 from fedgist.federation.record import PARTITION
 from fedgist.report import comparison
 from fedgist.report.escapes import csv_text, latex_text, markdown_text
 from fedgist.report.run_files import find
 from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import in_words, render
-from fedgist.report.terminal import SheetView, console
+from fedgist.report.terminal import SheetView, console, paragraph
+from fedgist.studies.jobs import Event, Job
 
 from commands import call  # isort: skip
 from written import write_run  # isort: skip
@@ -150,6 +155,98 @@ def test_latex_compiles_whatever_the_names(tmp_path: Path) -> None:
     command = [str(LATEX), "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
     call(command, tmp_path)
     assert (tmp_path / "table.pdf").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_round_of_any_words_is_one_harmless_line(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    line = {
+        "round": 1,
+        "comm/up_bytes": 1,
+        "comm/down_bytes": 1,
+        "time/round_s": 1.0,
+        "refused": [{"client": 0, "reason": name}],
+        "absent": [{"client": 1, "reason": name}],
+        "events": [name],
+    }
+    Plain().finished_round(line)
+    plain = capsys.readouterr().out
+    assert is_harmless(plain)
+    assert len(plain.splitlines()) == 4
+    Json().finished_round(line)
+    as_json = capsys.readouterr().out
+    assert is_harmless(as_json)
+    assert json.loads(as_json) == line  # the same values, whatever was escaped
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_jobs_of_any_name_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # rejects markup in the columns of rich's bars, and an escape sequence in any of them
+    job = Job(name, make({}), Path(name))
+    for color, display in (("", "a pipe"), ("1", "a terminal")):
+        monkeypatch.setenv("FORCE_COLOR", color)
+        with job_progress.display(1, "eval/x", quiet=False) as listener:
+            listener(job, Event("began", {"round": 0}))
+            listener(job, Event("failed", text=name))
+        text = capsys.readouterr().err
+        assert CLEAR not in text, display
+        assert TITLE not in text
+        assert RIGHT_TO_LEFT not in text
+        assert printable(name) in text
+    with pytest.raises(JobsError) as failed:
+        job_progress.raise_failures({name: name})
+    buffer = io.StringIO()
+    console(buffer, width=200, soft_wrap=True).print(paragraph(str(failed.value)))
+    assert is_harmless(buffer.getvalue())
+
+
+OWN = """
+[data]
+name = "table"
+path = "{path}"
+label = "kind"
+client = "owner"
+[partition]
+name = "natural"
+[clients]
+num_clients = 3
+[model]
+name = "mlp"
+[train]
+num_rounds = 1
+[engine]
+cohort_size = 3
+[evaluate]
+save_features = 5
+"""
+
+
+@pytest.mark.slow
+def test_data_of_any_names_go_through_every_command(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    owners, classes = HOSTILE[:3], HOSTILE[3:6]
+    numbers = rng.normal(size=(90, 2)).tolist()
+    rows = [[*pair, owners[i % 3], classes[i // 3 % 3]] for i, pair in enumerate(numbers)]
+    with (tmp_path / "own.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["a", "b", "owner", "kind"], *rows])
+    (tmp_path / "own.toml").write_text(OWN.format(path=tmp_path / "own.csv"))
+    own = tmp_path / "own.toml"
+    run = tmp_path / "[/red]run"
+    for command in (
+        ("partition", own, "--png", tmp_path / "p.png"),
+        ("run", own, "--out", run),
+        ("run", own, "--json", "--out", tmp_path / "json"),
+        ("show", run, "--png", tmp_path / "c.png"),
+        ("report", run, "-o", tmp_path / "r.html", "--figures", tmp_path / "figures"),
+        ("predict", run, tmp_path / "own.csv", "--client", "0"),
+        ("evaluate", run, tmp_path / "own.csv"),
+        ("export", run, "--client", "0", "-o", tmp_path / "m.safetensors"),
+        ("watch", run, "--once"),
+    ):
+        assert is_harmless(shown(*command)), command[0]
 
 
 WIDE = Sheet(

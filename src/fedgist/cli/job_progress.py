@@ -43,7 +43,7 @@ def do_jobs(
     failed: dict[str, str] = {}
     for job in jobs if isinstance(jobs, list) else ():
         is_done(job)  # a folder that holds another run is refused before anything runs
-    with _display(count, metric, quiet=quiet) as show:
+    with display(count, metric, quiet=quiet) as show:
 
         def on_event(job: Job, event: Event) -> bool:
             show(job, event)
@@ -73,7 +73,7 @@ def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def _display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener]:
+def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener]:
     """Yield the listener that shows the jobs' events where the output goes."""
     screen = console(stderr=True)
     if quiet:

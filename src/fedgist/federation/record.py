@@ -193,8 +193,11 @@ def totals(rounds: Iterable[Line]) -> dict[str, int]:
 
 
 def to_json(value: Any) -> str:
-    """Return one line of JSON; numbers that are not finite become null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    """Return one line of printable JSON; numbers that are not finite become null."""
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in text)
 
 
 def summary(
