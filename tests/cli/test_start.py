@@ -97,3 +97,18 @@ def test_own_code_is_told_before_it_runs_and_can_be_refused(tmp_path: Path) -> N
     again = fedgist("export", out, "--client=0", "-o", tmp_path / "m.pt2", "--no-code", code=2)
     assert "names code to be run" in again.stderr
     assert not fedgist("show", out, "--no-code").stderr  # reads, and imports nothing
+
+
+@pytest.mark.slow
+def test_what_a_changed_name_leaves_over_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[model]\nname = "mlp"\nhidden = [7]\n[train]\nnum_rounds = 1\n[engine]\nworkers = 1\n'
+    )
+    says = "model.hidden = [7] is dropped: logistic does not read it"
+    one = commands.fedgist("run", "mine.toml", "--set", "model.name=logistic", cwd=tmp_path)
+    assert says in one.stdout
+    assert "hidden" not in (tmp_path / "runs/mine-fedlog/recipe.toml").read_text()
+    many = commands.fedgist(
+        "sweep", "mine.toml", "--grid", "model.name=mlp,logistic", "--jobs=1", cwd=tmp_path
+    )
+    assert many.stderr.count(says) == 1

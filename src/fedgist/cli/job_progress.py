@@ -41,7 +41,10 @@ def do_jobs(
     from fedgist.studies.jobs import is_done, run_jobs
 
     failed: dict[str, str] = {}
-    for job in jobs if isinstance(jobs, list) else ():
+    known = jobs if isinstance(jobs, list) else []
+    for note in dict.fromkeys(note for job in known for note in job.recipe.dropped):
+        say(note, error=True)
+    for job in known:
         is_done(job)  # a folder that holds another run is refused before anything runs
     with display(count, metric, quiet=quiet) as show:
 
