@@ -28,7 +28,7 @@ from fedgist.report.run_files import find
 from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph
-from fedgist.studies.jobs import Event, Job
+from fedgist.studies.job import Event, Job
 
 from commands import call  # isort: skip
 from written import write_run  # isort: skip
