@@ -97,8 +97,9 @@ def test_clients_have_the_names_that_they_are_given() -> None:
     x = blobs().x_test
     assert torch.equal(result.model("south")(x), result.model(1)(x))
     model: dict[str, Any] = {"a": (nn.Linear(6, 3), ["south"]), "b": (nn.Linear(6, 3), [0])}
+    recipe = {section: QUICK[section] for section in ("train", "engine")}
     result = fedgist.run(
-        QUICK, data=blobs(), clients={"north": [0, 20], "south": [1, 2]}, model=model
+        recipe, data=blobs(), clients={"north": [0, 20], "south": [1, 2]}, model=model
     )
     assert [c.architectures[0] for c in result.world.population.clients] == ["b", "a"]
     with pytest.raises(ValueError, match=r"there is no client east; .* called north, south"):
