@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -136,12 +135,7 @@ def test_the_page_is_one_command(cli: Cli, swept: Path, place: Path) -> None:
             said: list[str] = []
             tab.on("console", lambda message, said=said: said.append(message.text))
             tab.goto((place / "page.html").as_uri())
-            # the documentation's pictures are made here: FEDGIST_SCREENSHOTS=docs/img pytest
-            # tests/cli/test_studies.py
-            tab.screenshot(
-                path=Path(os.environ.get("FEDGIST_SCREENSHOTS", place)).resolve()
-                / f"report-{name}.png"
-            )
+            tab.screenshot(path=place / f"report-{name}.png")
             assert said == []
         browser.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -268,3 +269,34 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         )[0]
         do([whole], 1)
         assert accuracies(Job("", whole.recipe, run)) == accuracies(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[table", "Expected"),
+        ("[table]\nsource = 3\nmethods = []\n[columns]", "table.source = 3: must be text"),
+        (
+            "[table]\nsource = ''\nmethods = 'fedlog'\n[columns]",
+            "table.methods = 'fedlog': must be a list",
+        ),
+        ("[table]\nsource = ''\nmethods = []\n", "columns is missing"),
+        (
+            "columns = 3\n[table]\nsource = ''\nmethods = []\n",
+            "columns = 3: must be a table",
+        ),
+        (
+            "[table]\nsource = ''\nmethods = []\nseeds = {small = 0}\n[columns]",
+            "table.seeds.small = 0: must be greater than or equal to 1",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_in_our_words(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    # seen: pydantic said that input should be a valid tuple
+    path = tmp_path / "table.toml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=re.escape(says)) as refused:
+        read_table(path)
+    assert "Input should" not in str(refused.value)

@@ -162,7 +162,10 @@ def bubbles(
         names = [short(name, 12) for name in clients[::every]]
         axes.set_xticks(range(0, len(clients), every), names, rotation=45, ha="right")
     sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
-    _legend(axes, [(_mark("o", COLORS[0], largest * n / most), f"{n} rows") for n in sizes])
+    _legend(
+        axes,
+        [(_mark("o", COLORS[0], largest * n / most), f"{n} row{'s' * (n > 1)}") for n in sizes],
+    )
 
 
 def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, first_line
 from fedgist.federation.recipe import Recipe, read
 from fedgist.methods import METHODS
+from fedgist.options import checked
 from fedgist.studies.job import Job, jobs_of_seeds
 
 Scale = Literal["small", "paper"]
@@ -70,14 +71,16 @@ def read_table(path: Path) -> Table:
         If the file cannot be read, or is no table.
     """
     try:
-        return Table.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"{path}: {first_line(error)}"
+        raise RecipeError(msg) from error
+    try:
+        table: Table = checked(Table, raw)
+    except RecipeError as error:
         msg = f"{path}: {error}"
         raise RecipeError(msg) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        msg = f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        raise RecipeError(msg) from error
+    return table
 
 
 def cells(

@@ -27,7 +27,7 @@ def read_space(path: Path) -> dict[str, Range]:
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{path}: {error}"
         raise RecipeError(msg) from error
     space = dict(_ranges(path, tables, ""))
