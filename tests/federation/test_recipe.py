@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -160,6 +161,13 @@ def test_a_nest_of_lists_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     with pytest.raises(RecipeError, match="nested more than 32 deep"):
         make({"model": {"hidden": json.loads("[" * 40 + "]" * 40)}})
+
+
+def test_a_pipe_is_no_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", tmp_path):
+        with pytest.raises(RecipeError, match="is not a file"):
+            read(path)
 
 
 def test_settings_change_the_recipe_and_bare_words_are_strings() -> None:

@@ -55,6 +55,9 @@ def read_recorded(path: Path) -> Recipe:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        msg = f"{path} is not a file"
+        raise RecipeError(msg)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
