@@ -387,3 +387,29 @@ def test_an_accuracy_is_no_target_for_a_loss(folder: Path) -> None:
         ReportError, match="a target accuracy cannot be used with the metric 'train/loss'"
     ):
         study_of(folder, metric="train/loss", target_accuracy=0.9)
+
+
+def test_what_scripts_read_keeps_its_names(folder: Path) -> None:
+    # a key may be added; one that goes breaks somebody's script
+    data = json.loads(str(render(study_of(folder, reference="fedlog"), "json")))
+    assert set(data) >= {"metric", "better", "reference", "target_accuracy", "rows", "notes"}
+    estimates = {
+        f"{name}_{part}"
+        for name in ("final", "last10", "best", "up_bytes", "down_bytes", "difference")
+        for part in ("mean", "se")
+    }
+    assert set(data["rows"][0]) >= estimates | {
+        "label",
+        "method",
+        "seeds",
+        "unfinished",
+        "rounds_least",
+        "rounds_most",
+        "folders",
+        "final_low",
+        "final_high",
+        "difference_low",
+        "difference_high",
+        "p",
+        "p_holm",
+    }

@@ -116,10 +116,11 @@ def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
 
 def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    numbered = all(row[0].isdigit() for row in sheet.rows)
     for i in block:
         table.add_column(
             words(sheet.columns[i]),
-            justify="right" if i else "left",
+            justify="right" if i or numbered else "left",
             width=widths[i],
             overflow="fold",
         )
