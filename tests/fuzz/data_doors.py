@@ -7,6 +7,7 @@ import gzip
 import io
 import pickle
 import struct
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.data.sources.weights_file import read_weights
@@ -137,12 +139,11 @@ def formats() -> Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any]]]:
 
 
 def data_file(random: Random, place: Path) -> None:
-    files, how = formats()[random.choice(list(formats()))]
+    kind = random.choice(list(formats()))
+    files, how = formats()[kind]
     chosen = random.choice(list(files))
     for name, data in files.items():
-        path = place / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(spoilt(random, name, data) if name == chosen else data)
+        write(place / name, spoilt(random, name, data) if name == chosen else data)
     options = dict(how)
     if random.random() < 0.2:
         key = random.choice(
@@ -153,17 +154,29 @@ def data_file(random: Random, place: Path) -> None:
         read_weights(place / chosen, options["weights"])
         return
     if "unlabelled" in options:
-        read_examples(place / options["unlabelled"], known_data())
-        return
-    if "path" in options:
-        options["path"] = place / options["path"]
-    load(options.pop("name"), root=place, **options)
+        read_examples(place / options["unlabelled"], load("digits"))
+    elif "path" not in options:
+        load(options.pop("name"), root=place, **options)
+    elif random.random() < 0.3:
+        read_examples(place / options["path"], learned(kind))
+    else:
+        load(options.pop("name"), **{**options, "path": place / options["path"]})
 
 
 @functools.cache
-def known_data() -> Any:
-    """What the examples to predict must be like."""
-    return load("digits")
+def learned(kind: str) -> Dataset:
+    """Return the data of a run that was trained on such files: what is predicted must be alike."""
+    files, how = formats()[kind]
+    with tempfile.TemporaryDirectory() as place:
+        for name, data in files.items():
+            write(Path(place) / name, data)
+        options = {**how, "path": Path(place) / how["path"]}
+        return load(options.pop("name"), **options)
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 def spoilt(random: Random, name: str, data: bytes) -> bytes:

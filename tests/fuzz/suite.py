@@ -25,13 +25,15 @@ from fuzz.data_doors import data_file
 from fuzz.python_door import wrong_arguments
 from fuzz.recipe_doors import recipe_file, setting
 from fuzz.run_doors import checkpoint, record
+from fuzz.study_door import study_file
 
 DOORS = (
-    Door("recipe", 220, recipe_file),
-    Door("setting", 180, setting),
-    Door("record", 150, record),
+    Door("recipe", 200, recipe_file),
+    Door("setting", 170, setting),
+    Door("study", 50, study_file),
+    Door("record", 140, record),
     Door("checkpoint", 100, checkpoint),
-    Door("data", 250, data_file),
+    Door("data", 240, data_file),
     Door("python", 100, wrong_arguments),
 )
 

@@ -20,6 +20,7 @@ from fedgist.methods import METHODS
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_table
+from fedgist.studies.search_space import read_space
 from fedgist.studies.sweep import axis, grid
 
 SMALL = [
@@ -300,3 +301,16 @@ def test_a_table_that_cannot_be_used_is_refused_in_our_words(
     with pytest.raises(RecipeError, match=re.escape(says)) as refused:
         read_table(path)
     assert "Input should" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [b"[table]\na = " + b"[" * 9000, b"[table]\n\xff", b"\xff"])
+def test_tables_and_spaces_that_are_no_text_or_too_deep_are_one_line(
+    tmp_path: Path, text: bytes
+) -> None:
+    # seen: RecursionError from the parser, UnicodeDecodeError when recipes were listed
+    path = tmp_path / "file.toml"
+    path.write_bytes(text)
+    assert is_table(path) == (text[0] != 0xFF)
+    for reader in (read_table, read_space):
+        with pytest.raises(RecipeError, match=r"file\.toml: \S+"):
+            reader(path)

@@ -59,7 +59,7 @@ class Table(_Part):
 
 def is_table(path: Path) -> bool:
     """Return whether a file among the recipes is a table."""
-    return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8")
+    return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8", errors="replace")
 
 
 def read_table(path: Path) -> Table:

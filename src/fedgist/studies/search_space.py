@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgist.errors import InputError, RecipeError, one_of
+from fedgist.errors import InputError, RecipeError, first_line, one_of
 from fedgist.federation.recipe import role_of
 
 FIXED = ("data.validation", "evaluate.", "train.num_rounds")  # no hyper-parameters either
@@ -28,7 +28,7 @@ def read_space(path: Path) -> dict[str, Range]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path}: {error}"
+        msg = f"{path}: {first_line(error)}"
         raise RecipeError(msg) from error
     space = dict(_ranges(path, tables, ""))
     if not space:
