@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -15,12 +16,15 @@ from random import Random
 from unittest import mock
 
 import numpy as np
-import safetensors.numpy
+import safetensors.torch
 import tomli_w
+import torch
+from torch import Tensor
 
 import fedgist
 from fedgist.cli.main import main
 from fedgist.errors import InputError
+from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.record import STATE
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree
 
@@ -136,31 +140,41 @@ def checkpoint(random: Random, place: Path) -> None:
 
 
 def spoil_arrays(random: Random, path: Path) -> None:
-    """A whole file, of other arrays than were saved."""
-    with safetensors.safe_open(path, "np") as file:
-        meta = dict(file.metadata())
+    """A whole file, of other arrays than were saved; mostly with digests as if it had been."""
+    with safetensors.safe_open(path, "pt") as file:
+        entry = json.loads(file.metadata()[checkpoints.ENTRY])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    spoil_one(random, arrays)
+    if random.random() < 0.2:
+        spoilt = spoil_tree(random, entry)
+        entry = spoilt if isinstance(spoilt, dict) else entry
+    entry.pop("digest", None)
+    if random.random() < 0.8:
+        entry["digest"] = checkpoints._digest(entry, arrays)
+    path.write_bytes(safetensors.torch.save(arrays, {checkpoints.ENTRY: json.dumps(entry)}))
+
+
+def spoil_one(random: Random, arrays: dict[str, Tensor]) -> None:
     name, other = random.choice(list(arrays)), random.choice(list(arrays))
+    array = arrays[name]
     match random.randrange(9):
         case 0:
             del arrays[name]
         case 1:
-            arrays[name + random.choice(("x", "/", "/a/b"))] = arrays[name].copy()
+            arrays[name + random.choice(("x", "/", "/a/b"))] = array.clone()
         case 2:
             arrays[name], arrays[other] = arrays[other], arrays[name]
         case 3:
-            kind = random.choice((np.float64, np.int64, np.float16, np.bool_, np.uint8))
-            arrays[name] = arrays[name].astype(kind)
+            kind = random.choice((torch.float64, torch.int64, torch.float16, torch.bool))
+            arrays[name] = array.to(kind)
         case 4:
-            arrays[name] = arrays[name][..., :1].copy()
+            arrays[name] = array[..., :1].clone()
         case 5:
-            arrays[name] = arrays[name].reshape(-1).copy()
+            arrays[name] = array.reshape(-1).clone()
         case 6:
-            worst = (np.nan, np.inf, 0, 1e38) if arrays[name].dtype.kind == "f" else (0, 1)
-            arrays[name] = np.full_like(arrays[name], random.choice(worst))
+            worst = (math.nan, math.inf, 0, 1e38) if array.is_floating_point() else (0, 1)
+            arrays[name] = torch.full_like(array, random.choice(worst))
         case 7:
-            arrays[name] = np.zeros((0, *arrays[name].shape[1:]), arrays[name].dtype)
+            arrays[name] = torch.zeros((0, *array.shape[1:]), dtype=array.dtype)
         case _:
-            whole = {key: json.loads(text) for key, text in meta.items()}
-            meta = {str(k): json.dumps(v) for k, v in dict(spoil_tree(random, whole) or {}).items()}
-    path.write_bytes(safetensors.numpy.save(arrays, meta))
+            arrays[random.choice(("server", "clients/9/x", "best/server/a", ""))] = array.clone()
