@@ -309,6 +309,18 @@ def test_a_round_that_is_none_is_refused(stopped: Path, number: Any) -> None:
         run(stopped, resume=True)
 
 
+@pytest.mark.parametrize(
+    "part", [{"recipe": 1.5}, {"inputs": 3}, {"lines": []}, {"raised": ((1, 2),)}]
+)
+def test_a_binding_that_is_none_is_refused(stopped: Path, part: dict[str, Any]) -> None:
+    # seen: the fuzz suite wrote numbers in place of tables, with a digest that fits: tracebacks
+    saved = checkpoint.load(stopped)
+    assert saved is not None
+    checkpoint.save(stopped, replace(saved, binding=replace(saved.binding, **part)))
+    with pytest.raises(CheckpointError, match="its content is not what was written"):
+        run(stopped, resume=True)
+
+
 def test_the_number_of_rounds_can_be_raised_and_the_record_says_so(
     stopped: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,15 @@ from fedgist.errors import InputError, WorkerError
 from fuzz import cases, mutations, suite
 from fuzz.cases import Door, outcome
 
-CASES = {"recipe": 100, "setting": 40, "study": 60, "record": 20, "data": 100, "python": 20}
+CASES = {
+    "recipe": 100,
+    "setting": 40,
+    "study": 60,
+    "record": 15,
+    "checkpoint": 15,
+    "data": 100,
+    "python": 20,
+}
 
 
 @pytest.mark.parametrize("name", CASES)

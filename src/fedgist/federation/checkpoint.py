@@ -122,6 +122,7 @@ def load(folder: Path) -> Checkpoint | None:
         whole = whole and is_round(number) and (best is None or is_round(best))
         raised = tuple(tuple(change) for change in entry.pop("raised", ()))
         binding = Binding(**entry, raised=raised)
+        whole = whole and _is_sound(binding)
     except _BROKEN as error:
         msg = f"{path} is damaged ({first_line(error)}); {_HINT}"
         raise CheckpointError(msg) from error
@@ -139,6 +140,14 @@ def load(folder: Path) -> Checkpoint | None:
     if best is not None:
         kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
     return Checkpoint(number, under("server/"), under("clients/"), kept, binding)
+
+
+def _is_sound(binding: Binding) -> bool:
+    tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines)
+    return all(isinstance(table, dict) for table in tables) and all(
+        all(map(is_round, change)) and len(change) == len(("round", "from", "to"))
+        for change in binding.raised
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
