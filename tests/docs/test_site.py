@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from browsers import BROWSER, new_page, open_browser
 from commands import call
@@ -21,13 +23,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the words of the Makefile."""
+    """Built by the words of the Makefile, once: two builds would write the same stubs at a time."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # of several workers, if there are
+    shared = tmp_path_factory.getbasetemp().parent / f"site-{run}"
+    out = shared if run else tmp_path_factory.mktemp("site") / "built"
     recipe = re.search(r"sphinx-build (.* build/site)", (ROOT / "Makefile").read_text("utf-8"))
     assert recipe is not None
-    out = tmp_path_factory.mktemp("site")
     *options, _ = recipe[1].split()
-    done = call([sys.executable, "-m", "sphinx", *options, out], ROOT)
-    assert "WARNING" not in done.stderr
+    with FileLock(f"{out}.lock"):
+        if not (out / "index.html").exists():
+            done = call([sys.executable, "-m", "sphinx", *options, out], ROOT)
+            assert "WARNING" not in done.stderr
     return out
 
 
