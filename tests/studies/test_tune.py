@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,7 @@ def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, space: Path)
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     job = next(tuner.jobs(1))
     finish(job, 0.5)
-    with sqlite3.connect(tmp_path / "study" / "study.db") as database:
+    with closing(sqlite3.connect(tmp_path / "study" / "study.db")) as database, database:
         database.execute("DROP TABLE trial_values")
     says = r"study.db cannot be written: .*no such table"
     with pytest.raises(OutputError, match=says), storing(tmp_path / "study"):
