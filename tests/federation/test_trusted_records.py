@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import fedgist
+from fedgist.cli import seeded_runs
 from fedgist.core.method import Context, Phase
 from fedgist.data.dataset import Dataset
-from fedgist.errors import CheckpointError, DataError, RecipeError
+from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
 from fedgist.federation import atomic_files, checkpoint, digests, run_inputs, runner
 from fedgist.federation.record import STATE, Record, read_lines
 from fedgist.methods.fedavg import FedAvg
@@ -121,6 +122,43 @@ def test_lines_of_clients_are_checked_as_well(stopped: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"client": 2', b'"client": 3', 1))
     with pytest.raises(CheckpointError, match="a line was changed, or is missing"):
         run(stopped, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        # seen: "is finished", its table, and exit code 0
+        ("recipe.toml", "lr = 0.05", "lr = 0.5", "was begun with train.lr = 0.05, not 0.5"),
+        ("recipe.toml", "seed = 0", "seed = 1", "was begun with seed = 0, not 1"),
+        ("rounds.jsonl", '"comm/up_bytes": ', '"comm/up_bytes": 1', "a line was changed"),
+        ("clients.jsonl", '"client": 2', '"client": 3', "a line was changed"),
+    ],
+)
+def test_a_finished_run_that_was_changed_is_refused(
+    tmp_path: Path, name: str, old: str, new: str, says: str
+) -> None:
+    run(tmp_path)
+    resume_finished(tmp_path)
+    path = tmp_path / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=says):
+        resume_finished(tmp_path)
+
+
+def test_a_finished_run_keeps_its_rounds_and_its_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(RecipeError, match="can only be raised, not cut to 3"):
+        resume_finished(tmp_path, 3)
+    (tmp_path / STATE).unlink()
+    with pytest.raises(CheckpointError, match="has no checkpoint, which a finished run has"):
+        resume_finished(tmp_path)
+
+
+def resume_finished(folder: Path, rounds: int | None = None) -> None:
+    """Do what `fedgist run --resume` does with a finished run: nothing, if it is whole."""
+    assert list(seeded_runs.resume(folder, [], 1, None, Enough(0), rounds)) == []
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(

@@ -57,7 +57,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe; without one, FedLog on scikit-learn's digits with ten clients.
+    """Run a recipe; without one, the demo: FedLog on scikit-learn's digits, twenty clients.
 
     Examples
     --------

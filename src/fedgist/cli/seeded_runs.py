@@ -9,6 +9,7 @@ from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import runner
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, is_over
+from fedgist.federation.resuming import check_finished
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.world import Given
 from fedgist.report import run_files
@@ -101,6 +102,7 @@ def resume(
     for run in runs:
         recipe = read(run.folder / RECIPE, settings)
         if _is_finished(run, rounds or recipe.train.num_rounds):
+            check_finished(recipe, run.folder, rounds)
             observer.note(f"{run.folder} is finished ({run.done} rounds)")
             continue
         yield runner.run(

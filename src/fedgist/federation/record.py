@@ -78,6 +78,12 @@ class Record:
         files.append(path, blob)
 
 
+def check_lines(folder: Path, last_round: int, digests: Mapping[str, str]) -> None:
+    """Raise CheckpointError if the lines up to a round are not those whose digests are given."""
+    for name in LINES:
+        _kept(folder / name, last_round, digests.get(name))
+
+
 def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     """Return the bytes of the lines up to a round.
 

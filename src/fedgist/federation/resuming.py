@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.training import Training
-from fedgist.errors import RecipeError, shown
-from fedgist.federation.checkpoint import Binding, Checkpoint
+from fedgist.errors import CheckpointError, RecipeError, shown
+from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.recipe import Recipe, flat
+from fedgist.federation.record import check_lines
 from fedgist.federation.round_loop import context
 from fedgist.federation.server_side import ServerSide
 
@@ -42,13 +43,7 @@ def check_binding(
     ``raising`` says whether a larger number of rounds was asked for.
     """
     begun, now = saved.binding, binding_of(side, inputs)
-    for key in dict.fromkeys([*begun.recipe, *now.recipe]):
-        old, new = begun.recipe.get(key), now.recipe.get(key)
-        if old == new or (key == ROUNDS_KEY and raising):
-            continue
-        hint = "; --rounds raises it" if key == ROUNDS_KEY and (new or 0) > (old or 0) else ""
-        msg = f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}"
-        raise RecipeError(msg)
+    _check_recipe(now.recipe, begun.recipe, folder, raising=raising)
     for what in dict.fromkeys([*begun.inputs, *now.inputs]):
         if begun.inputs.get(what) != now.inputs.get(what):
             msg = f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
@@ -57,14 +52,53 @@ def check_binding(
         _check_rounds(side, saved, folder)
 
 
+def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> None:
+    """Raise an error if the recipe or the lines of a finished run were changed since.
+
+    Its data are not read. ``rounds`` is how many are asked for now.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe changed, or fewer rounds are asked for.
+    CheckpointError
+        If the checkpoint is damaged, or the lines are not those that it counts on.
+    """
+    saved = load(folder)
+    if saved is None:
+        msg = f"{folder} has no checkpoint, which a finished run has; put it back from a copy, or "
+        raise CheckpointError(msg + "start the run again with --overwrite")
+    begun = saved.binding.recipe
+    _check_recipe(_described(recipe), begun, folder, raising=False)
+    if rounds is not None:
+        _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
+    check_lines(folder, saved.round, saved.binding.lines)
+
+
+def _check_recipe(
+    now: Mapping[str, object], begun: Mapping[str, object], folder: Path, *, raising: bool
+) -> None:
+    """Raise RecipeError that names the first key of the recipe that changed."""
+    for key in dict.fromkeys([*begun, *now]):
+        old, new = begun.get(key), now.get(key)
+        if old == new or (key == ROUNDS_KEY and raising):
+            continue
+        more = isinstance(old, int) and isinstance(new, int) and new > old
+        hint = "; --rounds raises it" if key == ROUNDS_KEY and more else ""
+        msg = f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}"
+        raise RecipeError(msg)
+
+
+def _check_not_cut(old: int, new: int, folder: Path) -> None:
+    if new < old:
+        msg = f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to "
+        raise RecipeError(msg + str(new))
+
+
 def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
     """Raise RecipeError if the number of rounds falls, or the rounds that are done depend on it."""
     old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
-    if new < old:
-        msg = (
-            f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to {new}"
-        )
-        raise RecipeError(msg)
+    _check_not_cut(old, new, folder)
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     for number in range(1, saved.round + 1):
         for what, before, after in _plans(shorter, side, number):
