@@ -30,6 +30,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -82,6 +83,7 @@ class Mine(FedAvg):
 """
 
 
+@pytest.mark.slow
 def test_own_code_is_told_before_it_runs_and_can_be_refused(tmp_path: Path) -> None:
     (tmp_path / "own_method.py").write_text(OWN)
     trace, out = tmp_path / "trace", tmp_path / "out"

@@ -40,6 +40,7 @@ SUBJECTS: dict[str, Method] = {
 EVERY = pytest.mark.parametrize("option", OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_laws_hold_with_all_options_at_once(

@@ -45,6 +45,7 @@ train.lr = 0.02
 """
 
 
+@pytest.mark.slow
 def test_it_obeys_all_laws_in_one_line() -> None:
     assert len(check_laws(ShareMeans())) == len(LAWS)
 

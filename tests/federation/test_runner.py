@@ -230,6 +230,7 @@ def test_the_public_names_are_all_there_and_no_others() -> None:
         _ = fedgist.runn
 
 
+@pytest.mark.slow
 def test_two_processes_are_not_at_one_run_at_once(tmp_path: Path) -> None:
     # rejects a record in which every round is written twice
     recipe = {

@@ -95,6 +95,7 @@ def test_every_format_of_a_table_is_harmless(folder: Path) -> None:
     assert is_harmless(shown("watch", folder, "--once"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_label_of_any_name_is_a_cell_of_its_own(tmp_path: Path, name: str) -> None:
     # the label of a row holds the value in which runs of a method differ
