@@ -125,6 +125,8 @@ def test_partition_prints_who_has_what_and_draws_it(cli: Cli, tmp_path: Path) ->
     assert "20 clients" in done.stdout
     assert "pathological" in done.stdout
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert "no recipe given" not in done.stdout
+    assert "no recipe given: this is demo" in cli("partition").stdout
 
 
 @pytest.mark.parametrize(

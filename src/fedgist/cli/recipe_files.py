@@ -8,6 +8,7 @@ from fedgist.errors import RecipeError, did_you_mean
 from fedgist.studies.paper_table import is_table
 
 DEFAULT = "demo"
+NONE_GIVEN = f"no recipe given: this is {DEFAULT}, which comes with fedgist"
 
 
 def folder() -> Path:

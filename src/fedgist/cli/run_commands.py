@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgist.cli.recipe_files import DEFAULT, find_recipe
+from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import START, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
@@ -78,7 +78,7 @@ def run(
         else:
             assert parsed is not None
             if recipe is None:
-                observer.note(f"no recipe given: this is {DEFAULT}, which comes with fedgist")
+                observer.note(NONE_GIVEN)
             place = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
             results = seeded_runs.start(
                 parsed, seeds, place, data_root, observer, overwrite=overwrite
@@ -120,6 +120,8 @@ def partition(
     split = class_counts(world.data, world.partition)
     counts = split["train"]
     screen = console()
+    if recipe is None:
+        screen.print(words(NONE_GIVEN, "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
     if png:
         partition_png(split, png)
