@@ -136,6 +136,20 @@ def test_a_key_left_over_by_a_changed_name_is_dropped_and_said(
     assert again.dropped == ()
 
 
+def test_own_data_on_top_of_a_recipe_are_not_cut_in_silence(tmp_path: Path) -> None:
+    # seen: 1,797 rows of one's own cut to the demo's 200; "num_clients = 20, but n.npz has 3"
+    demo = {"data": {"train_rows": 200}, "clients": {"num_clients": 20, "init": "own"}}
+    own = ["data.name=npz", f"data.path={tmp_path / 'n.npz'}", "partition.name=natural"]
+    recipe = make(demo, own)
+    assert recipe.dropped == (
+        "data.train_rows = 200 of the recipe is kept: only so many rows are used",
+        "clients.num_clients = 20 is dropped: the data say how many",
+    )
+    assert "num_clients" not in recipe.clients.model_fields_set
+    assert recipe.clients.init == "own"
+    assert make(demo, [*own, "clients.num_clients=3", "data.train_rows=9"]).dropped == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

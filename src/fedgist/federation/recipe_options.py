@@ -60,7 +60,11 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _data(recipe: Recipe, changed: Collection[str]) -> Update:
     if recipe.data.name == GIVEN:
         return {}, []
-    return _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+    sections, notes = _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+    rows = recipe.data.train_rows
+    if rows is not None and "data.name" in changed and "data.train_rows" not in changed:
+        notes.append(f"data.train_rows = {rows} of the recipe is kept: only so many rows are used")
+    return sections, notes
 
 
 def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
@@ -70,7 +74,16 @@ def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
     sections, notes = _section("partition", recipe.partition, rule, PARTS, changed)
     defaults, _ = options_of(rule, PARTS)
     filled = defaults | sections["partition"].options
-    return {"partition": type(recipe.partition)(name=recipe.partition.name, **filled)}, notes
+    sections["partition"] = type(recipe.partition)(name=recipe.partition.name, **filled)
+    clients = recipe.clients
+    stated = "num_clients" in clients.model_fields_set and "clients.num_clients" not in changed
+    if recipe.partition.name == "natural" and "partition.name" in changed and stated:
+        kept = {key: getattr(clients, key) for key in clients.model_fields_set - {"num_clients"}}
+        sections["clients"] = type(clients)(**kept)
+        notes.append(
+            f"clients.num_clients = {clients.num_clients} is dropped: the data say how many"
+        )
+    return sections, notes
 
 
 def _models(recipe: Recipe, changed: Collection[str]) -> Update:

@@ -84,6 +84,24 @@ def check_lines(folder: Path, last_round: int, digests: Mapping[str, str]) -> No
         _kept(folder / name, last_round, digests.get(name))
 
 
+def changed_since(path: Path, result: Mapping[str, object]) -> str:
+    """Return what is wrong with a file of lines, given how its run ended; nothing if all is well.
+
+    Lines of later rounds, of a run that goes on, are not looked at.
+    """
+    digests, last = result.get("digests"), result.get("rounds")
+    digest = digests.get(path.name) if isinstance(digests, dict) else None
+    if digest is None or not isinstance(last, int):
+        return ""
+    if hashlib.sha256(blob_of(path)).hexdigest() == digest:
+        return ""
+    try:
+        _kept(path, last, digest)
+    except CheckpointError:
+        return f"{path} was changed since its run finished: {_damage(path, last)}"
+    return ""
+
+
 def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     """Return the bytes of the lines up to a round.
 

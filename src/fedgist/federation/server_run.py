@@ -203,6 +203,7 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
         "communication": totals(record.rounds),
         "notes": [*notes, *said(outcome)],
         "versions": versions(),
+        "digests": record.seal() if record.folder else {},
     }
 
 

@@ -21,6 +21,7 @@ from fedgist.federation.record import (
     RESULT,
     ROUNDS,
     Line,
+    changed_since,
     is_over,
 )
 from fedgist.report.checked_files import Lines, read_checked, read_table
@@ -203,7 +204,10 @@ def _read(folder: Path) -> RunFiles:
         read_table(folder / METRICS_FILE, json.loads, problems)
     lines = read_checked(folder / ROUNDS, fault_of_round)
     rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
-    return RunFiles(folder, recipe, rounds, result, (*problems, *lines.problems, *order_problems))
+    problems += [*lines.problems, *order_problems]
+    if not problems and (changed := changed_since(folder / ROUNDS, result)):
+        problems.append(changed)
+    return RunFiles(folder, recipe, rounds, result, tuple(problems))
 
 
 def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:

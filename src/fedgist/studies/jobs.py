@@ -22,7 +22,15 @@ from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import read
-from fedgist.federation.record import RECIPE, ROUNDS, Line, is_over, read_lines, read_result
+from fedgist.federation.record import (
+    RECIPE,
+    ROUNDS,
+    Line,
+    changed_since,
+    is_over,
+    read_lines,
+    read_result,
+)
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import Given
@@ -49,6 +57,9 @@ def is_done(job: Job) -> bool:
         )
         raise RecipeError(msg)
     lines, result = read_lines(job.folder / ROUNDS), read_result(job.folder)
+    if changed := changed_since(job.folder / ROUNDS, result):
+        msg = f"{changed}; put it back from a copy, or remove the run"
+        raise RecipeError(msg)
     done = bool(lines) and bool(result)
     return done and is_over(recipe.train.num_rounds, lines[-1]["round"], result)
 
