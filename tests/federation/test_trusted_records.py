@@ -118,6 +118,19 @@ def test_lines_that_do_not_fit_the_checkpoint_are_refused(
     assert (path.read_bytes() if path.exists() else None) == before  # nothing is lost
 
 
+def test_a_run_whose_checkpoint_is_lost_begins_again_and_says_so(stopped: Path) -> None:
+    (stopped / STATE).unlink()
+    notes: list[str] = []
+
+    class Heard(Enough):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    resumed = run(stopped, resume=True, observer=Heard(99))
+    assert [line["round"] for line in resumed.rounds] == list(range(1, ROUNDS + 1))
+    assert f"{stopped} has no checkpoint: its run begins again at round 1" in notes
+
+
 def test_lines_of_clients_are_checked_as_well(stopped: Path) -> None:
     path = stopped / "clients.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"client": 2', b'"client": 3', 1))

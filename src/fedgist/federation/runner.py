@@ -13,7 +13,7 @@ from fedgist.federation import saved_features
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import Recipe, read, read_recorded
 from fedgist.federation.recipe_data import class_counts
-from fedgist.federation.record import PARTITION, RECIPE, Line, to_json
+from fedgist.federation.record import PARTITION, RECIPE, ROUNDS, Line, blob_of, to_json
 from fedgist.federation.resuming import check_binding
 from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
@@ -74,6 +74,8 @@ def run(
     with alone(folder):
         resuming = enter(folder, resume=resume, overwrite=overwrite)
         saved = checkpoints.load(folder) if resuming and folder else None
+        if resuming and folder and saved is None and blob_of(folder / ROUNDS):
+            observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
         if folder and saved:  # a run keeps its plans to its end
             plans = read_recorded(folder / RECIPE).engine.plans
             section = recipe.engine.model_copy(update={"plans": plans})
