@@ -52,6 +52,7 @@ def test_laws_hold_with_all_options_at_once(
     law.try_on(SUBJECTS[name])
 
 
+@pytest.mark.slow
 @EVERY
 def test_an_option_changes_the_result_and_stacks_and_workers_do_not(option: str) -> None:
     options = OPTIONS[option]

@@ -26,6 +26,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_some_cases_of_each_door(name: str, tmp_path: Path) -> None:
     (door,) = (door for door in suite.DOORS if door.name == name)
