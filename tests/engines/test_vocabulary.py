@@ -128,6 +128,7 @@ def test_a_clients_own_parameters_learn_like_torchs_and_its_adam_lives_on() -> N
     assert state["clients/mlp/memory/train-0/count"].tolist() == [3] * len(SIZES)
 
 
+@pytest.mark.slow
 def test_fine_tuning_before_a_test_is_on_a_copy_and_helps_each_client_in_any_stack() -> None:
     plain = trace(with_method(world("local"), TwoPhases()), Plan(2))
     # sorted by test rows, clients come in another order than sorted by training rows

@@ -45,6 +45,7 @@ def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {"x": x.float().numpy()})[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
     model = trained(method)
@@ -79,6 +80,7 @@ def test_onnx_gives_the_logits_of_every_methods_models(method: str, tmp_path: Pa
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.uint8, torch.float64, torch.float32, torch.int64])
 def test_a_program_takes_any_type_of_numbers(kind: torch.dtype, tmp_path: Path) -> None:
     # seen: it took float32 alone
@@ -128,6 +130,7 @@ def test_files_name_classes_and_columns(of_a_frame: ClientModel, tmp_path: Path)
     check_description(lists)
 
 
+@pytest.mark.slow
 def test_onnx_names_classes_and_columns(of_a_frame: ClientModel, tmp_path: Path) -> None:
     export(of_a_frame, tmp_path / "m.onnx")
     reader: Any = importlib.import_module(ONNX_READER)

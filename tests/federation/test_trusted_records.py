@@ -85,6 +85,7 @@ def with_a_flipped_bit(blob: bytes) -> bytes:
     return blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "says"),
     [

@@ -75,6 +75,7 @@ def test_a_method_that_breaks_a_law_is_told_which() -> None:
         check_laws(ForgetsTheMask(), only=("1",))
 
 
+@pytest.mark.slow
 def test_all_laws_in_one_line_for_a_method_from_outside() -> None:
     assert len(check_laws(CountsTwice())) == len(LAWS)
 

@@ -229,6 +229,7 @@ KEYS = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(st.dictionaries(st.sampled_from(KEYS), anything), max_size=4))
 def test_whatever_is_in_the_lines_every_table_is_made(

@@ -111,6 +111,7 @@ def finish(job: Job, accuracy: float) -> None:
     (job.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_the_objective_is_the_last_rounds_validation_accuracy_over_seeds(
     tmp_path: Path, space: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_database_that_cannot_be_written_is_named(tmp_path: Path, space: Path)
         tuner.listen(job, Event("done"))
 
 
+@pytest.mark.slow
 def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
     tmp_path: Path, space: Path
 ) -> None:
