@@ -15,7 +15,7 @@ from typing import Any
 from fedgist.core.method import Method
 from fedgist.errors import InputError, MethodError, RecipeError, first_line, nearest, one_of
 from fedgist.federation.own_code import load_own
-from fedgist.methods import METHODS
+from fedgist.methods import METHODS, base_name
 from fedgist.options import check_options
 
 # a method's author may define other functions than the vocabulary's, but a name that is almost one
@@ -29,6 +29,8 @@ SLIP = 0.75  # from this similarity on (difflib's ratio), a name is taken for a 
 def method_class(name: str) -> type[Method]:
     """Return the class of a registered method, or of one named ``package.module:Class``.
 
+    Variants of a method, ``NAME@VARIANT``, are of its class.
+
     Raises
     ------
     RecipeError
@@ -36,6 +38,7 @@ def method_class(name: str) -> type[Method]:
     MethodError
         If the class is not a method.
     """
+    name = base_name(name)
     if ":" not in name:
         try:
             return METHODS[one_of(name, METHODS, "method")]
@@ -93,7 +96,7 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
     if not field_names(cls) and not options:
         return cls()
     try:
-        return cls(**check_options(cls, options, name, table))
+        return cls(**check_options(cls, options, base_name(name), table))
     except ValueError as error:
         text = first_line(error)  # a method says "method.mu must be ..."
         msg = text.replace("method.", f"{table}.", 1) if "method." in text else f"{table}: {text}"

@@ -6,17 +6,23 @@ unknown name is a :class:`RecipeError` of one line that names the key, the value
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from fedgist.errors import InputError, RecipeError, first_line, shown
-from fedgist.federation.recipe_sections import MethodSection, Recipe, role_of
+from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
+from fedgist.federation.recipe_sections import MethodSection, ObjectiveSection, Recipe, role_of
 from fedgist.federation.training_section import TrainSection
+from fedgist.methods import base_name
 from fedgist.options import checked
 
 __all__ = ["Recipe", "flat", "make", "read", "read_recorded", "role_of"]
+
+# sections that a method may have of its own, in its table
+OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
 
 
 def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
@@ -82,13 +88,14 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     merged, changed, left_over = _merged(raw, tables, changes)
     recipe: Recipe = checked(Recipe, merged)
     for name, table in tables.items():
-        checked(TrainSection, table.get("train", {}), f"methods.{name}.train")
+        for key, section in OF_A_METHOD.items():
+            checked(section, table.get(key, {}), f"methods.{name}.{key}")
     if "paper" in merged:
         recipe = _departing(recipe, changes)
     # what the recipe names loads torch, so a mistake in its own keys is told before
     from fedgist.federation.recipe_options import check_tables, settled  # noqa: PLC0415
 
-    check_tables(tables)
+    check_tables(tables, OF_A_METHOD)
     recipe = settled(recipe, changed)
     return recipe.noting([*left_over, *recipe.dropped])
 
@@ -114,20 +121,35 @@ def _merged(
     merged = {key: value for key, value in raw.items() if key != "methods"}
     given = _table(raw, "method")
     name = changes.get("method.name", given.get("name", MethodSection().name))
-    table = dict(tables.get(name, {})) if isinstance(name, str) else {}
-    train = _table(table, "train", f"methods.{name}.")
-    table.pop("train", None)
+    _check_variant(name, given.get("name"), tables)
+    table = tables.get(name, {}) if isinstance(name, str) else {}
+    own = {key: _table(table, key, f"methods.{name}.") for key in OF_A_METHOD}
+    options = {key: value for key, value in table.items() if key not in own}
     beside = given if given.get("name", name) == name else {}
     notes = [
         f"method.{key} = {shown(value)} is dropped: it belongs to {shown(given['name'])}"
         for key, value in given.items()
         if key not in beside and key != "name"
     ]
-    merged["method"] = {**table, **beside, "name": name}
-    merged["train"] = {**_table(raw, "train"), **train}
+    merged["method"] = {**options, **beside, "name": name}
+    merged |= {key: {**_table(raw, key), **section} for key, section in own.items()}
     for key, value in changes.items():
         _put(merged, key, value)
-    return merged, {*changes, *(f"train.{key}" for key in train)}, notes
+    return merged, {*changes, *(f"{part}.{key}" for part in own for key in own[part])}, notes
+
+
+def _check_variant(name: object, given: object, tables: Mapping[str, object]) -> None:
+    """Raise RecipeError if a recipe has no table of the variant of a method that is to run.
+
+    Without tables a file's own [method] says what its name stands for, as in a run's recipe.
+    """
+    if not isinstance(name, str) or "@" not in name or name in tables:
+        return
+    base = base_name(name)
+    variants = [table for table in tables if "@" in table and base_name(table) == base]
+    if variants or name != given:
+        msg = f"method.name: this recipe has no [methods.{json.dumps(name)}]"
+        raise RecipeError(msg + did_you_mean(name, variants))
 
 
 def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:

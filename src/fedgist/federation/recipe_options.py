@@ -44,8 +44,10 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     return recipe.model_copy(update=update).noting(notes)
 
 
-def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
+def check_tables(tables: Mapping[str, Mapping[str, Any]], aside: Collection[str]) -> None:
     """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
+
+    ``aside`` are the sections in them, which are no options.
 
     Raises
     ------
@@ -53,7 +55,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
         If there is no such method or option, or a value does not fit.
     """
     for name, table in tables.items():
-        options = {key: value for key, value in table.items() if key != "train"}
+        options = {key: value for key, value in table.items() if key not in aside}
         build_method(name, options, f"methods.{name}")
 
 

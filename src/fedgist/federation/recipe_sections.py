@@ -8,7 +8,8 @@ compares runs, resumes them or searches over them asks :func:`role_of`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
@@ -19,10 +20,10 @@ from fedgist.data import PARTITIONS, Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError, RecipeError, one_of
+from fedgist.errors import InputError, RecipeError, one_of, shown
 from fedgist.federation.section import CLOSED, Device, Positive, Share
 from fedgist.federation.training_section import TrainSection
-from fedgist.methods import DEFAULT_METHOD, METHODS
+from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
 
 Role = Literal["seed", "work", "record", "printed"]
@@ -51,17 +52,21 @@ class _Open(BaseModel):
 GIVEN = "given"  # recorded as the name of what was given as an object, in Python
 
 
-def _known(names: Iterable[str], kind: str, own: str = "") -> Any:
-    """Return the check of a name: a known one, GIVEN or, with ``own``, ``package.module:own``."""
+def _known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str) -> Any:
+    """Return the check of a name, or of its ``base``, the part of it that is looked up.
+
+    It is a known one, GIVEN or, with ``own``, ``package.module:own``.
+    """
 
     def check(name: str) -> str:
         if name == GIVEN or (own and ":" in name):
             return name
         try:
-            return one_of(name, names, kind)
+            one_of(base(name), names, kind)
         except InputError as error:
             msg = f"{error} (or your own: 'package.module:{own}')" if own else str(error)
             raise ValueError(msg) from error
+        return name
 
     return AfterValidator(check)
 
@@ -107,10 +112,22 @@ class ModelSection(_Open):
     weights: str | None = None  # a file whose arrays are the start, in place of random numbers
 
 
-class MethodSection(_Open):
-    """Which method, and its hyper-parameters."""
+VARIANT = re.compile(r"[^@]*(@[\w.+-]+)?", re.ASCII)  # it is a part of folders' names, too
 
-    name: Annotated[str, _known(METHODS, "method", "Class")] = DEFAULT_METHOD
+
+def _well_named(name: str) -> str:
+    if not VARIANT.fullmatch(name):
+        msg = f"{shown(name)}: a variant is METHOD@NAME, a name of letters, digits and _.+-"
+        raise ValueError(msg)
+    return name
+
+
+class MethodSection(_Open):
+    """Which method or variant of one, ``NAME@VARIANT``, and its hyper-parameters."""
+
+    name: Annotated[
+        str, _known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
+    ] = DEFAULT_METHOD
 
 
 class ObjectiveSection(_Section):

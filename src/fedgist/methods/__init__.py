@@ -1,4 +1,7 @@
-"""The methods, one file each. A new one is a file here and a line in :data:`METHODS`."""
+"""The methods, one file each. A new one is a file here and a line in :data:`METHODS`.
+
+A recipe may hold variants of a method, ``fedprox@strong``: other settings under another name.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +23,12 @@ METHODS: Registry[type[Method]] = Registry(
         "fedlog": "fedgist.methods.fedlog:FedLog",
     }
 )
+
+
+def base_name(name: str) -> str:
+    """Return the name of the method that a variant, ``NAME@VARIANT``, runs; of others their own.
+
+    >>> base_name("lg_fedavg@2"), base_name("fedlog")
+    ('lg_fedavg', 'fedlog')
+    """
+    return name.partition("@")[0]

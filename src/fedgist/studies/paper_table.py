@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.recipe import Recipe, read
-from fedgist.methods import METHODS
+from fedgist.methods import METHODS, base_name
 from fedgist.options import checked
 from fedgist.studies.job import Job, jobs_of_seeds
 
@@ -104,7 +104,7 @@ def cells(
     RecipeError
         If a column or method is asked for that the table or this version does not have.
     """
-    available = [method for method in table.table.methods if method in METHODS or ":" in method]
+    available = [m for m in table.table.methods if base_name(m) in METHODS or ":" in m]
     _check_names(columns, methods, table, available)
     count = seeds or getattr(table.table.seeds, scale)
     jobs, recipes = [], {}
