@@ -17,6 +17,13 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from fedgist.core import random
+from fedgist.core.conjugate_head import (
+    Sums,
+    _omega,
+    gradient_head,
+    log_posterior,
+    map_head,
+)
 from fedgist.core.linear_head import LinearHead
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
@@ -24,14 +31,7 @@ from fedgist.core.net import Architecture, split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
-from fedgist.methods.fedlog import (
-    FedLog,
-    Sums,
-    _omega,
-    gradient_head,
-    log_posterior,
-    map_head,
-)
+from fedgist.methods.fedlog import FedLog
 from fedgist.models import MODELS
 
 Floats = npt.NDArray[np.float64]

@@ -21,6 +21,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedavg": "fedgist.methods.fedavg:FedAvg",
         "fedprox": "fedgist.methods.fedprox:FedProx",
         "fedlog": "fedgist.methods.fedlog:FedLog",
+        "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
     }
 )
 

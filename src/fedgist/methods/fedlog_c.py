@@ -1,0 +1,135 @@
+"""FedLog-C: FedLog whose clients see the class sums, and learn features near their class's mean.
+
+Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
+flexibility", eq. 15. The paper's symbols are those of core/conjugate_head.py. See
+docs/methods/fedlog_c.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedgist.core.bounds import NonNegative
+from fedgist.core.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
+from fedgist.core.linear_head import one_feature_width
+from fedgist.core.losses import masked_mean
+from fedgist.core.message import Nothing
+from fedgist.core.method import Batch, Context, Life, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.errors import MethodError
+
+
+@dataclass(frozen=True)
+class FedLogC(Method):
+    """FedLog with a contrastive loss: the server sends the total S, clients solve for the head.
+
+    ``alpha`` and ``beta`` are not in the paper; the defaults were chosen on validation data.
+    ``head_start`` says what the first head is: the result of one exchange with the untrained
+    bodies, or that of a random pseudo-sum.
+    """
+
+    alpha: NonNegative = 1e-2  # of the pull to the mean of a row's class
+    beta: NonNegative = 1e-4  # of the push from the means of the other classes
+    nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
+    head_start: Literal["exchange", "random"] = "exchange"
+    optimizer_memory: Life = "round"  # how long a body's optimizer remembers
+
+    keeps: ClassVar[Part] = "body"
+
+    def __post_init__(self) -> None:
+        """Check the bounds, and that a random head has a prior to come from."""
+        super().__post_init__()
+        if self.head_start == "random" and self.nu == 0:
+            msg = "method.head_start = 'random' needs method.nu above 0, not 0: its first head is "
+            msg += "the prior's"
+            raise MethodError(msg)
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless all bodies have one feature width and all heads a bias."""
+        one_feature_width(task, "fedlog_c")
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
+        if ctx.round == 0:
+            return ("exchange",) if self.head_start == "exchange" else ()
+        return ("train",)
+
+    def init_server(self, ctx: Context) -> Sums:
+        """Return a pseudo-sum that has a random head and no rows."""
+        shape = (ctx.task.num_classes, one_feature_width(ctx.task, "fedlog_c") + 1)
+        return Sums(random_pseudo_sums(ctx.draw("head"), shape, self.nu))
+
+    def download(self, server: Sums, order: Order, ctx: Context) -> Sums | Nothing:
+        """Return the total S; in the exchange before training, nothing."""
+        return Nothing() if ctx.stage == "exchange" else server
+
+    def receive(
+        self, net: Net, own: Nothing, down: Sums | Nothing, ctx: Context
+    ) -> tuple[Net, Nothing]:
+        """Return the net with the MAP head (eq. 14) of the total installed."""
+        if isinstance(down, Nothing):
+            return net, own
+        eta = map_head(down.total.to(torch.float64), self.nu).to(down.total.dtype)
+        return net.with_head(eta[:, 1:], eta[:, 0]), own
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return one phase in which only the body learns."""
+        if ctx.stage == "exchange":
+            return ()
+        epochs = ctx.task.training.local_epochs
+        return (Phase(("body",), epochs=epochs, remembers=self.optimizer_memory),)
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: Sums, ctx: Context) -> Tensor:
+        """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
+        z = net.features(batch.x)
+        task_loss = ctx.task.objective.loss(net.logits(z), batch)
+        pull, push = pull_and_push(z, batch.y, batch.mask, down.total)
+        return task_loss + self.alpha * pull - self.beta * push
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Nothing, down: Sums | Nothing, ctx: Context
+    ) -> Sums:
+        """Return S over a batch (eq. 2)."""
+        return feature_sums(net, batch, ctx.task.num_classes)
+
+    def upload(
+        self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context
+    ) -> tuple[Sums, Nothing]:
+        """Return S over all local rows."""
+        return sums, own
+
+    def server_update(self, server: Sums, replies: Replies, ctx: Context) -> Sums:
+        """Return the total."""
+        total: Sums = replies.total()
+        return total
+
+
+def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two sums of eq. 15, each divided by the number of rows, for features (batch, m).
+
+    The pull is the mean over rows of |phi - mu_y|^2, the push that of the sum over the other
+    classes y' of min(|phi - mu_y'|^2, r). Without r, the mean squared distance between two of the
+    means, eq. 15 has no lower bound. Classes that nobody has, by the total ``s``, are left out.
+    """
+    known = s[:, 0] > 0
+    means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is one of noise alone
+    distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
+    own_class = one_hot(y, len(s)).to(z.dtype)
+    pull = (distances * own_class * known).sum(1)
+    push = (distances.clamp(max=mean_distance(means, known)) * (1 - own_class) * known).sum(1)
+    return masked_mean(pull, mask), masked_mean(push, mask)
+
+
+def mean_distance(means: Tensor, known: Tensor) -> Tensor:
+    """Return the mean squared distance of two different rows of ``means`` that are ``known``.
+
+    Of k points it is 2 / (k - 1) times the sum of their squared distances to their center.
+    """
+    count, weight = known.sum(), known.unsqueeze(1).to(means.dtype)
+    center = (means * weight).sum(0) / count.clamp(min=1)
+    spread = ((means - center).square() * weight).sum()
+    return 2 * spread / (count - 1).clamp(min=1)
