@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedgist.core.net import split
+from fedgist.core.tree import stack
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import make
+from fedgist.federation.world import make_world
 from fedgist.models import MODELS
 
 GRAY, COLOR = (1, 28, 28), (3, 32, 32)
@@ -126,12 +130,78 @@ def test_images_of_another_size_are_a_clear_error(
         split(lambda: MODELS[name](shape, 10), shape, 10)
 
 
+WITH_LAST: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("mlp", (7,), {"hidden": [12, 8], "dropout": 0.2}),
+    ("fedlog_mnist", GRAY, {}),
+    ("fedlog_cifar", COLOR, {}),
+    ("lenet5", GRAY, {}),
+    ("resnet9", COLOR, {"width": 8, "features": 16}),
+    ("resnet18", COLOR, {"width": 4, "features": 6}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), WITH_LAST, ids=str)
+def test_the_last_activation_alone_decides_the_range_of_features(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    def features(**last: Any) -> Tensor:
+        net = split(lambda: MODELS[name](shape, 6, **options, **last), shape, 6).start(0)
+        x = 30 * torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
+        return net.features(x)
+
+    small, large = features(last="clamp", last_bound=1e-3), features(last="clamp", last_bound=1e6)
+    assert large.min() < 0 < large.max()  # no ReLU before it
+    assert float(small.abs().max()) == pytest.approx(1e-3)
+    torch.testing.assert_close(small, large.clamp(-1e-3, 1e-3))
+    torch.testing.assert_close(features(last="clamp"), large.clamp(-2, 2))
+    torch.testing.assert_close(features(last="relu"), large.relu())
+    torch.testing.assert_close(features(last="tanh"), large.tanh())
+    default = "tanh" if name in {"lenet5", "resnet9", "resnet18"} else "relu"
+    torch.testing.assert_close(features(), features(last=default), rtol=0, atol=0)
+
+
+def test_a_clamp_stacks() -> None:
+    arch = split(lambda: MODELS["mlp"]((7,), 6, last="clamp", last_bound=0.1), (7,), 6)
+    nets, x = [arch.start(0), arch.start(1)], torch.randn(2, 5, 7)
+    both = torch.func.vmap(lambda net, rows: net.features(rows))(stack(nets), x)
+    alone = [net.features(rows) for net, rows in zip(nets, x, strict=True)]
+    torch.testing.assert_close(both, torch.stack(alone))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            {"name": "mlp", "last": "sigmoid"},
+            "model.last = 'sigmoid': must be 'relu', 'tanh' or 'clamp'",
+        ),
+        ({"name": "mlp", "last": "clamp", "last_bound": 0}, "model.last_bound must be above 0"),
+        ({"name": "mlp", "last": "clamp", "last_bound": "x"}, "model.last_bound = 'x': must be a"),
+        (
+            {"name": "mlp", "last_bound": 1.0},
+            "model.last_bound = 1.0: model.last = 'relu' does not read it, 'clamp' does",
+        ),
+        (
+            {"name": "mlp", "hidden": [], "last": "tanh"},
+            "model.last = 'tanh': without hidden layers",
+        ),
+        ({"name": "resnet18", "last": "clamp"}, "model.last = 'clamp': without model.features"),
+        ({"name": "logistic", "last": "tanh"}, "model.last: unknown key of logistic"),
+    ],
+)
+def test_a_last_activation_that_cannot_be_is_named(model: dict[str, Any], says: str) -> None:
+    digits = {"data": {"train_rows": 100}, "train": {"num_rounds": 1}, "model": model}
+    with pytest.raises(RecipeError, match=says) as caught:
+        make_world(make(digits))
+    assert "\n" not in str(caught.value)
+
+
 def test_pooling_before_relu_is_relu_before_pooling() -> None:
     # the papers' order: ReLU, then max-pooling
     module = MODELS["lenet5"](GRAY, 10)
     x = torch.randn(2, *GRAY, generator=torch.Generator().manual_seed(0))
     z = x
-    layers = "conv1 relu1 pool1 conv2 relu2 pool2 conv3 relu3 pool3 flatten fc1 tanh fc2"
+    layers = "conv1 relu1 pool1 conv2 relu2 pool2 conv3 relu3 pool3 flatten fc1 last fc2"
     for name in layers.split():
         z = module.get_submodule(name)(z)
     torch.testing.assert_close(module(x), z)

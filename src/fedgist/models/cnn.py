@@ -11,13 +11,23 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedgist.models.last_activation import Last, last_activation
+
 
 def fedlog_mnist(
-    input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    dropout: float = 0.5,
+    last: Last = "relu",
+    last_bound: float | None = None,
 ) -> nn.Module:
     """Return FedLog's MNIST net, for images of 28x28 pixels.
 
     It has two 5x5 convolutions (10 and 20 channels) and a hidden layer of 50.
+
+    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, or ``clamp`` to
+    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and
     more flexibility", table A.1.
@@ -39,7 +49,7 @@ def fedlog_mnist(
             relu2=nn.ReLU(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(320, 50),
-            relu3=nn.ReLU(),
+            last=last_activation(last, last_bound),
             drop3=nn.Dropout(dropout),
             fc2=nn.Linear(50, num_classes),
         )
@@ -47,11 +57,19 @@ def fedlog_mnist(
 
 
 def fedlog_cifar(
-    input_shape: Sequence[int], num_classes: int, *, dropout: float = 0.5
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    dropout: float = 0.5,
+    last: Last = "relu",
+    last_bound: float | None = None,
 ) -> nn.Module:
     """Return FedLog's CIFAR net, for images of 32x32 pixels.
 
     It has two 5x5 convolutions (6 and 16 channels) and hidden layers of 120 and 100 (table A.1).
+
+    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, or ``clamp`` to
+    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Raises
     ------
@@ -71,17 +89,24 @@ def fedlog_cifar(
             fc1=nn.Linear(400, 120),
             relu3=nn.ReLU(),
             fc2=nn.Linear(120, 100),
-            relu4=nn.ReLU(),
+            last=last_activation(last, last_bound),
             drop=nn.Dropout(dropout),
             fc3=nn.Linear(100, num_classes),
         )
     )
 
 
-def lenet5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def lenet5(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    last: Last = "tanh",
+    last_bound: float | None = None,
+) -> nn.Module:
     """Return a net like LeNet5, of about 30 thousand parameters, for images of at least 4x4 pixels.
 
-    The features before its last layer are 84 numbers in (-1, 1).
+    The features before its last layer are 84 numbers in (-1, 1), unless ``last`` is not ``tanh``:
+    ``relu``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
 
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4.
@@ -99,7 +124,7 @@ def lenet5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
             pool3=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
             fc1=nn.Linear(120, 84),
-            tanh=nn.Tanh(),
+            last=last_activation(last, last_bound),
             fc2=nn.Linear(84, num_classes),
         )
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedgist.models.last_activation import Last, last_activation
+
 
 def logistic(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     """Return logistic regression: a linear layer on the flattened input."""
@@ -19,13 +21,18 @@ def mlp(
     *,
     hidden: Sequence[int] = (64,),
     dropout: float = 0.0,
+    last: Last = "relu",
+    last_bound: float | None = None,
 ) -> nn.Module:
     """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer.
+
+    ``last`` is the activation after the last of them, at the end of the body: ``relu``, ``tanh``,
+    or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Raises
     ------
     ValueError
-        If a width is below 1, or dropout is not at least 0 and below 1.
+        If a width is below 1, dropout is not at least 0 and below 1, or nothing reads ``last``.
     """
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
         msg = f"dropout must be at least 0 and below 1, not {dropout!r}"
@@ -33,9 +40,13 @@ def mlp(
     if bad := [size for size in hidden if isinstance(size, bool) or size < 1]:
         msg = f"hidden must hold widths of at least 1, not {bad[0]!r}"
         raise ValueError(msg)
+    end = last_activation(last, last_bound)
+    if last != "relu" and not hidden:
+        msg = f"model.last = {last!r}: without hidden layers the body ends with the input"
+        raise ValueError(msg)
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
-    for size in hidden:
-        layers += [nn.Linear(width, size), nn.ReLU()]
+    for place, size in enumerate(hidden, 1):
+        layers += [nn.Linear(width, size), end if place == len(hidden) else nn.ReLU()]
         width = size
     return nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(width, num_classes))

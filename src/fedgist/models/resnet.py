@@ -13,6 +13,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedgist.models.last_activation import Last, last_activation
+
 Norm = Literal["batch", "group"]
 
 
@@ -23,11 +25,14 @@ def resnet9(
     norm: Norm = "batch",
     width: int = 64,
     features: int = 128,
+    last: Last = "tanh",
+    last_bound: float | None = None,
 ) -> nn.Module:
     """Return ResNet9: about 2.5 million parameters with the default width and features.
 
     ``width`` is the channels of the first convolution, and ``features`` the width of the linear
-    layer before the last, whose outputs are in (-1, 1).
+    layer before the last, whose outputs are in (-1, 1) unless ``last`` is not ``tanh``: ``relu``,
+    or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
 
     Raises
     ------
@@ -52,7 +57,7 @@ def resnet9(
             pool=nn.AdaptiveMaxPool2d(1),
             flatten=nn.Flatten(),
             fc1=nn.Linear(4 * w, features),
-            act=nn.Tanh(),
+            act=last_activation(last, last_bound),
             fc2=nn.Linear(features, num_classes),
         )
     )
@@ -65,12 +70,15 @@ def resnet18(
     norm: Norm = "batch",
     width: int = 64,
     features: int | None = None,
+    last: Last = "tanh",
+    last_bound: float | None = None,
 ) -> nn.Module:
     """Return ResNet18 with a 3x3 first convolution of ``width`` channels.
 
-    ``features`` adds a linear layer of this width and tanh before the last layer. With 256 it is
-    the net of Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via
-    representation sharing", section 4, of 11.3 million parameters.
+    ``features`` adds a linear layer of this width and an activation before the last layer: tanh,
+    or with ``last`` ``relu`` or ``clamp``, as in ResNet9. With 256 and tanh it is the net of
+    Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
+    section 4, of 11.3 million parameters.
 
     Raises
     ------
@@ -90,8 +98,12 @@ def resnet18(
             channels = out
     layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
     if features is not None:
-        layers += [("fc1", nn.Linear(channels, features)), ("act", nn.Tanh())]
+        layers += [("fc1", nn.Linear(channels, features))]
+        layers += [("act", last_activation(last, last_bound))]
         channels = features
+    elif last != "tanh" or last_bound is not None:
+        msg = f"model.last = {last!r}: without model.features there is no layer that it follows"
+        raise ValueError(msg)
     return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
 
 
