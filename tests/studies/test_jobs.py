@@ -232,7 +232,7 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     other = job.recipe.model_copy(update={"train": job.recipe.train.model_copy(update={"lr": 0.5})})
     (job.folder / "recipe.toml").write_text(other.to_toml())
     with pytest.raises(
-        RecipeError, match=r"holds a run with other settings in \[train\]; choose another --out"
+        RecipeError, match=r"holds a run with train.lr = 0.5, not 0.002; choose another --out"
     ):
         is_done(job)
 

@@ -14,6 +14,7 @@ from fedgist.errors import Interrupted, JobsError, printable
 from fedgist.federation.columns import ACCURACY
 from fedgist.report.formatting import duration, percent
 from fedgist.report.terminal import column, console, say, words
+from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener
 
 ENDS = {"done", "stopped", "failed"}
@@ -28,6 +29,7 @@ def do_jobs(
     quiet: bool,
     listener: Listener | None = None,
     metric: str = ACCURACY,
+    archive: Archive | None = None,
 ) -> dict[str, str]:
     """Do the jobs, showing their progress; return the names of those that failed, and why.
 
@@ -45,7 +47,9 @@ def do_jobs(
     for note in dict.fromkeys(note for job in known for note in job.recipe.dropped):
         say(note, error=True)
     for job in known:
-        is_done(job)  # a folder that holds another run is refused before anything runs
+        # what holds another run is refused before anything runs
+        if not (archive and archive.holds(job)):
+            is_done(job)
     with display(count, metric, quiet=quiet) as show:
 
         def on_event(job: Job, event: Event) -> bool:
@@ -55,7 +59,7 @@ def do_jobs(
             return listener(job, event) if listener else False
 
         try:
-            run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root)
+            run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root, archive)
         except Interrupted:
             msg = f"stopped; what was running is saved; go on with: {same_command()}"
             raise Interrupted(msg) from None

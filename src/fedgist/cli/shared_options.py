@@ -69,6 +69,24 @@ Folders = Annotated[
 ]
 
 
+# options that say where and how runs are done, not which; and whether a value follows
+OF_THIS_MACHINE = {
+    **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive", "--format"), True),
+    **dict.fromkeys(("--quiet", "-q"), False),
+}
+
+
+def same_runs() -> str:
+    """Return the command that was given, without what only says where and how runs are done."""
+    words, skip = ["fedgist"], False
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        if not skip and name not in OF_THIS_MACHINE:
+            words.append(word)
+        skip = not skip and OF_THIS_MACHINE.get(name, False) and not equals
+    return shlex.join(words)
+
+
 def same_command() -> str:
     """Return the command that was given, quoted for a shell: what is done is not done again."""
     return shlex.join(["fedgist", *sys.argv[1:]])

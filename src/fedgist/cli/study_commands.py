@@ -14,7 +14,7 @@ import typer
 from fedgist.cli.job_progress import do_jobs, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.cli.result_commands import Reference, Target
-from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app
+from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_runs
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
 from fedgist.federation.recipe import Recipe
@@ -23,6 +23,7 @@ from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.study_rows import Study
 from fedgist.report.terminal import console, words
+from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_table
 from fedgist.studies.sweep import grid
@@ -45,6 +46,15 @@ RecipeName = Annotated[
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but the table and errors.")
+]
+
+ArchiveFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--archive",
+        help="Folder of finished runs as small CSV files: those found there are not run again, and "
+        "each run that ends is added.",
+    ),
 ]
 
 MOST_TIES = 3  # that are named
@@ -76,6 +86,7 @@ def sweep(
     reference: Reference = None,
     target_accuracy: Target = None,
     data_root: DataRoot = None,
+    archive: ArchiveFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of settings and seeds side by side, and compare them.
@@ -90,10 +101,11 @@ def sweep(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"sweep-{path.stem}"
     todo = grid(path, settings or [], axes, seeds, out)
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet)
+    kept = Archive(archive, out, same_runs()) if archive else None
+    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)
     raise_failures(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
-    runs = run_files.find(dict.fromkeys(job.folder.parent for job in todo))
+    runs = run_files.find(_places(todo, kept))
     study = comparison.study(runs, reference=reference, target_accuracy=goal)
     console().print(table_formats.render(study, "terminal"))
     raise_failures(failed)
@@ -206,6 +218,7 @@ def reproduce(
         str, typer.Option("--format", help="terminal, markdown or latex.")
     ] = "terminal",
     data_root: DataRoot = None,
+    archive: ArchiveFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the paper's.
@@ -231,9 +244,10 @@ def reproduce(
         methods=method or (),
         settings=settings or (),
     )
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet)
+    kept = Archive(archive, out, same_runs()) if archive else None
+    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)
     raise_failures(failed, at_least=len(todo))
-    studies = _studies_by_column(todo, recipes, parsed.table.reference)
+    studies = _studies_by_column(todo, recipes, parsed.table.reference, kept)
     sheets = side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)
     notes = [f"{name}: {note}" for name, column in studies.items() for note in column.notes]
     text = table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form)
@@ -244,17 +258,25 @@ def reproduce(
     raise_failures(failed)
 
 
+def _places(jobs: Sequence[Job], archive: Archive | None) -> list[Path]:
+    """Return where the runs of jobs are to be read."""
+    return [archive.found(job) if archive else job.folder for job in jobs]
+
+
 def _studies_by_column(
-    jobs: Sequence[Job], recipes: Mapping[str, Recipe], reference: str | None
+    jobs: Sequence[Job],
+    recipes: Mapping[str, Recipe],
+    reference: str | None,
+    archive: Archive | None,
 ) -> dict[str, Study]:
     """Return a study of each column's runs; the reference counts if it is among the methods run."""
     methods = {job.folder.parent.name for job in jobs}
     studies = {}
     for name, recipe in recipes.items():
         goal = recipe.paper.target_accuracy
-        folders = [job.folder.parent for job in jobs if job.folder.parents[1].name == name]
+        column = [job for job in jobs if job.folder.parents[1].name == name]
         studies[name] = comparison.study(
-            run_files.find(dict.fromkeys(folders)),
+            run_files.find(_places(column, archive)),
             reference=reference if reference in methods else None,
             target_accuracy=None if goal is None else goal / 100,
         )

@@ -204,7 +204,9 @@ def _times(study: Study) -> Picture | None:
     parts = ("start", "training", "evaluation")
     rows: Table = []
     for row in study.rows:
-        seconds = [_seconds(run) for run in row.runs if run.rounds]
+        seconds = [
+            _seconds(run) for run in row.runs if any("time/round_s" in line for line in run.rounds)
+        ]
         if seconds:
             means = (statistics.fmean(column) for column in zip(*seconds, strict=True))
             rows.append([row.label, *means])
@@ -262,7 +264,7 @@ def unreadable(study: Study) -> list[str]:
     firsts = [row.runs[0] for row in study.rows]
     runs = [run for row in study.rows for run in row.runs]
     empty = [run for run in firsts if not (run.clients.lines or run.clients.problems)]
-    clients = [run.folder / CLIENTS for run in empty if run.done]
+    clients = [run.folder / CLIENTS for run in empty if run.done and run.folder.is_dir()]
     saved = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
     features = [folder / FEATURES for folder in saved if embedding(folder) is None]
     return [

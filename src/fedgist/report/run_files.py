@@ -1,17 +1,18 @@
-"""Run directories as values: read from files alone, so that a run may still be going on."""
+"""Runs as values, from run directories or archives: read from files alone, even while they go."""
 
 from __future__ import annotations
 
 import functools
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedgist.core.metrics import Metric
-from fedgist.errors import ReportError
+from fedgist.errors import DataError, ReportError
+from fedgist.federation.archived_run import is_archived, read_csv
 from fedgist.federation.columns import is_of_server, of_all, over_clients, read_described
 from fedgist.federation.record import (
     CLIENTS,
@@ -38,13 +39,14 @@ DEEPEST = 4  # folders below the one named in which runs are looked for: of seed
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run directory, with the rounds that are done so far."""
+    """One run directory, with the rounds that are done so far, or the file of an archived run."""
 
     folder: Path
     recipe: dict[str, Any]
     rounds: list[Line]
     result: dict[str, Any]
     problems: tuple[str, ...] = ()  # sentences about what could not be read
+    described: Mapping[str, object] | None = None  # its metrics, where no file has them
 
     @property
     def name(self) -> str:
@@ -106,13 +108,18 @@ class RunFiles:
     @functools.cached_property
     def metrics(self) -> dict[str, Metric]:
         """The metrics of the run's objective, as it describes them; the known ones without."""
-        return read_described(read_table(self.folder / METRICS_FILE, json.loads, []))
+        return read_described(self._described)
+
+    @property
+    def _described(self) -> Mapping[str, object]:
+        if self.described is not None:
+            return self.described
+        return read_table(self.folder / METRICS_FILE, json.loads, [])
 
     @functools.cached_property
     def main(self) -> str:
         """The column of the objective's first metric: over clients, or of the one global model."""
-        described = read_table(self.folder / METRICS_FILE, json.loads, [])
-        first = next(iter(described), "accuracy")
+        first = next(iter(self._described), "accuracy")
         columns = [over_clients("client", first), of_all(first)]
         of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
         columns += of_models
@@ -163,16 +170,17 @@ def find(folders: Iterable[Path]) -> list[RunFiles]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / RECIPE).exists():
+    if is_archived(folder) or (folder / RECIPE).exists():
         yield folder
     elif depth and folder.is_dir():
-        for child in sorted((p for p in folder.iterdir() if p.is_dir()), key=_natural):
+        inside = (p for p in folder.iterdir() if p.is_dir() or is_archived(p))
+        for child in sorted(inside, key=_natural):
             yield from _run_folders(child, depth - 1)
 
 
 def _natural(path: Path) -> tuple[str, int, str]:
     """Sort seed-10 after seed-9."""
-    stem, _, number = path.name.rpartition("-")
+    stem, _, number = path.name.removesuffix(".csv").rpartition("-")
     return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
 
 
@@ -193,6 +201,8 @@ def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
 
 def _read(folder: Path) -> RunFiles:
     """Read a run, and name what cannot be read; a run without a usable recipe is left empty."""
+    if is_archived(folder):
+        return _read_archived(folder)
     problems: list[str] = []
     recipe = read_table(folder / RECIPE, _toml, problems, fault_of_recipe)
     if not recipe:
@@ -208,6 +218,19 @@ def _read(folder: Path) -> RunFiles:
     if not problems and (changed := changed_since(folder / ROUNDS, result)):
         problems.append(changed)
     return RunFiles(folder, recipe, rounds, result, tuple(problems))
+
+
+def _read_archived(path: Path) -> RunFiles:
+    try:
+        run = read_csv(path)
+    except DataError as error:
+        return RunFiles(path, {}, [], {}, (f"{error}: this run is left out",))
+    checks = ((fault_of_recipe, run.recipe), (fault_of_result, run.result))
+    faults = [f"{path} {fault}" for check, value in checks if (fault := check(value))]
+    faults += [f"{path} {fault}" for line in run.rounds if (fault := fault_of_round(line))]
+    if faults:
+        return RunFiles(path, {}, [], {}, (f"{faults[0]}: this run is left out",))
+    return RunFiles(path, dict(run.recipe), run.rounds, dict(run.result), described=run.metrics)
 
 
 def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:

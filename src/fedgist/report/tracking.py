@@ -79,6 +79,9 @@ class TensorBoard:
 
     def _open(self, run: RunFiles) -> Any:
         name = "-".join(run.folder.parts[-3:]).strip("/")
+        if not self.where and run.folder.is_file():
+            msg = f"{run.folder} is a file: name a folder for its events, tensorboard:FOLDER"
+            raise ReportError(msg)
         folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
         if folder.is_symlink():
             msg = f"{folder} is a link: event files are written into folders, never through a link"

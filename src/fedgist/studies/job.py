@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from fedgist.federation.recipe import Recipe
+from fedgist.errors import shown
+from fedgist.federation.recipe import Recipe, flat
 from fedgist.federation.record import Line
 
 
@@ -45,3 +46,12 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
         )
         for seed in range(recipe.seed, recipe.seed + seeds)
     ]
+
+
+def difference(wanted: Recipe, kept: Recipe) -> str | None:
+    """Return the first setting in which two recipes differ, with both values; None without any."""
+    new, old = flat(wanted.settings()), flat(kept.settings())
+    for key in dict.fromkeys([*new, *old]):
+        if new.get(key) != old.get(key):
+            return f"{key} = {shown(old.get(key))}, not {shown(new.get(key))}"
+    return None

@@ -34,7 +34,8 @@ from fedgist.federation.record import (
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import Given
-from fedgist.studies.job import Event, Job, Listener
+from fedgist.studies.archive import Archive
+from fedgist.studies.job import Event, Job, Listener, difference
 
 
 def is_done(job: Job) -> bool:
@@ -48,13 +49,8 @@ def is_done(job: Job) -> bool:
     if not (job.folder / RECIPE).exists():
         return False
     recipe = read(job.folder / RECIPE)
-    wanted, kept = job.recipe.settings(), recipe.settings()
-    differing = [name for name in wanted if wanted[name] != kept[name]]
-    if differing:
-        msg = (
-            f"{job.folder} holds a run with other settings in [{differing[0]}]; choose another "
-            "--out, or remove it"
-        )
+    if change := difference(job.recipe, recipe):
+        msg = f"{job.folder} holds a run with {change}; choose another --out, or remove it"
         raise RecipeError(msg)
     lines, result = read_lines(job.folder / ROUNDS), read_result(job.folder)
     if changed := changed_since(job.folder / ROUNDS, result):
@@ -65,18 +61,23 @@ def is_done(job: Job) -> bool:
 
 
 def run_jobs(
-    jobs: Iterable[Job], at_once: int, listener: Listener, data_root: Path | None = None
+    jobs: Iterable[Job],
+    at_once: int,
+    listener: Listener,
+    data_root: Path | None = None,
+    archive: Archive | None = None,
 ) -> None:
     """Do the jobs, ``at_once`` at a time; each next job is taken when a process is free.
 
-    ``listener`` is called with every event of every job.
+    ``listener`` is called with every event of every job. Those that the archive holds are not done
+    again, and those that end are added to it at once.
 
     Raises
     ------
     Interrupted
         After Ctrl-C or SIGTERM, when every running job has saved its round.
     """
-    processes = _Processes(iter(jobs), at_once, listener, data_root)
+    processes = _Processes(iter(jobs), at_once, listener, data_root, archive)
     try:
         with stoppable(processes.stop, processes.kill) as stopping:
             while processes.start():
@@ -91,9 +92,15 @@ class _Processes:
     """The processes at work, and the jobs to come."""
 
     def __init__(
-        self, todo: Iterator[Job], at_once: int, listener: Listener, data_root: Path | None
+        self,
+        todo: Iterator[Job],
+        at_once: int,
+        listener: Listener,
+        data_root: Path | None,
+        archive: Archive | None,
     ) -> None:
         self.todo, self.at_once, self.listener, self.data_root = todo, at_once, listener, data_root
+        self.archive = archive
         self.running: dict[Connection, _JobProcess] = {}
         self.closed = False
 
@@ -104,8 +111,10 @@ class _Processes:
             and not self.closed
             and (job := next(self.todo, None)) is not None
         ):
-            if is_done(job):
+            if self.archive and self.archive.holds(job):
                 self.listener(job, Event("done"))
+            elif is_done(job):
+                self._tell(job, Event("done"))
             else:
                 process = _JobProcess(job, self.data_root)
                 self.running[process.connection] = process
@@ -117,11 +126,17 @@ class _Processes:
             assert isinstance(ready, Connection)  # nothing else was waited for
             process = self.running[ready]
             event = process.next_event()
-            if self.listener(process.job, event):
+            if self._tell(process.job, event):
                 process.stop()
             if event.kind in {"done", "stopped", "failed"}:
                 del self.running[ready]
                 process.join()
+
+    def _tell(self, job: Job, event: Event) -> bool:
+        """Hand an event to the listener; of a job that is done, when its run is archived."""
+        if self.archive and event.kind == "done":
+            self.archive.add(job)
+        return self.listener(job, event)
 
     def stop(self) -> None:
         """Start no more jobs, and let those at work save and stop."""

@@ -1,0 +1,247 @@
+"""A finished run as one small CSV file: its rounds, and above them what it was and how it ended.
+
+Lines above the table begin with ``#``. They are TOML: the command, the recipe, how the run ended,
+its metrics, and a digest of the table, so that a number which was changed is noticed. Numbers have
+six digits. What each client scored, times of single rounds and metrics beside the objective's first
+one are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedgist.core.metrics import LOSS
+from fedgist.errors import DataError, first_line, shown
+from fedgist.federation.columns import (
+    DOWN_BYTES,
+    FINETUNED,
+    MEAN,
+    STD,
+    TRAIN_LOSS,
+    UP_BYTES,
+)
+from fedgist.federation.digests import of_text
+from fedgist.federation.record import (
+    METRICS_FILE,
+    RECIPE,
+    ROUNDS,
+    Line,
+    blob_of,
+    read_lines,
+    read_result,
+)
+
+KIND, VERSION = "fedgist_run", 1
+TOTAL_S = "time/total_s"
+COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
+PREFIXES = ("privacy/", "server/")
+EVENTS = ("refused", "absent", "late", "events")  # lists in a round's line
+OF_RESULT = ("status", "rounds", "stopped_early", "kept_round", "rounds_raised", "notes")
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+FILE = re.compile(r"seed-\d+\.csv")  # its name
+
+
+@dataclass(frozen=True)
+class ArchivedRun:
+    """A finished run: the command that does it, and the files of its directory as values."""
+
+    command: str
+    recipe: Mapping[str, object]
+    result: Mapping[str, object]
+    metrics: Mapping[str, object]
+    rounds: list[Line]
+
+
+def is_archived(path: Path) -> bool:
+    """Return whether a path is, by its name, a file of this format."""
+    return FILE.fullmatch(path.name) is not None and path.is_file()
+
+
+def of_directory(folder: Path, command: str) -> ArchivedRun:
+    """Return what is kept of the finished run in a folder.
+
+    Raises
+    ------
+    DataError
+        If its lines cannot be read.
+    """
+    recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
+    kept = {name: metrics[name] for name in (*list(metrics)[:1], LOSS.name) if name in metrics}
+    lines, result = read_lines(folder / ROUNDS), read_result(folder)
+    seconds = max(float(str(result.get(TOTAL_S, 0))), _seconds(lines))
+    end = {key: result[key] for key in OF_RESULT if result.get(key) is not None}
+    return ArchivedRun(
+        command,
+        _with_own_numbers(recipe),
+        end | {TOTAL_S: round(seconds, 1), "versions": result.get("versions", {})},
+        kept,
+        [_short(line, next(iter(metrics), "accuracy")) for line in lines],
+    )
+
+
+def to_csv(run: ArchivedRun) -> str:
+    """Return a run as text; :func:`read_csv` is its inverse."""
+    events = [
+        {"round": line["round"], **{key: line[key] for key in EVENTS if key in line}}
+        for line in run.rounds
+        if any(key in line for key in EVENTS)
+    ]
+    inside = [key for line in run.rounds for key in line if key not in {"round", *EVENTS}]
+    columns = ["round", *dict.fromkeys(inside)]
+    buffer = io.StringIO()
+    rows = csv.writer(buffer, lineterminator="\n")
+    rows.writerow(columns)
+    rows.writerows([_text(line.get(key)) for key in columns] for line in run.rounds)
+    head = {
+        KIND: VERSION,
+        "command": run.command,
+        "sha256": of_text(buffer.getvalue()),
+        **({"events": events} if events else {}),
+        "result": run.result,
+        "metrics": run.metrics,
+        "recipe": run.recipe,
+    }
+    lines = tomli_w.dumps(head).removesuffix("\n").split("\n")
+    return "".join(f"# {line}\n" if line else "#\n" for line in lines) + buffer.getvalue()
+
+
+def read_csv(path: Path) -> ArchivedRun:
+    """Read a file that :func:`to_csv` wrote.
+
+    Raises
+    ------
+    DataError
+        If it is none, or was changed since.
+    """
+    try:
+        return _parse(blob_of(path).decode().replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} cannot be used as an archived run: {first_line(error)}"
+        raise DataError(msg) from error
+
+
+def _parse(text: str) -> ArchivedRun:
+    above = re.match(r"(#[^\n]*\n)*", text)
+    length = above.end() if above else 0
+    head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
+    if head.get(KIND) != VERSION:
+        msg = f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}"
+        raise ValueError(msg)
+    if head.get("sha256") != of_text(text[length:]):
+        msg = "its table was changed, or is not whole (sha256)"
+        raise ValueError(msg)
+    recipe, result, metrics = (_table(head, key) for key in ("recipe", "result", "metrics"))
+    rounds = list(_rounds(text[length:]))
+    by_number = {line["round"]: line for line in rounds}
+    for entry in head.get("events", []):
+        number = entry.get("round") if isinstance(entry, dict) else None
+        if number not in by_number:
+            msg = f"it has events of round {shown(number)}, which is not in its table"
+            raise ValueError(msg)
+        by_number[number].update({key: entry[key] for key in EVENTS if key in entry})
+    return ArchivedRun(str(head.get("command", "")), recipe, result, metrics, rounds)
+
+
+def _table(head: Mapping[str, object], key: str) -> Mapping[str, object]:
+    table = head.get(key)
+    if isinstance(table, dict):
+        return table
+    msg = f"it has {key} = {shown(table)}, not a table"
+    raise ValueError(msg)
+
+
+def _rounds(table: str) -> Iterator[Line]:
+    """Yield a line for each round of a table; cells without a value are left out."""
+    columns, *rows = csv.reader(io.StringIO(table, newline=""), strict=True)
+    if columns[:1] != ["round"] or len(set(columns)) < len(columns):
+        msg = f"its columns are {shown(columns)}: the first must be round, and none be there twice"
+        raise ValueError(msg)
+    before = -1
+    for cells in rows:
+        line: Line = {
+            column: _number(cell, column)
+            for column, cell in zip(columns, cells, strict=True)
+            if cell
+        }
+        number = line.get("round")
+        if not isinstance(number, int) or number <= before:
+            msg = f"round {shown(number)} comes after {before}"
+            raise ValueError(msg)
+        before = number
+        yield line
+
+
+def _number(cell: str, column: str) -> float:
+    if not NUMBER.fullmatch(cell):
+        msg = f"its {column} is {shown(cell)}, not a number"
+        raise ValueError(msg)
+    return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _short(line: Line, metric: str) -> Line:
+    """Return the columns of a line that are kept: numbers of six digits, and events."""
+    kept = {
+        key: float(_text(value)) if isinstance(value, float) else value
+        for key, value in line.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_kept(key, metric)
+    }
+    return {
+        "round": line["round"],
+        **kept,
+        **{key: _without_none(line[key]) for key in EVENTS if line.get(key)},
+    }
+
+
+def _is_kept(column: str, metric: str) -> bool:
+    """Return whether a column is kept: of metrics the objective's first, with its spread, and loss.
+
+    >>> _is_kept("eval/client/finetuned_accuracy_std", "accuracy")
+    True
+    >>> _is_kept("eval/client/auroc_mean", "accuracy")
+    False
+    """
+    if column in COLUMNS or (column.startswith(PREFIXES) and column.isprintable()):
+        return True
+    known = column.startswith("eval/") and column.isprintable()
+    if not known:
+        return False
+    name = column.rpartition("/")[2].removeprefix(FINETUNED)
+    return name in {metric, f"{metric}{MEAN}", f"{metric}{STD}", f"{LOSS.name}{MEAN}"}
+
+
+def _with_own_numbers(recipe: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a recipe whose ``[paper]`` holds only the numbers of the method that ran."""
+    paper, method = recipe.get("paper"), recipe.get("method")
+    if not isinstance(paper, dict) or not isinstance(method, dict):
+        return recipe
+    own = {
+        key: {name: v for name, v in paper[key].items() if name == method.get("name")}
+        for key in ("accuracy", "communication")
+        if isinstance(paper.get(key), dict)
+    }
+    return {**recipe, "paper": {**paper, **own}}
+
+
+def _seconds(lines: Sequence[Line]) -> float:
+    return sum(float(line.get("time/round_s") or 0) for line in lines)
+
+
+def _without_none(entries: Sequence[object]) -> list[object]:
+    return [
+        {k: v for k, v in entry.items() if v is not None} if isinstance(entry, dict) else entry
+        for entry in entries
+    ]

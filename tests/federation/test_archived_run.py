@@ -1,0 +1,136 @@
+"""A finished run as one small file: nothing that is kept is lost, and damage is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedgist
+from fedgist.errors import DataError
+from fedgist.federation.archived_run import (
+    ArchivedRun,
+    is_archived,
+    of_directory,
+    read_csv,
+    to_csv,
+)
+from fedgist.federation.record import Line
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBERS = st.integers(-(2**60), 2**60) | st.floats(-1e90, 1e90).map(lambda v: float(f"{v:.6g}"))
+VALUES = st.recursive(
+    NUMBERS | WORDS | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=8,
+)
+TABLES = st.dictionaries(WORDS, VALUES, max_size=4)
+COLUMNS = st.sampled_from(["train/loss", "comm/up_bytes", "eval/client/accuracy_mean"]) | (
+    st.text(max_size=6).filter(str.isprintable).map("server/{}".format)
+)
+REFUSALS = st.lists(st.fixed_dictionaries({"client": st.integers(0, 9), "reason": WORDS}))
+LINES = st.builds(
+    lambda columns, refused: columns | ({"refused": refused} if refused else {}),
+    st.dictionaries(COLUMNS, NUMBERS, max_size=5),
+    REFUSALS,
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> ArchivedRun:
+    numbers = sorted(draw(st.sets(st.integers(0, 500), max_size=6)))
+    rounds = [{"round": number, **draw(LINES)} for number in numbers]
+    return ArchivedRun(draw(WORDS), draw(TABLES), draw(TABLES), draw(TABLES), rounds)
+
+
+@settings(deadline=None)
+@given(runs(), st.sampled_from(["\n", "\r\n"]))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, run: ArchivedRun, end: str
+) -> None:
+    path = tmp_path_factory.mktemp("archive") / "seed-0.csv"
+    text = to_csv(run)
+    path.write_bytes(text.replace("\n", end).encode())
+    assert read_csv(path) == run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run") / "seed-0"
+    recipe = {
+        "train": {"num_rounds": 3},
+        "data": {"train_rows": 100},
+        "evaluate": {"every": 2},
+        "paper": {"accuracy": {"fedlog": [90.0, 0.1], "fedavg": [80.0, 0.1]}},
+    }
+    fedgist.run(recipe, out=place)
+    return place
+
+
+def test_of_a_run_directory_what_tables_and_curves_need_is_kept(folder: Path) -> None:
+    run = of_directory(folder, "fedgist run")
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in run.rounds] == [1, 2, 3]
+    assert set(run.rounds[-1]) == {
+        *("round", "train/loss", "comm/up_bytes", "comm/down_bytes"),
+        *("eval/client/accuracy_mean", "eval/client/accuracy_std", "eval/client/loss_mean"),
+    }
+    assert "eval/client/accuracy_mean" not in run.rounds[0]  # measured every second round
+    for kept, line in zip(run.rounds, lines, strict=True):
+        for key, value in kept.items():
+            assert value == pytest.approx(line[key], rel=1e-5)
+        assert kept["comm/up_bytes"] == line["comm/up_bytes"]
+    assert run.result["status"] == "finished"
+    assert isinstance(total := run.result["time/total_s"], float)
+    assert total >= round(sum(line["time/round_s"] for line in lines), 1)
+    assert list(run.metrics) == ["accuracy", "loss"]
+    paper = run.recipe["paper"]
+    assert isinstance(paper, dict)
+    assert paper["accuracy"] == {"fedlog": [90.0, 0.1]}  # its own row alone
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("\n3,", "\n4,"), "its table was changed, or is not whole"),
+        (lambda text: text[:-9], "its table was changed, or is not whole"),
+        (lambda text: "", "it has fedgist_run = None, not 1"),
+        (lambda text: text.replace("fedgist_run = 1", "fedgist_run = 2"), "fedgist_run = 2, not 1"),
+        (lambda text: text.replace("# [result]", "# [result"), "Expected"),
+        (lambda text: text.replace("# [result", "# [resolt"), "it has result = None, not a table"),
+        (lambda text: "<<<<<<< HEAD\n" + text, "it has fedgist_run = None, not 1"),
+    ],
+)
+def test_a_damaged_file_is_one_line_that_names_it(
+    folder: Path, tmp_path: Path, change: type[str], says: str
+) -> None:
+    path = tmp_path / "seed-0.csv"
+    path.write_text(change(to_csv(of_directory(folder, "fedgist run"))))
+    with pytest.raises(DataError) as error:
+        read_csv(path)
+    assert str(error.value).startswith(f"{path} cannot be used as an archived run: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_table_that_was_sealed_anew_is_read_with_care(tmp_path: Path) -> None:
+    path = tmp_path / "seed-0.csv"
+    damaged: list[tuple[list[Line], str]] = [
+        ([{"round": 2}, {"round": 1}], "round 1 comes after 2"),
+        ([{"round": 1, "train/loss": float("nan")}], "its train/loss is 'nan', not a number"),
+        ([{"round": 1.5}], "round 1.5 comes after -1"),
+    ]
+    for lines, says in damaged:
+        path.write_text(to_csv(ArchivedRun("", {}, {}, {}, lines)))
+        with pytest.raises(DataError, match=says):
+            read_csv(path)
+
+
+def test_a_file_is_known_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "seed-3.csv").touch()
+    (tmp_path / "by-round.csv").touch()
+    (tmp_path / "seed-4.csv").mkdir()
+    assert [is_archived(p) for p in sorted(tmp_path.iterdir())] == [False, True, False]
