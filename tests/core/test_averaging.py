@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from fedgist.core.averaging import Averages, Averaging, Weighted, Weights
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
-from fedgist.core.net import Net, Part, split
+from fedgist.core.net import Net, split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.parts import Part
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather
 

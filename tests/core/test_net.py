@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.layers import Pass
-from fedgist.core.net import Part, split, stacked
+from fedgist.core.net import split, stacked
+from fedgist.core.parts import Part
 
 
 def small() -> nn.Module:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedgist.core.method import Context, Method, Phase, Silence
+from fedgist.core.exchange import Silence
+from fedgist.core.method import Context, Method, Phase
 from fedgist.engines.method_check import check_method
 from fedgist.federation.method_loading import VOCABULARY
 from fedgist.methods import METHODS

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedgist.core.message import message
-from fedgist.core.net import Net, Part
+from fedgist.core.net import Net
+from fedgist.core.parts import Part
 from fedgist.core.replies import Count, Order, Replies
 from fedgist.core.task import Context
 from fedgist.core.tree import Tree, tree
@@ -75,9 +76,7 @@ class Averaging:
         weights = dict(server.weights)
         for name in replies.architectures:
             total = replies.by(name).total()
-            rows = total.rows.clamp(min=1.0)
-            old = server.weights[name].arrays
-            weights[name] = Weights({k: _like(v / rows, old[k]) for k, v in total.arrays.items()})
+            weights[name] = mean(total.arrays, total.rows, server.weights[name])
         return Averages(weights)
 
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
@@ -88,6 +87,14 @@ class Averaging:
         return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
 
 
-def _like(mean: Tensor, old: Tensor) -> Tensor:
-    """Return an average in the type that the array had: integers and Booleans are rounded."""
-    return mean.to(old.dtype) if old.is_floating_point() else mean.round().to(old.dtype)
+def mean(total: Mapping[str, Tensor], rows: Tensor, old: Weights) -> Weights:
+    """Return sums of n w, divided by ``rows``, in the types of the ``old`` arrays.
+
+    Integers and Booleans are rounded.
+    """
+    means = {name: array / rows.clamp(min=1.0) for name, array in total.items()}
+    return Weights({name: _like(value, old.arrays[name]) for name, value in means.items()})
+
+
+def _like(value: Tensor, old: Tensor) -> Tensor:
+    return value.to(old.dtype) if old.is_floating_point() else value.round().to(old.dtype)

@@ -91,7 +91,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -99,9 +99,11 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.bounds import check_bounds
+from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
-from fedgist.core.net import Net, Part
+from fedgist.core.net import Net
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.task import Context, Task
 from fedgist.core.training import Training
@@ -148,71 +150,24 @@ class Phase:
     remembers: Life = "round"
 
 
-class Exchange(Protocol):
-    """What crosses in a stage, as one value that several methods delegate to.
-
-    Where a method does not define a function of these names, that of its ``exchange`` is called:
-    averaging methods differ in what learns, not in what crosses.
-    """
-
-    def init_server(self, ctx: Context) -> Tree:
-        """Return the server's first state."""
-
-    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Return the message for one client."""
-
-    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
-        """Return the net with the download installed, and the client's own state."""
-
-    def upload(
-        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        """Return the message to the server, and the client's own state."""
-
-    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
-        """Return the server's new state."""
-
-    def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
-        """Return the server's models by name."""
-
-
-class Silence:
-    """The exchange of methods in which nothing crosses."""
-
-    def init_server(self, ctx: Context) -> Tree:
-        """Keep nothing."""
-        return Nothing()
-
-    def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Send nothing."""
-        return Nothing()
-
-    def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
-        """Change nothing."""
-        return net, own
-
-    def upload(
-        self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        """Send nothing."""
-        return Nothing(), own
-
-    def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
-        """Change nothing."""
-        return server
-
-    def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
-        """Return nothing: the server has no model."""
-        return {}
-
-
 class Method:
     """A federated method: its hyper-parameters are fields, its mathematics these functions."""
 
-    keeps: ClassVar[Part] = "all"  # the part of the net that stays with the client between rounds
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
-    exchange: ClassVar[Exchange] = Silence()
+
+    @property
+    def keeps(self) -> Part:
+        """The part of the net that stays with the client between rounds.
+
+        A method says it as a constant, or as a property where its hyper-parameters decide.
+        """
+        return "all"
+
+    @property
+    def exchange(self) -> Exchange:
+        """What crosses in a stage: a constant or a property, as ``keeps``."""
+        return Silence()
 
     def __post_init__(self) -> None:
         """Check the bounds that the types of the hyper-parameters declare."""

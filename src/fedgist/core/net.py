@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,14 @@ from torch.func import functional_call
 
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import Pass, current, linear, replace_layers
+from fedgist.core.parts import Layers, Part, layers_of
 from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
-
-Part = Literal["all", "body", "head", "none"]
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """The shape of a model: its body as a module, and the name and the sizes of its head.
+    """The shape of a model: its body as a module, its layers, and name and sizes of its head.
 
     In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
     seed.
@@ -35,18 +34,13 @@ class Architecture:
 
     name: str
     module: nn.Module = field(repr=False)
+    layers: Layers = field(repr=False)
     head: str
     feature_width: int
     num_classes: int
     head_bias: bool
     input_shape: tuple[int, ...]
     start: Callable[[int], Net] = field(repr=False)
-
-    def holds(self, part: Part, name: str) -> bool:
-        """Return whether the array ``name`` belongs to ``part``."""
-        return part == "all" or (
-            part != "none" and (part == "head") == name.startswith(self.head + ".")
-        )
 
     def laid_out(self, *, each: bool) -> Architecture:
         """Return it with convolutions that run client by client (``each``) or stacked."""
@@ -101,11 +95,12 @@ class Net:
 
     def part(self, part: Part) -> dict[str, Tensor]:
         """Return the parameters of ``part`` by name."""
-        return {k: v for k, v in self.params.items() if self.arch.holds(part, k)}
+        return {k: v for k, v in self.params.items() if self.arch.layers.holds(part, k)}
 
     def state(self, part: Part = "all") -> dict[str, Tensor]:
         """Return parameters and buffers of ``part`` by name: what an averaging method sends."""
-        return self.part(part) | {k: v for k, v in self.buffers.items() if self.arch.holds(part, k)}
+        holds = self.arch.layers.holds
+        return self.part(part) | {k: v for k, v in self.buffers.items() if holds(part, k)}
 
     def having(self, arrays: Mapping[str, Tensor]) -> Net:
         """Return the same net with some parameters or buffers replaced.
@@ -169,9 +164,11 @@ def split(
     def start(seed: int) -> Net:
         return Net(*_cut(build, seed, head)[1:], arch)
 
+    body, params, buffers = _cut(build, 0, head)
     arch = Architecture(
         name=name,
-        module=_cut(build, 0, head)[0].requires_grad_(requires_grad=False),
+        module=body.requires_grad_(requires_grad=False),
+        layers=layers_of(body, head, [*params, *buffers]),
         head=head,
         feature_width=layer.in_features,
         num_classes=num_classes,

@@ -8,13 +8,14 @@ mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fedgist.core.net import Architecture, Net
+from fedgist.core.parts import Layers
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Outline:
         arch = Architecture(
             name=self.name,
             module=_Blank(self.feature_width),
+            layers=_layers(shapes),
             head=self.head,
             feature_width=self.feature_width,
             num_classes=self.num_classes,
@@ -62,6 +64,15 @@ class Outline:
             start=start,
         )
         return arch
+
+
+def _layers(names: Iterable[str]) -> Layers:
+    """Return arrays as layers, each with those of one module; the first named is the head."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    head, *rest = (tuple(layer) for layer in layers.values())
+    return Layers((*rest, head))
 
 
 class _Blank(nn.Module):

@@ -20,6 +20,7 @@ from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.training import Precision
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
@@ -55,18 +56,18 @@ def train(
 
 
 def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
-    parts = {"all", "body", "head", "none"}
-    arch = clients.net.arch
+    layers = clients.net.arch.layers
+    parts = [part for part in phase.learns if is_part(part)]
     own = {_own_name(path): value for path, value in named(clients.own).items()}
-    wanted = [p for p in phase.learns if p not in parts]
+    wanted = [name for name in phase.learns if name not in parts]
     if unknown := [p for p in wanted if p not in own]:
-        known = ", ".join([*sorted(parts), *own])
+        known = ", ".join([*KNOWN, *own])
         msg = f"a phase learns {unknown[0]!r}, which does not exist; known: {known}"
         raise ValueError(msg)
     net = {
         name: value
         for name, value in clients.net.params.items()
-        if any(part in parts and arch.holds(part, name) for part in phase.learns)  # type: ignore[arg-type]
+        if any(layers.holds(part, name) for part in parts)
     }
     return net | {name: own[name] for name in wanted}
 

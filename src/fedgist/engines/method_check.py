@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.layers import Pass
 from fedgist.core.message import reduction
-from fedgist.core.method import Context, Method, Net, Order, Part, Phase, Task
+from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
+from fedgist.core.parts import check_part
 from fedgist.core.tree import Tree, leaves, map_leaves, named
-from fedgist.errors import MethodError, did_you_mean, first_line
+from fedgist.errors import MethodError, first_line
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
 ABSENT = (
@@ -39,7 +40,7 @@ def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[
     MethodError
         If a function breaks the vocabulary; the message names it and what it should do.
     """
-    _check_class(method)
+    check_part(method.keeps, f"{type(method).__name__}.keeps")
     notes = []
     for trial in trials(method, task, server, key):
         notes += trial.look()
@@ -100,13 +101,6 @@ def broken(method: Method, function: str, problem: str) -> NoReturn:
     """Raise MethodError about a function of a method."""
     msg = f"{type(method).__name__}.{function} {problem}"
     raise MethodError(msg)
-
-
-def _check_class(method: Method) -> None:
-    parts = get_args(Part)
-    if method.keeps not in parts:
-        msg = f"{type(method).__name__}.keeps = {method.keeps!r}{did_you_mean(method.keeps, parts)}"
-        raise MethodError(msg)
 
 
 def _stages(method: Method, ctx: Context) -> Sequence[str]:

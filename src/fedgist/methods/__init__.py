@@ -20,6 +20,9 @@ METHODS: Registry[type[Method]] = Registry(
         "local": "fedgist.methods.local:Local",
         "fedavg": "fedgist.methods.fedavg:FedAvg",
         "fedprox": "fedgist.methods.fedprox:FedProx",
+        "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
+        "fedper": "fedgist.methods.fedper:FedPer",
+        "fedrep": "fedgist.methods.fedrep:FedRep",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
     }

@@ -87,8 +87,8 @@ def two_architectures(method: Method) -> dict[str, Any]:
     if method.merges_clients:
         return {}
     return {
-        "wide": {"model": "mlp", "hidden": [7, 5], "share": 0.4},
-        "flat": {"model": "mlp", "hidden": [5], "share": 0.6},
+        "wide": {"model": "mlp", "hidden": [7, 6, 5], "share": 0.4},
+        "flat": {"model": "mlp", "hidden": [6, 5], "share": 0.6},
     }
 
 

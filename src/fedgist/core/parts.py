@@ -1,0 +1,134 @@
+"""Parts of a net, by name: what a method keeps, sends, or lets learn.
+
+==============  =================================================================
+``all``         every parameter and buffer
+``none``        nothing
+``head``        the linear layer that makes the logits
+``body``        everything but the head
+``last:k``      the last k layers, the head among them: ``last:1`` is the head
+``but_last:k``  everything but these
+==============  =================================================================
+
+A layer is a module with a weight matrix or a kernel of its own. What has none (a normalization)
+belongs to the layer before it. Layers are ordered as the module registers them; the head is last.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import nn
+
+from fedgist.errors import MethodError, did_you_mean
+
+Part: TypeAlias = str
+LAST, BUT_LAST = "last", "but_last"
+KNOWN = ("all", "body", "head", "none", f"{LAST}:k", f"{BUT_LAST}:k")
+MATRIX = 2  # dimensions of the smallest weight that makes a layer
+
+
+def is_part(name: str) -> bool:
+    """Return whether ``name`` names a part of a net."""
+    kind, colon, count = name.partition(":")
+    if not colon:
+        return name in KNOWN
+    return kind in {LAST, BUT_LAST} and count.isascii() and count.isdecimal() and int(count) > 0
+
+
+def check_part(name: str, where: str) -> None:
+    """Raise MethodError, which says ``where``, if ``name`` names no part of a net."""
+    if not (isinstance(name, str) and is_part(name)):
+        msg = f"{where} = {name!r}{did_you_mean(str(name), KNOWN)}"
+        raise MethodError(msg)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The names of a net's parameters and buffers, layer by layer, the head last."""
+
+    names: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @functools.cached_property
+    def place(self) -> Mapping[str, int]:
+        """The layer of each array, counted from the end: 1 is the head."""
+        layers = enumerate(reversed(self.names), start=1)
+        return {name: place for place, layer in layers for name in layer}
+
+    def holds(self, part: Part, name: str) -> bool:
+        """Return whether the array ``name`` belongs to ``part``.
+
+        Raises
+        ------
+        MethodError
+            If there is no such part, or the net has fewer layers.
+        """
+        if part in {"all", "none"}:
+            return part == "all"
+        last, count = _cut(part)
+        if count > len(self):
+            msg = f"{part!r} counts {count} layers, but the net has {len(self)}"
+            raise MethodError(msg)
+        return (self.place[name] <= count) == last
+
+    def last(self, count: int) -> dict[str, str]:
+        """Return the names of the last ``count`` layers' arrays, by names that all nets share.
+
+        These say the place of a layer from the end, the module within it if it is not the first,
+        and the array: ``"1.weight"`` is the head's, ``"2.1.running_mean"`` that of a batch norm
+        behind the layer before.
+        """
+        shared = {}
+        for place, layer in enumerate(reversed(self.names[len(self) - count :]), start=1):
+            owners = list(dict.fromkeys(name.rpartition(".")[0] for name in layer))
+            for name in layer:
+                owner, _, leaf = name.rpartition(".")
+                follower = f"{owners.index(owner)}." if owner != owners[0] else ""
+                shared[f"{place}.{follower}{leaf}"] = name
+        return shared
+
+
+def check_depth(nets: Mapping[str, Layers], key: str, count: int, *, rest: bool = False) -> None:
+    """Raise MethodError, which names ``key``, unless all nets have ``count`` layers.
+
+    With ``rest``, they need at least one more.
+    """
+    for name, layers in nets.items():
+        if rest and len(layers) == count:
+            msg = f"{key} = {count} leaves nothing to share: {name} has {count} layers"
+            raise MethodError(msg)
+        if len(layers) < count:
+            msg = f"{key} = {count}, but {name} has {len(layers)} layers"
+            raise MethodError(msg)
+
+
+@functools.cache
+def _cut(part: Part) -> tuple[bool, int]:
+    """Return whether a part is the last layers, or what comes before, and how many they are."""
+    check_part(part, "part")
+    kind, _, count = part.partition(":")
+    return kind in {"head", LAST}, int(count or 1)
+
+
+def layers_of(body: nn.Module, head: str, names: Collection[str]) -> Layers:
+    """Return the layers of a net: its body as a module, its head's name, and all arrays' names."""
+    layers: list[list[str]] = []
+    before: list[str] = []  # what precedes the first layer belongs to it
+    for path, module in body.named_modules():
+        parameters = list(module.named_parameters(path, recurse=False))
+        arrays = itertools.chain(parameters, module.named_buffers(path, recurse=False))
+        held = [name for name, _ in arrays if name in names]
+        weighs = any("weight" in n and p.dim() >= MATRIX for n, p in parameters if n in names)
+        if weighs and not isinstance(module, nn.LayerNorm):
+            layers.append(held)
+        else:
+            (layers[-1] if layers else before).extend(held)
+    layers.append([name for name in names if name.startswith(f"{head}.")])
+    layers[0] += before
+    return Layers(tuple(tuple(layer) for layer in layers))

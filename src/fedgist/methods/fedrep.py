@@ -1,0 +1,43 @@
+"""FedRep: clients fit their own heads to a common representation, then improve it together.
+
+Collins, Hassani, Mokhtari, Shakkottai 2021, "Exploiting shared representations for personalized
+federated learning", algorithm 1. See docs/methods/fedrep.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgist.core.averaging import Averaging
+from fedgist.core.bounds import PositiveInt
+from fedgist.core.method import Context, Exchange, Method, Part, Phase, Task
+from fedgist.core.parts import check_depth
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """First the ``local_layers`` learn for ``head_epochs``, then what is below them."""
+
+    local_layers: PositiveInt = 2
+    head_epochs: PositiveInt = 10
+
+    @property
+    def keeps(self) -> Part:
+        """The local head, h_i."""
+        return f"last:{self.local_layers}"
+
+    @property
+    def exchange(self) -> Exchange:
+        """The average of the representation, phi, weighted by rows."""
+        return Averaging(f"but_last:{self.local_layers}")
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError if a net has no layer beside the local ones."""
+        nets = {name: arch.layers for name, arch in task.architectures.items()}
+        check_depth(nets, "method.local_layers", self.local_layers, rest=True)
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return two phases: the head learns under a fixed body, then the body under the head."""
+        head, body = f"last:{self.local_layers}", f"but_last:{self.local_layers}"
+        epochs = ctx.task.training.local_epochs
+        return Phase((head,), epochs=self.head_epochs), Phase((body,), epochs=epochs)
