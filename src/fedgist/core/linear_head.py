@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -47,21 +49,24 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
     return members.to(values.dtype).T @ values
 
 
-def one_feature_width(task: Task, method: str) -> int:
-    """Return the feature width that all architectures share, their heads having a bias.
+def one_feature_width(
+    task: Task, method: str, shares: Literal["one head", "class means"] = "one head"
+) -> int:
+    """Return the feature width that all architectures share; of one head, theirs need a bias, too.
 
     Raises
     ------
     MethodError
-        If the widths differ, or a head has no bias.
+        If the widths differ, or a head that is shared has no bias.
     """
     widths = {name: a.feature_width for name, a in task.architectures.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())
-        msg = f"method {method} shares one head, so all bodies need one feature width; "
+        msg = f"method {method} shares {shares}, so all bodies need one feature width; "
         msg += f"they have {listed}"
         raise MethodError(msg)
-    if bare := [name for name, a in task.architectures.items() if not a.head_bias]:
+    bare = [name for name, a in task.architectures.items() if not a.head_bias]
+    if shares == "one head" and bare:
         msg = f"method {method} needs a head with a bias; that of {bare[0]} has none"
         raise MethodError(msg)
     return next(iter(widths.values()))

@@ -1,9 +1,9 @@
 """Messages: the only values that cross between server and clients.
 
 A message is a frozen dataclass of tensors. What it costs is defined here, once: the bytes of its
-tensors, in the types they have. The ledger of a run, the papers' "communication cost" and every
-engine use this number; a method that sends half precision or packed signs puts such tensors into
-its message.
+tensors, in the types they have, or in the form on the wire that a field declares
+(:mod:`fedgist.core.wire_form`). The ledger of a run, the papers' "communication cost" and every
+engine use this number.
 
 >>> @message(reduce="sum")
 ... class Sums:
@@ -28,12 +28,15 @@ import safetensors
 import safetensors.torch
 import torch
 
-from fedgist.core.tree import build, leaves, map_leaves, named, tree
+from fedgist.core import wire_form
+from fedgist.core.tree import build, map_leaves, named, tree
 from fedgist.errors import MessageError
 
 T = TypeVar("T")
 Reduce = Literal["sum", "each"]
 Scope = Literal["all", "architecture"]  # over whom a sum runs
+
+SUMMED = (torch.float32, torch.float64)  # the element types of uploads that are added up
 
 _TYPES: dict[str, type] = {}  # every message type declared, by its registered name
 
@@ -49,6 +52,7 @@ def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[
 
     def declare(cls: type[T]) -> type[T]:
         declared = cast("Any", tree(cls))
+        wire_form.check(declared)
         declared.reduce, declared.over = reduce, over  # constants of the class, not fields
         _TYPES[type_name(declared)] = declared
         return cast("type[T]", declared)
@@ -105,14 +109,20 @@ def scope(kind: type) -> Scope:
 
 
 def payload_bytes(value: object) -> int:
-    """Return the bytes of a message: the sum over its tensors of elements times element size."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(value))
+    """Return the bytes of a message: of each field elements times element size, or its form's."""
+    return int(wire_form.size(type(value), named(value)))
+
+
+def payloads(stack: object, count: int) -> list[int]:
+    """Return the bytes of each of ``count`` messages, stacked."""
+    sizes: list[int] = wire_form.size(type(stack), named(stack), lead=1).expand(count).tolist()
+    return sizes
 
 
 def pack(value: object) -> bytes:
     """Serialize a message (or a state) as safetensors bytes: named arrays, never code."""
     arrays = {name: leaf.detach().cpu() for name, leaf in named(value).items()}
-    return safetensors.torch.save(separate(arrays))
+    return safetensors.torch.save(separate(wire_form.to_wire(type(value), arrays)))
 
 
 def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -128,8 +138,8 @@ def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def unpack(kind: type[T], blob: bytes) -> T:
-    """Read a message of type ``kind`` back.
+def unpack(kind: type[T], blob: bytes, limit: int | None = None) -> T:
+    """Read a message of type ``kind`` back, unless an array of it takes more than ``limit`` bytes.
 
     Raises
     ------
@@ -137,7 +147,7 @@ def unpack(kind: type[T], blob: bytes) -> T:
         If ``blob`` is not such a message.
     """
     try:
-        arrays = safetensors.torch.load(blob)
+        arrays = wire_form.from_wire(kind, safetensors.torch.load(blob), limit)
         value: T = build(kind, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         msg = f"not a {kind.__name__}: {error}"
@@ -167,15 +177,15 @@ class Form:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of a message of this form."""
+        """Bytes of a message of this form in memory: at most so many travel."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.arrays.values())
 
 
 def refuse(value: object, form: Form) -> str | None:
     """Return why a message is unacceptable, or None: the one gate that all messages pass.
 
-    It checks the type, the arrays' names, element types and shapes (and so the size), and that
-    every number is finite.
+    It checks the type, the arrays' names, element types and shapes (and so the size), that every
+    number is finite, and that the message can travel in the form that its type declares.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -185,7 +195,21 @@ def refuse(value: object, form: Form) -> str | None:
     if extra := sorted(set(arrays) - set(expected)):
         return f"{extra[0]} was not asked for"
     reasons = (_refuse_array(name, array, *expected[name]) for name, array in arrays.items())
-    return next((reason for reason in reasons if reason), None)
+    return next((reason for reason in reasons if reason), wire_form.misfit(form.kind, arrays))
+
+
+def unaddable(form: Form) -> str | None:
+    """Return why uploads of this form cannot be summed, or None: integers wrap, halves overflow."""
+    if reduction(form.kind) != "sum":
+        return None
+    types = {name: dtype for name, (dtype, _) in form.arrays.items()}
+    wrong = [name for name, dtype in types.items() if dtype not in SUMMED]
+    if not wrong:
+        return None
+    return (
+        f"{wrong[0]} of {form.kind.__name__} is {_short(types[wrong[0]])}, and is to be summed: "
+        "sums are of float32 or float64"
+    )
 
 
 def is_finite(array: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.message import Form
+from fedgist.core.message import Form, payloads
 from fedgist.core.method import Context, Method, Net, Nothing, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import Marks
@@ -28,7 +28,7 @@ from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Tra
 from fedgist.engines.client_store import ClientStore
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.engine import ScoreTable, Split
-from fedgist.engines.message_form import form_of_stack, settle
+from fedgist.engines.message_form import addable, form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import CheckpointError
@@ -73,10 +73,12 @@ class ClientHost:
         if store.arrays:
             store.put(sent.ids, self._kept(clients))
         key = (sent.round == 0, sent.stage, sent.architecture)
-        form = self.forms.setdefault(key, form_of_stack(message))
-        message, refused = settle(message, form, len(sent.ids))
+        if key not in self.forms:
+            self.forms[key] = addable(form_of_stack(message))
+        sizes = payloads(message, len(sent.ids))  # a sum does not show what its terms cost
+        message, refused = settle(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
-        return Trained(accepted, refused, message, losses)
+        return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
 
     def score(self, sent: Sent, split: Split) -> dict[str, ScoreTable]:
         """Score each client's model and, if there are phases before a test, the one they make."""

@@ -48,9 +48,10 @@ class MarkRequest:
 
 @tree
 class Trained:
-    """The accepted uploads or their sum, who was refused and why, and mean losses (K,)."""
+    """The accepted uploads or their sum, who was refused and why, mean losses (K,), and bytes."""
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
     refused: dict[int, str] = field(metadata=STATIC)
     message: Tree
     losses: Tensor
+    payload_bytes: int = field(metadata=STATIC)  # of the accepted uploads

@@ -99,7 +99,7 @@ def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
         if len(blob) != enclosed.size or digest(blob) != enclosed.digest:
             msg = f"the message {name!r} is not what its digest says: it was cut or changed"
             raise MessageError(msg)
-        messages[name] = unpack(registered(enclosed.type), bytes(blob))
+        messages[name] = unpack(registered(enclosed.type), bytes(blob), limit)
     if rest:
         msg = f"there are {len(rest)} bytes after the last message"
         raise MessageError(msg)

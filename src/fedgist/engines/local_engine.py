@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from fedgist.core.message import payload_bytes, reduction
+from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree, same, stack, take
@@ -61,16 +61,15 @@ class LocalEngine:
                 losses.update({sent.ids[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
+            size += trained.payload_bytes
             clients = tuple(sent.ids[k] for k in trained.accepted)
             if reduction(type(trained.message)) == "sum":
                 part = Subtotal(sent.architecture, clients, ctx.round, ctx.stage, trained.message)
                 subtotals.append(part)
-                size += payload_bytes(part.message) * len(clients)
             else:
                 for place, client in enumerate(clients):
                     order, message = order_of[client, sent.architecture], trained.message
                     each.append(Reply(order, ctx.round, ctx.stage, take(message, place)))
-                    size += payload_bytes(each[-1].message)
         return Answer(
             tuple(subtotals),
             tuple(each),

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch
-from fedgist.core.message import Form, is_finite, reduction, refuse
+from fedgist.core.message import Form, is_finite, reduction, refuse, unaddable
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
+from fedgist.core.wire_form import misfit
+from fedgist.errors import MethodError
 
 FAKE = "meta"
 
@@ -34,7 +36,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         message, _ = method.upload(net, own, sums, down, ctx)
         return message
 
-    return _form(upload, ctx, ctx.task.starts[architecture], down)
+    return addable(_form(upload, ctx, ctx.task.starts[architecture], down))
 
 
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
@@ -59,6 +61,19 @@ def _fake(leaf: Tensor) -> Tensor:
     return leaf.to(FAKE)
 
 
+def addable(form: Form) -> Form:
+    """Return the form of an upload.
+
+    Raises
+    ------
+    MethodError
+        If it is to be summed, and holds integers or halves.
+    """
+    if reason := unaddable(form):
+        raise MethodError(reason)
+    return form
+
+
 def form_of_stack(message: Tree) -> Form:
     """Return the form of the messages of which this is a stack."""
     arrays = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()}
@@ -73,7 +88,11 @@ def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message
-    if form_of_stack(message) == form and all(is_finite(a) for a in leaves(seen)):
+    if (
+        form_of_stack(message) == form
+        and all(is_finite(a) for a in leaves(seen))
+        and misfit(form.kind, named(message)) is None
+    ):
         return seen, {}
     reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}
     passed = torch.tensor([k for k in range(count) if k not in reasons], dtype=torch.int64)

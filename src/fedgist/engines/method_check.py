@@ -18,11 +18,12 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.layers import Pass
-from fedgist.core.message import reduction
+from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
 from fedgist.core.parts import check_part
 from fedgist.core.tree import Tree, leaves, map_leaves, named
+from fedgist.core.wire_form import misfit
 from fedgist.errors import MethodError, first_line
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
@@ -255,9 +256,13 @@ class Trial:
     def _message(self, function: str, value: Any) -> None:
         try:
             reduction(type(value))
-            named(value)
+            reason = misfit(type(value), named(value))
+            if function == "upload":
+                reason = reason or unaddable(Form.of(value))
         except (TypeError, ValueError) as error:
             self._complain(function, f"returned {kind_of(value)}: {error}")
+        if reason:
+            self._complain(function, f"returned {kind_of(value)}: {reason}")
 
     def _complain(self, function: str, problem: str) -> None:
         msg = f"{self._name(function)} {problem}"

@@ -23,6 +23,7 @@ METHODS: Registry[type[Method]] = Registry(
         "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
         "fedper": "fedgist.methods.fedper:FedPer",
         "fedrep": "fedgist.methods.fedrep:FedRep",
+        "fedproto": "fedgist.methods.fedproto:FedProto",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
     }

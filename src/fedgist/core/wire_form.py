@@ -1,0 +1,211 @@
+"""Forms on the wire: how a field of a message travels where that is not how it is computed with.
+
+Most fields travel as they are, every number in its type. A field can be declared to cost less::
+
+    @message(reduce="sum")
+    class Votes:
+        signs: Tensor = field(metadata=SIGNS)  # +1 or -1, one bit each
+
+    @message(reduce="sum")
+    class Means:
+        total: Tensor = field(metadata=rows_where("count"))  # rows whose count is not 0
+        count: Tensor = field(metadata=NONZERO)  # one bit each, and the numbers that are not 0
+
+In memory these are ordinary floats: they can be added, checked, and given noise. A row that is
+left out is zero in memory; noise makes its count nonzero, and so it travels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BYTE = 8  # bits
+_AFTER = "|"  # between an array's name and its shape, which packed bits do not show
+_NUMBERS = "numbers"
+_META = "wire form"
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Numbers that are ``low`` or ``high``: one bit each, eight to a byte."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Nonzero:
+    """Numbers of which only those travel that are not 0, and one bit each to say which."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of which only those travel where the field ``where`` of the message is not 0."""
+
+    where: str
+
+
+WireForm = Bits | Nonzero | Rows
+Arrays = Mapping[str, Tensor]
+
+SIGNS = {_META: Bits(-1.0, 1.0)}
+FLAGS = {_META: Bits(0.0, 1.0)}
+NONZERO = {_META: Nonzero()}
+
+
+def rows_where(field: str) -> dict[str, WireForm]:
+    """Return the metadata of a field whose rows travel where ``field`` is not 0.
+
+    The shape of ``field``, a tensor of the same message, is how that of the rows begins.
+    """
+    return {_META: Rows(field)}
+
+
+@functools.cache
+def forms_of(kind: type) -> Mapping[str, WireForm]:
+    """Return the forms that a message type declares, by the names of its own fields."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    fields = dataclasses.fields(kind)
+    return {field.name: field.metadata[_META] for field in fields if _META in field.metadata}
+
+
+def check(kind: type) -> None:
+    """Raise TypeError if a form of a message type depends on a field that does not exist."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name, form in forms_of(kind).items():
+        if isinstance(form, Rows) and form.where not in names:
+            msg = f"the rows of {kind.__name__}.{name} are those of {form.where}, which is no field"
+            raise TypeError(msg)
+
+
+def form_of(kind: type, name: str) -> WireForm | None:
+    """Return the form of the array ``name`` of a message type, or None if it travels as it is."""
+    return forms_of(kind).get(name.split("/", maxsplit=1)[0])
+
+
+def size(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
+    """Return the bytes of a message on the wire; of a stack (``lead`` = 1) those of each, (K,)."""
+    total = torch.zeros((), dtype=torch.int64)
+    for name, array in arrays.items():
+        form, one = form_of(kind, name), array.shape[lead:]
+        if isinstance(form, Bits):
+            total = total + _bytes(math.prod(one))
+        elif isinstance(form, Nonzero):
+            there = (array != 0).flatten(lead).sum(-1).cpu()
+            total = total + _bytes(math.prod(one)) + there * array.element_size()
+        elif isinstance(form, Rows):
+            there = arrays[form.where] != 0
+            row = math.prod(array.shape[there.dim() :]) * array.element_size()
+            total = total + there.flatten(lead).sum(-1).cpu() * row
+        else:
+            total = total + math.prod(one) * array.element_size()
+    return total
+
+
+def misfit(kind: type, arrays: Arrays) -> str | None:
+    """Return why a message, or a stack of messages, cannot travel in its form; None if it can."""
+    for name, array in arrays.items():
+        form = form_of(kind, name)
+        if isinstance(form, Bits) and not bool(((array == form.low) | (array == form.high)).all()):
+            return f"{name} holds something else than {form.low:g} and {form.high:g}"
+        if isinstance(form, Rows):
+            left_out = arrays[form.where] == 0
+            if array.shape[: left_out.dim()] != left_out.shape:
+                return f"{name} has not the rows of {form.where}"
+            if bool(array[left_out].any()):
+                return f"{name} is not zero where {form.where} is"
+    return None
+
+
+def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
+    """Return the arrays of a message as they travel."""
+    out = {}
+    for name, array in arrays.items():
+        form = form_of(kind, name)
+        if form is None:
+            out[name] = array
+        elif isinstance(form, Rows):
+            out[name] = array[arrays[form.where] != 0]
+        else:
+            bits = array == form.high if isinstance(form, Bits) else array != 0
+            out[name + _AFTER + "x".join(str(length) for length in array.shape)] = _packed(bits)
+            if isinstance(form, Nonzero):
+                out[name + _AFTER + _NUMBERS] = array[bits]
+    return out
+
+
+def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str, Tensor]:
+    """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`.
+
+    Raises
+    ------
+    ValueError
+        If they are not such arrays, or would take more than ``limit`` bytes of memory.
+    KeyError
+        If one is missing.
+    """
+    out = {}
+    for name, array in arrays.items():
+        bare, _, after = name.rpartition(_AFTER)
+        form = form_of(kind, bare) or form_of(kind, name)
+        if form is None or isinstance(form, Rows):
+            out[name] = array
+        elif after != _NUMBERS:
+            bits = _unpacked(bare, array, after, limit)
+            if isinstance(form, Bits):
+                out[bare] = torch.where(bits, form.high, form.low)
+            else:
+                out[bare] = _spread(bare, arrays[bare + _AFTER + _NUMBERS], bits, limit)
+    for name, array in out.items():
+        if isinstance(form := form_of(kind, name), Rows):
+            out[name] = _spread(name, array, out[form.where] != 0, limit)
+    return out
+
+
+def _packed(bits: Tensor) -> Tensor:
+    flat = bits.flatten().to(torch.uint8)
+    in_bytes = pad(flat, (0, -len(flat) % BYTE)).view(-1, BYTE)
+    return (in_bytes << torch.arange(BYTE, dtype=torch.uint8)).sum(1).to(torch.uint8)
+
+
+def _unpacked(name: str, array: Tensor, shape: str, limit: int | None) -> Tensor:
+    lengths = [int(length) for length in shape.split("x") if length]
+    count = math.prod(lengths)
+    wrong = array.dtype != torch.uint8 or array.shape != (_bytes(count),)
+    if wrong or any(length < 0 for length in lengths):
+        msg = f"{name} does not hold {count} bits"
+        raise ValueError(msg)
+    _check_memory(name, 4 * count, limit)
+    bits = (array.unsqueeze(1) >> torch.arange(BYTE, dtype=torch.uint8)) & 1
+    return bits.flatten()[:count].view(lengths).bool()
+
+
+def _spread(name: str, array: Tensor, there: Tensor, limit: int | None) -> Tensor:
+    """Return what travelled at the places where it belongs, zeros elsewhere."""
+    if array.shape[:1] != (int(there.sum()),):
+        msg = f"{name} has not as much as is said to be there"
+        raise ValueError(msg)
+    shape = (*there.shape, *array.shape[1:])
+    _check_memory(name, math.prod(shape) * array.element_size(), limit)
+    whole = array.new_zeros(shape)
+    whole[there] = array
+    return whole
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // BYTE)
+
+
+def _check_memory(name: str, needed: int, limit: int | None) -> None:
+    if limit is not None and needed > limit:
+        msg = f"{name} would take {needed} bytes of memory; at most {limit} are accepted"
+        raise ValueError(msg)

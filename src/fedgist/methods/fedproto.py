@@ -1,0 +1,119 @@
+"""FedProto: clients share class means of features, and learn features near the global ones.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang 2022, "FedProto: Federated prototype learning across
+heterogeneous clients", algorithm 1. See docs/methods/fedproto.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedgist.core.bounds import NonNegative
+from fedgist.core.linear_head import class_sums, one_feature_width, with_constant
+from fedgist.core.losses import masked_mean
+from fedgist.core.message import message
+from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
+from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+
+
+@message(reduce="sum")
+class Prototypes:
+    """The global mean of each class, (classes, m), and whether there is one: 1 or 0, (classes,)."""
+
+    mean: Tensor = field(metadata=rows_where("exists"))
+    exists: Tensor = field(metadata=FLAGS)
+
+
+@message(reduce="sum")
+class ClassTotals:
+    """A client's features by class, (classes, m), and what each row weighs, (classes,).
+
+    The rows are class sums and weigh their numbers of rows, or class means that weigh 1.
+    """
+
+    total: Tensor = field(metadata=rows_where("weight"))
+    weight: Tensor = field(metadata=NONZERO)
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """FedProto; the defaults are the paper's.
+
+    ``aggregate``: prototypes are averaged by the clients' rows of the class, or plainly
+    over the clients that have it, as in the authors' code. ``inference``: by the nearest global
+    prototype, or by the client's own head.
+    """
+
+    lam: NonNegative = 1.0  # lambda: the weight of the distance to the prototype
+    aggregate: Literal["weighted", "plain"] = "weighted"
+    inference: Literal["prototype", "logits"] = "prototype"
+
+    keeps: ClassVar[Part] = "all"
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless all bodies have one feature width."""
+        one_feature_width(task, "fedproto", shares="class means")
+
+    def init_server(self, ctx: Context) -> Prototypes:
+        """Return no prototypes."""
+        width = one_feature_width(ctx.task, "fedproto", shares="class means")
+        classes = ctx.task.num_classes
+        return Prototypes(torch.zeros(classes, width), torch.zeros(classes))
+
+    def download(self, server: Prototypes, order: Order, ctx: Context) -> Prototypes:
+        """Return the global prototypes."""
+        return server
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context) -> Tensor:
+        """Return the task's loss plus lambda times the distance to the prototypes.
+
+        The distance is the mean square over the features; a row whose class has no prototype is at
+        distance 0.
+        """
+        z = net.features(batch.x)
+        task_loss = ctx.task.objective.loss(net.logits(z), batch)
+        distance = (z - down.mean[batch.y]).square().mean(1) * down.exists[batch.y]
+        return task_loss + self.lam * masked_mean(distance, batch.mask)
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context
+    ) -> ClassTotals:
+        """Return class sums and counts over a batch."""
+        phi = with_constant(net.features(batch.x))
+        sums = class_sums(phi, batch.y, batch.mask, ctx.task.num_classes)
+        return ClassTotals(sums[:, 1:], sums[:, 0])
+
+    def upload(
+        self, net: Net, own: Nothing, sums: ClassTotals, down: Prototypes, ctx: Context
+    ) -> tuple[ClassTotals, Nothing]:
+        """Return sums and counts, or means that weigh 1; nothing for absent classes."""
+        if self.aggregate == "weighted":
+            return sums, own
+        means = sums.total / sums.weight.clamp(min=1.0).unsqueeze(1)
+        return ClassTotals(means, (sums.weight > 0).to(means.dtype)), own
+
+    def server_update(self, server: Prototypes, replies: Replies, ctx: Context) -> Prototypes:
+        """Return the new mean of each class that was sent, and the old ones of others."""
+        total: ClassTotals = replies.total()
+        sent = total.weight > 0
+        new = total.total / total.weight.clamp(min=1.0).unsqueeze(1)
+        mean = torch.where(sent.unsqueeze(1), new, server.mean)
+        return Prototypes(mean, torch.where(sent, 1.0, server.exists))
+
+    def predict(self, net: Net, own: Nothing, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
+        """Return minus the squared distances to the prototypes, or the head's logits.
+
+        Classes without a prototype stand behind all others. Before there is any, the head predicts.
+        """
+        z = net.features(x)
+        logits = net.logits(z)
+        if self.inference == "logits":
+            return logits
+        exists = down.exists > 0
+        near = -(z.unsqueeze(1) - down.mean).square().sum(2)
+        behind = torch.where(exists, near, 0.0).amin(1, keepdim=True) - 1.0
+        return torch.where(exists.any(), torch.where(exists, near, behind), logits)
