@@ -2,160 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import fedgist
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
 from fedgist.core.net import split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError, RecipeError
-from fedgist.federation.round_loop import Federation, start_server
-from fedgist.federation.world import World
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
 from fedgist.testing import check_laws
-from fedgist.testing.small_worlds import SIZES, federation, local_engine, trace, with_method, world
-
-HIDDEN = {"wide": [7, 6, 5], "flat": [6, 5]}
-MODELS = {name: {"model": "mlp", "hidden": sizes, "share": 1} for name, sizes in HIDDEN.items()}
-ROUNDS, EPOCHS, LR = 2, 3, 0.2
-Layers = list[nn.Linear]
-Groups = Sequence[Sequence[int]]  # clients whose layers are averaged together
-
-
-def small_world(method: str, **options: Any) -> World:
-    """Return a world of two architectures, in which an epoch is one step over all rows."""
-    train = {"local_epochs": EPOCHS, "batch_size": max(SIZES), "lr": LR, "optimizer": "momentum"}
-    return world(method, options=options, architectures=MODELS, train=train)
-
-
-class Plain:
-    """The clients of a world as plain modules: their architectures, layers and rows."""
-
-    def __init__(self, small_world: World) -> None:
-        self.names = [client.architectures[0] for client in small_world.server.clients]
-        self.layers = [self._layers(small_world, name) for name in self.names]
-        self.first = self._layers(small_world, next(iter(HIDDEN)))
-        x = (small_world.data.x - 0.5) / 2.0
-        lines = [small_world.population.train[client] for client in range(len(SIZES))]
-        self.rows = [(x[rows], small_world.data.y[rows]) for rows in lines]
-
-    def _layers(self, small_world: World, name: str) -> Layers:
-        params = small_world.server.task.starts[name].params
-        weights = [n for n in params if n.endswith("weight")]
-        layers = []
-        for weight in weights:
-            layer = nn.Linear(params[weight].shape[1], params[weight].shape[0])
-            bias = weight.replace("weight", "bias")
-            layer.load_state_dict({"weight": params[weight], "bias": params[bias]})
-            layers.append(layer)
-        return layers
-
-    def learn(self, client: int, which: slice, epochs: int) -> None:
-        """Let some of a client's layers learn with SGD and momentum, from a fresh start of both."""
-        (x, y), layers = self.rows[client], self.layers[client]
-        optimizer = torch.optim.SGD(nn.ModuleList(layers[which]).parameters(), LR, momentum=0.9)
-        for _ in range(epochs):
-            z = x
-            for layer in layers[:-1]:
-                z = torch.relu(layer(z))
-            nn.ModuleList(layers).zero_grad()
-            torch.autograd.backward(F.cross_entropy(layers[-1](z), y))
-            optimizer.step()
-
-    def average(self, which: slice, groups: Groups) -> None:
-        """Average these layers over each group of clients, by rows."""
-        for group in groups:
-            weights = torch.tensor([float(SIZES[k]) for k in group])
-            for same in zip(*(self.layers[k][which] for k in group), strict=True):
-                for name in ("weight", "bias"):
-                    values = torch.stack([getattr(layer, name).detach() for layer in same])
-                    mean = torch.einsum("k,k...->...", weights / weights.sum(), values)
-                    for layer in same:
-                        getattr(layer, name).data.copy_(mean)
-
-    def within(self) -> Groups:
-        """The clients of each architecture."""
-        return [[k for k, n in enumerate(self.names) if n == name] for name in HIDDEN]
-
-    def arrays(self, client: int) -> list[Tensor]:
-        """Return a client's weights and biases, in the order of its layers."""
-        return [p.detach() for layer in self.layers[client] for p in (layer.weight, layer.bias)]
-
-
-def held(small_world: World) -> list[list[Tensor]]:
-    """Return what each client holds after the rounds and the next download."""
-    engine, server = local_engine(small_world, Plan(2)), start_server(small_world.server)
-    fed = Federation(small_world.server, engine, server)
-    for _ in range(ROUNDS):
-        fed.advance()
-    orders, downs, ctx = fed.downloads(ROUNDS)
-    return [
-        list(engine.client(ctx, order, down).net.params.values())
-        for order, down in zip(orders, downs, strict=True)
-    ]
-
-
-def agree(small_world: World, plain: Plain, clients: Sequence[int]) -> bool:
-    found = held(small_world)
-    return all(
-        torch.allclose(a, b, atol=2e-5)
-        for k in clients
-        for a, b in zip(found[k], plain.arrays(k), strict=True)
-    )
-
-
-EVERYBODY = range(len(SIZES))
-
-
-def rounds(plain: Plain, work: Callable[[int], None], shared: slice, groups: Groups) -> Plain:
-    for _ in range(ROUNDS):
-        for client in EVERYBODY:
-            work(client)
-        plain.average(shared, groups)
-    return plain
+from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world
+from plain_clients import EPOCHS, EVERYBODY, HIDDEN, Groups, Plain, held, layers_of, two_models
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_lg_fedavg_is_sgd_with_the_last_layers_averaged_over_all_architectures(layers: int) -> None:
-    subject, last = small_world("lg_fedavg", global_layers=layers), slice(-layers, None)
+    subject, last = two_models("lg_fedavg", global_layers=layers), slice(-layers, None)
 
     def result(groups: Callable[[Plain], Groups]) -> Plain:
-        plain = Plain(subject)
+        plain, first = Plain(subject), layers_of(subject, next(iter(HIDDEN)))
         for client in EVERYBODY:  # one start for all: the first architecture's
-            for mine, first in zip(plain.layers[client][last], plain.first[last], strict=True):
-                mine.load_state_dict(first.state_dict())
-        return rounds(plain, lambda k: plain.learn(k, slice(None), EPOCHS), last, groups(plain))
+            for mine, start in zip(plain.layers[client][last], first[last], strict=True):
+                mine.load_state_dict(start.state_dict())
+        return plain.rounds(lambda k: plain.learn(k, slice(None), EPOCHS), last, groups(plain))
 
-    assert agree(subject, result(lambda _: [EVERYBODY]), EVERYBODY)
+    found = held(subject)
+    assert result(lambda _: [EVERYBODY]).agrees(found)
     # rejects an average within each architecture
-    assert not agree(subject, result(Plain.within), EVERYBODY)
+    assert not result(Plain.within).agrees(found)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_fedper_is_sgd_with_the_lower_layers_averaged_within_an_architecture(layers: int) -> None:
-    subject = small_world("fedper", local_layers=layers)
-    plain = Plain(subject)
-    lower = slice(None, -layers)
-    rounds(plain, lambda k: plain.learn(k, slice(None), EPOCHS), lower, plain.within())
-    assert agree(subject, plain, EVERYBODY)
+    subject = two_models("fedper", local_layers=layers)
+    plain, lower = Plain(subject), slice(None, -layers)
+    plain.rounds(lambda k: plain.learn(k, slice(None), EPOCHS), lower, plain.within())
+    assert plain.agrees(held(subject))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_fedrep_fits_the_head_first_and_the_body_under_it(layers: int) -> None:
-    subject = small_world("fedrep", local_layers=layers, head_epochs=4)
-    body, head = slice(None, -layers), slice(-layers, None)
+    subject = two_models("fedrep", local_layers=layers, head_epochs=4)
+    body, head, found = slice(None, -layers), slice(-layers, None), held(subject)
 
     def result(*work: tuple[slice, int]) -> Plain:
         plain = Plain(subject)
@@ -164,12 +62,12 @@ def test_fedrep_fits_the_head_first_and_the_body_under_it(layers: int) -> None:
             for which, epochs in work:
                 plain.learn(client, which, epochs)
 
-        return rounds(plain, learn, body, plain.within())
+        return plain.rounds(learn, body, plain.within())
 
-    assert agree(subject, result((head, 4), (body, EPOCHS)), EVERYBODY)
+    assert result((head, 4), (body, EPOCHS)).agrees(found)
     # rejects the body first, and both at once
-    assert not agree(subject, result((body, EPOCHS), (head, 4)), EVERYBODY)
-    assert not agree(subject, result((slice(None), EPOCHS)), EVERYBODY)
+    assert not result((body, EPOCHS), (head, 4)).agrees(found)
+    assert not result((slice(None), EPOCHS)).agrees(found)
 
 
 def test_lg_fedavg_that_shares_all_layers_is_fedavg() -> None:

@@ -22,6 +22,7 @@ class Bounds:
 NonNegative = Annotated[float, Bounds(0)]
 Positive = Annotated[float, Bounds(0, above=True)]
 PositiveInt = Annotated[int, Bounds(1)]
+NonNegativeInt = Annotated[int, Bounds(0)]
 
 
 def check_bounds(method: object) -> None:

@@ -78,7 +78,7 @@ phases         client  no    -           -         once a stage          what le
 loss           client  yes   training    step's    once a step           scalar; x (batch, ...)
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
 upload         client  yes   evaluation  client's  once a stage          (a message, own)
-before_test    client  no    -           -         at evaluation         phases on a copy
+before_test    client  no    -           -         before a test         phases on a copy
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
 =============  ======  ====  ==========  ========  ====================  ===========================
 

@@ -27,7 +27,7 @@ from fedgist.engines import inference, local_training
 from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
 from fedgist.engines.client_store import ClientStore
 from fedgist.engines.cohort import Clients, Cohort
-from fedgist.engines.engine import ScoreTable, Split
+from fedgist.engines.engine import TESTS, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
@@ -58,7 +58,7 @@ class ClientHost:
         if isinstance(request, TrainRequest):
             return self.train(request.sent)
         if isinstance(request, ScoreRequest):
-            return self.score(request.sent, request.split)
+            return self.score(request.sent, request.split, tuned_only=request.tuned_only)
         return self.mark(request.sent, request.split, request.rows)
 
     def train(self, sent: Sent) -> Trained:
@@ -80,12 +80,13 @@ class ClientHost:
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
 
-    def score(self, sent: Sent, split: Split) -> dict[str, ScoreTable]:
+    def score(self, sent: Sent, split: Split, *, tuned_only: bool = False) -> dict[str, ScoreTable]:
         """Score each client's model and, if there are phases before a test, the one they make."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
-        models = {"": clients}
-        if phases := self.method.before_test(cohort.ctx):
+        models = {} if tuned_only else {"": clients}
+        phases = self.method.before_test(cohort.ctx) if split in TESTS else ()
+        if phases:
             models["finetuned"] = local_training.train(cohort, clients, phases)[0]
         examples = self.population.examples_of(split)
         table = self.population.table(split, sent.ids).to(self.settings.device)

@@ -31,10 +31,14 @@ class TrainRequest:
 
 @tree
 class ScoreRequest:
-    """Score each client's model on its rows of a split; answered by a table for each model."""
+    """Score each client's model on its rows of a split; answered by a table for each model.
+
+    With ``tuned_only``, score only what the models become in the phases before a test.
+    """
 
     sent: Sent
     split: Split = field(metadata=STATIC)
+    tuned_only: bool = field(default=False, metadata=STATIC)
 
 
 @tree

@@ -60,6 +60,7 @@ from fedgist.core.replies import Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
 
 __all__ = [
+    "TESTS",
     "Answer",
     "Engine",
     "Nothing",
@@ -74,6 +75,7 @@ __all__ = [
 
 # a client's own test rows, the whole test set, its training rows, those held out from them
 Split = Literal["client", "test", "train", "validation"]
+TESTS: tuple[Split, ...] = ("client", "test")  # before these, models are fine-tuned
 
 
 @message(reduce="each")

@@ -19,7 +19,7 @@ from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
 from fedgist.engines.cohort import Clients, Cohort
-from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
+from fedgist.engines.engine import TESTS, Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.shared_scoring import score_shared
 from fedgist.engines.stacking_plan import Plan
@@ -83,25 +83,33 @@ class LocalEngine:
     ) -> Scores:
         """Evaluate each client's model as it would be after this download.
 
-        A model that several clients share is evaluated once.
+        A model that several clients share is evaluated once. Before a test, each is fine-tuned by
+        its own clients if the method says so.
         """
         if not self.settings.share_measurements:
             return Scores({})
+        tunes = split in TESTS and bool(self.method.before_test(ctx))
         tables: dict[str, list[ScoreTable]] = {}
-        apart, whole = [], None
+        apart, shared, whole = [], [], None
         names = sorted({o.architecture for o in orders})
         for name in names:
             members = [i for i, order in enumerate(orders) if order.architecture == name]
-            if not self._shared(ctx, [downs[i] for i in members]):
+            if not self._shared([downs[i] for i in members]):
                 apart += members
                 continue
+            shared += members
             sent = self._sent(ctx, [orders[i] for i in members], downs[members[0]], broadcast=True)
             table, on_all = score_shared(self.host, self.pool, sent, split, alone=len(names) == 1)
             tables.setdefault("", []).append(table)
             whole = on_all or whole
-        sorted_by: Split = "train" if self.method.before_test(ctx) else split  # steps, if any
-        for_each = [orders[i] for i in apart], [downs[i] for i in apart]
-        requests = [ScoreRequest(sent, split) for sent in self._cut(ctx, *for_each, sorted_by)]
+        sorted_by: Split = "train" if tunes else split  # steps, if any
+        requests = [
+            ScoreRequest(sent, split, tuned_only=members is shared)
+            for members in (apart, shared if tunes else [])
+            for sent in self._cut(
+                ctx, [orders[i] for i in members], [downs[i] for i in members], sorted_by
+            )
+        ]
         for result in self.pool.run(requests):
             for model, table in result.items():
                 tables.setdefault(model, []).append(table)
@@ -157,10 +165,8 @@ class LocalEngine:
         ids = tuple(order.client for order in orders)
         return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
-    def _shared(self, ctx: Context, downs: Sequence[Tree]) -> bool:
+    def _shared(self, downs: Sequence[Tree]) -> bool:
         """Return whether clients of one architecture all hold the same model after ``downs``."""
-        if self.method.before_test(ctx):
-            return False
         kept = any(store.arrays for store in self.host.stores.values())
         alike = self.method.keeps == "none" and not kept and all(same(d, downs[0]) for d in downs)
         return self.method.merges_clients or alike

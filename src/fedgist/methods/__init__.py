@@ -24,6 +24,8 @@ METHODS: Registry[type[Method]] = Registry(
         "fedper": "fedgist.methods.fedper:FedPer",
         "fedrep": "fedgist.methods.fedrep:FedRep",
         "fedproto": "fedgist.methods.fedproto:FedProto",
+        "fedbabu": "fedgist.methods.fedbabu:FedBABU",
+        "feddbe": "fedgist.methods.feddbe:FedDBE",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
     }

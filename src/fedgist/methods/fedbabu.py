@@ -1,0 +1,42 @@
+"""FedBABU: a body that all clients learn under one head that nobody ever changes.
+
+Oh, Kim, Yun 2022, "FedBABU: toward enhanced representation for federated image classification",
+algorithm 1. See docs/methods/fedbabu.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedgist.core.averaging import Averages, Averaging
+from fedgist.core.bounds import NonNegativeInt
+from fedgist.core.method import Context, Exchange, Method, Net, Part, Phase
+
+
+@dataclass(frozen=True)
+class FedBABU(Method):
+    """Bodies are averaged; the last round's test comes before and after fine-tuning of all layers.
+
+    The head is the common start's, which everybody has: it is neither kept nor sent.
+    """
+
+    finetune_epochs: NonNegativeInt = 5  # before the last test; 0: no fine-tuning
+
+    keeps: ClassVar[Part] = "none"
+    exchange: ClassVar[Exchange] = Averaging("body")
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return one phase in which only the body learns."""
+        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
+
+    def before_test(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return the fine-tuning of body and head, in the last round alone."""
+        last = ctx.round == ctx.task.training.num_rounds
+        return (Phase(epochs=self.finetune_epochs),) if last and self.finetune_epochs else ()
+
+    def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
+        """Return the global model of each architecture: its body under the start's head."""
+        starts = ctx.task.starts
+        return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}

@@ -1,0 +1,166 @@
+"""FedDBE: FedAvg with a bias of each client's own on the features, whose means are held together.
+
+Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan 2023, "Eliminating domain bias for federated learning in
+representation space". See docs/methods/feddbe.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core.averaging import Averages, Averaging, Weighted, Weights
+from fedgist.core.bounds import NonNegative
+from fedgist.core.message import Nothing, message
+from fedgist.core.method import (
+    Batch,
+    ClientInfo,
+    Context,
+    Count,
+    Method,
+    Net,
+    Order,
+    Part,
+    Phase,
+    Replies,
+)
+from fedgist.core.tree import Tree, tree
+
+AVERAGE = Averaging()
+
+
+@message(reduce="sum", over="architecture")
+class FeatureSum:
+    """The sum of features (m,) and the number of rows that it is over."""
+
+    total: Tensor
+    rows: Tensor
+
+    def mean(self) -> Tensor:
+        """Return the mean features (m,): zeros if there are no rows."""
+        return self.total / self.rows.clamp(min=1.0)
+
+
+@message(reduce="sum")
+class Common:
+    """The weights, and the sum over all clients of features under the common start."""
+
+    weights: Weights
+    consensus: FeatureSum
+
+
+@tree
+class Server:
+    """Server state: the averages, and each architecture's sum of features."""
+
+    averages: Averages
+    consensus: dict[str, FeatureSum]
+
+
+@tree
+class Bias:
+    """The personalized representation bias memory of a client, (m,)."""
+
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class FedDBE(Method):
+    """Domain bias eliminator on FedAvg, with momentum 1: a batch's mean stands for the client's."""
+
+    kappa: NonNegative = 50.0  # weight of the mean regularization
+
+    keeps: ClassVar[Part] = "none"
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Return ``"means"`` in round 0, then ``"train"``."""
+        return ("train",) if ctx.round else ("means",)
+
+    def init_server(self, ctx: Context) -> Server:
+        """Return the common starts, and no means."""
+        device = ctx.key.device
+        nothing = {
+            name: FeatureSum(
+                torch.zeros(arch.feature_width, device=device), torch.zeros((), device=device)
+            )
+            for name, arch in ctx.task.architectures.items()
+        }
+        return Server(AVERAGE.init_server(ctx), nothing)
+
+    def init_client(self, net: Net, ctx: Context) -> Bias:
+        """Return a bias of zeros."""
+        return Bias(torch.zeros(net.arch.feature_width, device=ctx.key.device))
+
+    def select(self, server: Server, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
+        """Return everybody for the means; then, as any method, a fraction."""
+        if ctx.round == 0:
+            return [Order(client.id, client.architectures[0]) for client in online]
+        return super().select(server, online, ctx)
+
+    def download(self, server: Server, order: Order, ctx: Context) -> Common | Nothing:
+        """Return the weights and the consensus; for the means, nothing: all have the start."""
+        if ctx.stage == "means":
+            return Nothing()
+        name = order.architecture
+        return Common(server.averages.weights[name], server.consensus[name])
+
+    def receive(
+        self, net: Net, own: Bias, down: Common | Nothing, ctx: Context
+    ) -> tuple[Net, Bias]:
+        """Start from the global weights."""
+        return (net if isinstance(down, Nothing) else net.having(down.weights.arrays)), own
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return one phase in which the net and the client's bias learn together."""
+        if ctx.stage == "means":
+            return ()
+        return (Phase(("all", "own.bias"), epochs=ctx.task.training.local_epochs),)
+
+    def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:
+        """Return the task's loss of z + bias, and kappa MSE(mean of z, consensus)."""
+        z = net.features(batch.x)
+        present = torch.where(batch.mask.unsqueeze(1), z, 0.0)
+        mean = present.sum(0) / batch.mask.sum().clamp(min=1)
+        far = (mean - down.consensus.mean()).square().mean()
+        known = down.consensus.rows.clamp(0.0, 1.0)  # 0 where nobody has told a mean
+        return ctx.task.objective.loss(net.logits(z + own.bias), batch) + self.kappa * known * far
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Bias, down: Common | Nothing, ctx: Context
+    ) -> FeatureSum | Count:
+        """Return the sum of features for the means; otherwise how many rows there are."""
+        rows = batch.mask.sum().to(torch.float32)
+        if ctx.stage != "means":
+            return Count(rows)
+        z = torch.where(batch.mask.unsqueeze(1), net.features(batch.x), 0.0)
+        return FeatureSum(z.sum(0), rows)
+
+    def upload(
+        self, net: Net, own: Bias, sums: Tree, down: Tree, ctx: Context
+    ) -> tuple[FeatureSum | Weighted, Tree]:
+        """Return the sum of features, or n_k w_k and n_k."""
+        if isinstance(sums, FeatureSum):
+            return sums, own
+        return AVERAGE.upload(net, own, sums, down, ctx)
+
+    def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Take each architecture's sum of features, or average its weights."""
+        if ctx.stage != "means":
+            averages = AVERAGE.server_update(server.averages, replies, ctx)
+            return Server(averages, server.consensus)
+        heard = {name: replies.by(name).total() for name in replies.architectures}
+        return Server(server.averages, server.consensus | heard)
+
+    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
+        """Return nothing: a model is whole with a client's bias."""
+        return {}
+
+    def predict(
+        self, net: Net, own: Bias, down: Common | Nothing, x: Tensor, ctx: Context
+    ) -> Tensor:
+        """Return the logits of z + bias."""
+        return net.logits(net.features(x) + own.bias)
