@@ -24,6 +24,9 @@ def test_names() -> None:
         "fashion_mnist",
         "cifar10",
         "cifar100",
+        "celeba",
+        "wisdm",
+        "circle",
         "npz",
         "folder",
         "table",
@@ -90,7 +93,10 @@ def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None
         load(name, **options)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
+DOWNLOADED = ["mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "wisdm"]
+
+
+@pytest.mark.parametrize("name", DOWNLOADED)
 def test_missing_data_says_what_to_do_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         load(name, root=tmp_path)

@@ -14,9 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from fedgist.data.sources import SOURCES
+from fedgist.data.sources.celeba import WHERE as CELEBA
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, CifarFiles
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
+from fedgist.data.sources.wisdm import WHERE as WISDM
 from fedgist.federation.recipe import make
 from fedgist.federation.recipe_sections import Data
 from fedgist.options import options_of
@@ -30,6 +32,7 @@ KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
 }
+WHERE = {**{name: files.where for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
 WORDS = {str: "text", Path: "path", float: "number", int: "whole number", bool: "true or false"}
 
 
@@ -54,8 +57,8 @@ def summaries() -> dict[str, str]:
 
 def source_page(name: str, source: Callable[..., Any]) -> str:
     parts = [f"### {name}", *section(source, "")]
-    if name in KNOWN:
-        where = KNOWN[name].where.replace("ROOT", "$FEDGIST_DATA")
+    if name in WHERE:
+        where = WHERE[name].replace("ROOT", "$FEDGIST_DATA")
         parts.append(f"{where[:1].upper()}{where[1:]}.")
     options, _ = options_of(source, NO_OPTIONS)
     if options:
@@ -65,7 +68,7 @@ def source_page(name: str, source: Callable[..., Any]) -> str:
             for key, value in options.items()
         ]
         parts.append("\n".join(["| option | type | default | |", "|---|---|---|---|", *lines]))
-    parts += section(source, "Notes")
+    parts += [*section(source, "Notes"), *section(source, "References")]
     parts.append(f"```toml\n{example(source)}```")
     return "\n\n".join(parts)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedgist.cli.recipe_files import folder
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe, make, read
+from fedgist.federation.world import make_world
 from fedgist.studies.paper_table import is_table
 
 
@@ -72,6 +73,22 @@ from fedgist.studies.paper_table import is_table
             "engine.workers = 'many': must be 'auto' or must be a wh",
         ),
         ({"clients": {"architectures": {"a": {"share": True}}}}, "share must be a number"),
+        (
+            {"clients": {"architectures": {"mlp": {"share": 1, "clients": [0]}}}},
+            "clients.architectures.mlp: give share or clients, not both",
+        ),
+        (
+            {"clients": {"architectures": {"mlp": {"clients": [-1]}}}},
+            r"clients.architectures.mlp.clients.0 = -1: .*greater than or equal to 0",
+        ),
+        (
+            {"clients": {"architectures": {"mlp": {"clients": []}}}},
+            r"clients.architectures.mlp.clients = \[\]: .*at least 1 item",
+        ),
+        (
+            {"clients": {"architectures": {"mlp": {"clients": [0]}, "logistic": 1}}},
+            "clients.architectures: give all of them a share, or all of them a list of clients",
+        ),
         (
             {"clients": {"architectures": {"a": {"model": "mlp", "share": 1, "widht": 2}}}},
             "clients.architectures.a.widht: unknown key of mlp",
@@ -239,6 +256,28 @@ def test_a_resolved_recipe_reads_back_as_itself(tmp_path: Path) -> None:
 def test_every_shipped_recipe_is_valid_and_says_what_it_is(path: Path) -> None:
     assert isinstance(read(path), Recipe)
     assert path.read_text().startswith("# ")
+
+
+def test_clients_of_a_model_may_be_listed(tmp_path: Path) -> None:
+    tables = {
+        "large": {"model": "mlp", "hidden": [3], "clients": [0, 2]},
+        "logistic": {"clients": [1]},
+    }
+    clients = {"num_clients": 3, "architectures": tables}
+    raw = {"data": {"train_rows": 60}, "clients": clients, "method": {"name": "local"}}
+    side = make_world(make(raw)).server
+    assert [client.architectures for client in side.clients] == [
+        ("large",),
+        ("logistic",),
+        ("large",),
+    ]
+    path = tmp_path / "recipe.toml"
+    path.write_text(make(raw).to_toml())
+    assert read(path) == make(raw)
+    for listed, says in (([3], "client 1 has none"), ([1, 2], "client 2 is listed twice")):
+        wrong = {**tables, "logistic": {"clients": listed}}
+        with pytest.raises(RecipeError, match=f"every client needs exactly one model; {says}"):
+            make_world(make({**raw, "clients": {**clients, "architectures": wrong}}))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

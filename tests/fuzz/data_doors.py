@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import io
+import json
 import pickle
 import struct
 import tempfile
@@ -91,6 +92,19 @@ CIFAR = {
 }
 
 
+ARFF = """@relation r
+@attribute "UNIQUE_ID" numeric
+@attribute "user" {"1" , "2"}
+@attribute "X0" numeric
+@attribute class{ "Walking" , "Jogging" , "Upstairs" , "Downstairs" , "Sitting" , "Standing" }
+@data
+1,1,0.5,Walking
+2,2,?,Jogging
+3,2,-1e3,Jogging
+"""
+LEAF = {"users": ["1"], "num_samples": [2], "user_data": {"1": {"x": ["a.jpg"] * 2, "y": [0, 1]}}}
+
+
 @functools.cache
 def formats() -> Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any]]]:
     """The files of each format, and how they are loaded."""
@@ -125,6 +139,14 @@ def formats() -> Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any]]]:
         "idx.gz": (
             {f"MNIST/{k}.gz": gzip.compress(v) for k, v in MNIST.items()},
             {"name": "mnist"},
+        ),
+        "arff": ({"wisdm/WISDM_ar_v1.1_transformed.arff": ARFF.encode()}, {"name": "wisdm"}),
+        "leaf": (
+            {
+                "celeba/all_data/all_data.json": json.dumps(LEAF).encode(),
+                "celeba/raw/img_align_celeba/a.jpg": png_bytes("RGB", "JPEG"),
+            },
+            {"name": "celeba"},
         ),
         "cifar": (
             {
@@ -187,7 +209,7 @@ def spoilt(random: Random, name: str, data: bytes) -> bytes:
         return gzip.compress(spoil_bytes(random, gzip.decompress(data)))
     if name.endswith(".npz"):
         return rezipped(random, data)
-    if name.endswith(".csv"):
+    if name.endswith((".csv", ".arff")):
         return spoil_lines(random, data.decode()).encode("utf-8", "surrogateescape")
     return spoil_bytes(random, data)
 

@@ -25,12 +25,14 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("mlp", (7,), {"hidden": []}),
     ("fedlog_mnist", GRAY, {}),
     ("fedlog_cifar", COLOR, {}),
+    ("fedlog_cifar", COLOR, {"hidden": [100]}),
     ("lenet5", GRAY, {}),
     ("lenet5", COLOR, {}),
     ("resnet9", COLOR, {"width": 8, "features": 16}),
     ("resnet9", COLOR, {"width": 8, "norm": "group"}),
     ("resnet18", COLOR, {"width": 4}),
     ("resnet18", GRAY, {"width": 4, "features": 6, "norm": "group"}),
+    ("mobilenetv2", COLOR, {"width": 0.25}),
 ]
 
 
@@ -92,6 +94,8 @@ def test_small_models_have_the_papers_layers(
         ("lenet5", GRAY, {}, 29_000, 32_000),
         ("resnet9", COLOR, {}, 2.3e6, 2.5e6),
         ("resnet18", COLOR, {"features": 256}, 11.25e6, 11.35e6),
+        # torchvision's net for ImageNet has 3,504,872, 1,281,000 of them in its last layer
+        ("mobilenetv2", COLOR, {}, 3_504_872 - 1_281_000 + 12_810, 2_236_682),
     ],
 )
 def test_models_have_the_documented_size(
@@ -194,6 +198,33 @@ def test_a_last_activation_that_cannot_be_is_named(model: dict[str, Any], says: 
     with pytest.raises(RecipeError, match=says) as caught:
         make_world(make(digits))
     assert "\n" not in str(caught.value)
+
+
+def test_the_smaller_net_of_two_lacks_the_layer_before_the_last() -> None:
+    # the paper's flexible architectures: both heads are 100 wide, so that all can share one
+    small, large = (MODELS["fedlog_cifar"](COLOR, 100, hidden=h) for h in ([100], [120, 100]))
+    assert size(small) == size(large) - linear(400, 120) - linear(120, 100) + linear(400, 100)
+    names = [name for name, layer in small.named_children() if isinstance(layer, nn.Linear)]
+    assert names == ["fc1", "fc2"]
+    with pytest.raises(
+        ValueError, match=r"model\.hidden must hold widths of at least 1, .*not \[\]"
+    ):
+        MODELS["fedlog_cifar"](COLOR, 100, hidden=[])
+
+
+def test_mobilenet_narrows_its_images_by_32_and_its_channels_by_width() -> None:
+    net = MODELS["mobilenetv2"]((3, 84, 84), 2, width=0.5)
+    x = torch.randn(2, 3, 84, 84, generator=torch.Generator().manual_seed(0))
+    shapes = {}
+    for name, layer in net.eval().named_children():
+        x = layer(x)
+        shapes[name] = tuple(x.shape[1:])
+    assert shapes["stem"] == (16, 42, 42)
+    assert shapes["block3"] == (16, 21, 21)  # 24 / 2 is 12, rounded up to a multiple of 8
+    assert shapes["last"] == (1280, 3, 3)
+    assert [n for n in shapes if n.startswith("block")][-1] == "block17"
+    with pytest.raises(ValueError, match="width must be above 0, not 0"):
+        MODELS["mobilenetv2"](COLOR, 2, width=0)
 
 
 def test_pooling_before_relu_is_relu_before_pooling() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from fedgist.errors import RecipeError, shown
@@ -14,6 +16,7 @@ from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 
 Factory = Callable[..., nn.Module]
+Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 def model_factory(name: str) -> Factory:
@@ -36,24 +39,48 @@ def sizes_of(factory: Factory) -> tuple[str, ...]:
     return tuple(options_of(factory)[0])[:2]
 
 
-def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, tuple[float, Any]]:
-    """Return each table of ``clients.architectures`` as its share and its model's section.
+@dataclass(frozen=True)
+class ModelOfSome:
+    """A model that some clients have: a share of all, or those whose numbers are listed."""
+
+    section: ModelSection
+    share: float = 1.0
+    clients: tuple[int, ...] | None = None
+
+
+def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, ModelOfSome]:
+    """Return what each table of ``clients.architectures`` says.
 
     Raises
     ------
     RecipeError
-        If a share, a model or one of its options is not valid.
+        If a share, a list of clients, a model or one of its options is not valid, or some tables
+        have a share and others a list.
     """
     models = {}
     for name, value in tables.items():
         where = f"clients.architectures.{name}"
         table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"share": value}
-        share = table.pop("share", None)
-        if isinstance(share, bool) or not isinstance(share, int | float) or share <= 0:
-            msg = f"{where}: share must be a number greater than 0, not {shown(share)}"
-            raise RecipeError(msg)
+        share, clients = table.pop("share", None), table.pop("clients", None)
+        if clients is None or share is not None:
+            share = _share(share, clients, where)
+        else:
+            clients = checked(Clients, clients, f"{where}.clients")
         section = checked(ModelSection, {"name": table.pop("model", name), **table}, where)
         factory = model_factory(section.name)
         check_options(factory, section.options, section.name, where, sizes_of(factory))
-        models[name] = float(share), section
+        models[name] = ModelOfSome(section, share or 1.0, clients)
+    if len({model.clients is None for model in models.values()}) > 1:
+        msg = "clients.architectures: give all of them a share, or all of them a list of clients"
+        raise RecipeError(msg)
     return models
+
+
+def _share(share: object, clients: object, where: str) -> float:
+    if clients is not None:
+        msg = f"{where}: give share or clients, not both"
+        raise RecipeError(msg)
+    if isinstance(share, bool) or not isinstance(share, int | float) or share <= 0:
+        msg = f"{where}: share must be a number greater than 0, not {shown(share)}"
+        raise RecipeError(msg)
+    return float(share)

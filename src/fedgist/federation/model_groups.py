@@ -49,21 +49,25 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
             model.name.rpartition(":")[2]: _group(model, data, "model"),
         }
     return {
-        name: _group(model, data, f"clients.architectures.{name}", share)
-        for name, (share, model) in check_models(recipe.clients.architectures).items()
+        name: replace(
+            _group(model.section, data, f"clients.architectures.{name}"),
+            share=model.share,
+            clients=model.clients,
+        )
+        for name, model in check_models(recipe.clients.architectures).items()
     }
 
 
-def _group(section: ModelSection, data: Dataset, table: str, share: float = 1.0) -> Group:
+def _group(section: ModelSection, data: Dataset, table: str) -> Group:
     """Return the group of clients that have a model, whose start may be read from a file."""
     check_named(table, section.name, "model=")
     factory = model_factory(section.name)
     options = check_options(factory, section.options, section.name, table, sizes_of(factory))
     build = builder(factory, data, options, f"model {section.name}")
     if section.weights is None:
-        return Group(build, share, head=section.head)
+        return Group(build, head=section.head)
     build, note = pretrained(build, section.weights, data.num_classes, section.head)
-    return Group(build, share, head=section.head, note=note)
+    return Group(build, head=section.head, note=note)
 
 
 def module_group(

@@ -32,7 +32,13 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
     else:
         section = recipe.data
         check_named("data", section.name, "data=")
-        data = load(section.name, root=root, classes=section.classes, **section.options)
+        data = load(
+            section.name,
+            root=root,
+            classes=section.classes,
+            seed=recipe.seed,
+            **section.options,
+        )
     data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
     data = data.first(recipe.data.train_rows)
     if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004

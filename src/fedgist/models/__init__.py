@@ -24,5 +24,6 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "lenet5": "fedgist.models.cnn:lenet5",
         "resnet9": "fedgist.models.resnet:resnet9",
         "resnet18": "fedgist.models.resnet:resnet18",
+        "mobilenetv2": "fedgist.models.mobilenet:mobilenetv2",
     }
 )

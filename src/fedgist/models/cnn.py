@@ -6,6 +6,7 @@ ReLU has a quarter of the numbers to go through.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -60,6 +61,7 @@ def fedlog_cifar(
     input_shape: Sequence[int],
     num_classes: int,
     *,
+    hidden: Sequence[int] = (120, 100),
     dropout: float = 0.5,
     last: Last = "relu",
     last_bound: float | None = None,
@@ -67,6 +69,7 @@ def fedlog_cifar(
     """Return FedLog's CIFAR net, for images of 32x32 pixels.
 
     It has two 5x5 convolutions (6 and 16 channels) and hidden layers of 120 and 100 (table A.1).
+    The smaller net of the paper's experiment with two architectures is ``hidden = [100]``.
 
     ``last`` is the activation at the end of the body: ``relu``, ``tanh``, or ``clamp`` to
     [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
@@ -74,26 +77,29 @@ def fedlog_cifar(
     Raises
     ------
     ValueError
-        If ``input_shape`` is not (channels, 32, 32).
+        If ``input_shape`` is not (channels, 32, 32), or there is no width in ``hidden``, or one
+        below 1.
     """
     _check_size(input_shape, 32)
-    return nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 6, 5),
-            pool1=nn.MaxPool2d(2),
-            relu1=nn.ReLU(),
-            conv2=nn.Conv2d(6, 16, 5),
-            pool2=nn.MaxPool2d(2),
-            relu2=nn.ReLU(),
-            flatten=nn.Flatten(),
-            fc1=nn.Linear(400, 120),
-            relu3=nn.ReLU(),
-            fc2=nn.Linear(120, 100),
-            last=last_activation(last, last_bound),
-            drop=nn.Dropout(dropout),
-            fc3=nn.Linear(100, num_classes),
-        )
-    )
+    if not hidden or any(isinstance(width, bool) or width < 1 for width in hidden):
+        msg = f"model.hidden must hold widths of at least 1, one or more, not {list(hidden)}"
+        raise ValueError(msg)
+    widths = (400, *hidden)
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", nn.Conv2d(input_shape[0], 6, 5)),
+        ("pool1", nn.MaxPool2d(2)),
+        ("relu1", nn.ReLU()),
+        ("conv2", nn.Conv2d(6, 16, 5)),
+        ("pool2", nn.MaxPool2d(2)),
+        ("relu2", nn.ReLU()),
+        ("flatten", nn.Flatten()),
+    ]
+    for place, (width, out) in enumerate(itertools.pairwise(widths), 1):
+        end = last_activation(last, last_bound) if place == len(hidden) else nn.ReLU()
+        layers += [(f"fc{place}", nn.Linear(width, out)), (f"relu{place + 2}", end)]
+    drop = ("drop", nn.Dropout(dropout))
+    head = (f"fc{len(widths)}", nn.Linear(widths[-1], num_classes))
+    return nn.Sequential(OrderedDict([*layers, drop, head]))
 
 
 def lenet5(

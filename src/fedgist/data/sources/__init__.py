@@ -1,6 +1,7 @@
 """Sources of data, one file each. A new one is a function in a file here and a line below.
 
-Each takes its options as keywords, and ``root``, the folder of downloaded data, if it needs that.
+Each takes its options as keywords, and ``root``, the folder of downloaded data, or ``seed``, the
+run's, if it needs that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ SOURCES: Registry[Callable[..., Dataset]] = Registry(
         "fashion_mnist": "fedgist.data.sources.mnist:fashion_mnist",
         "cifar10": "fedgist.data.sources.cifar:cifar10",
         "cifar100": "fedgist.data.sources.cifar:cifar100",
+        "celeba": "fedgist.data.sources.celeba:celeba",
+        "wisdm": "fedgist.data.sources.wisdm:wisdm",
+        "circle": "fedgist.data.sources.circle:circle",
         "npz": "fedgist.data.sources.npz:npz",
         "folder": "fedgist.data.sources.image_folder:folder",
         "table": "fedgist.data.sources.tabular:table",

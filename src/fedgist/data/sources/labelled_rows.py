@@ -63,6 +63,21 @@ def held_out(labels: Values, fraction: float) -> Values:
     return mask
 
 
+def last_of_each(groups: Values, fraction: float) -> Values:
+    """Choose the last share ``fraction`` of each group's rows, in their order, as test rows.
+
+    ``groups`` (rows,) says to which group a row belongs. Return truth values (rows,), true for a
+    test row. Shares are rounded, and every group keeps at least one training row.
+    """
+    _, members, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    in_groups = np.argsort(members, kind="stable")
+    mask = np.zeros(len(groups), dtype=bool)
+    for rows in np.split(in_groups, np.cumsum(counts)[:-1]):
+        kept = max(len(rows) - int(fraction * len(rows) + 0.5), 1)
+        mask[rows[kept:]] = True
+    return mask
+
+
 def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
     """Split rows into training rows and test rows, as :func:`held_out` chooses them."""
     mask = held_out(rows.labels, fraction)

@@ -13,17 +13,22 @@ from fedgist.data.sources.locations import data_root
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
-NO_OPTIONS = ("root", "classes")  # parameters that sources share
+NO_OPTIONS = ("root", "classes", "seed")  # parameters that sources share
 
 
 def load(
-    name: str, *, root: Path | None = None, classes: Sequence[str] = (), **options: object
+    name: str,
+    *,
+    root: Path | None = None,
+    classes: Sequence[str] = (),
+    seed: int = 0,
+    **options: object,
 ) -> Dataset:
     """Return the data set called ``name``, checked.
 
     ``root`` is the folder of downloaded data (see :func:`.data_root`); ``classes`` are the names of
-    all classes in the order of their numbers, if not the source's own; ``options`` are those of the
-    source.
+    all classes in the order of their numbers, if not the source's own; ``seed`` is the run's, for
+    sources that draw their examples; ``options`` are those of the source.
 
     Raises
     ------
@@ -35,7 +40,7 @@ def load(
     """
     source = _source(name)
     known = check_options(source, options, name, "data", NO_OPTIONS)
-    common = {"root": data_root(root), "classes": classes}
+    common = {"root": data_root(root), "classes": classes, "seed": seed}
     taken = inspect.signature(source).parameters
     known |= {key: value for key, value in common.items() if key in taken}
     with readable(name):

@@ -1,0 +1,120 @@
+"""Reads ARFF files, Weka's tables: columns of numbers, and columns of stated values."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.data.sources.labelled_rows import Values
+from fedgist.errors import DataError, first_line
+
+# a name, in quotes or not, then what values it has; WISDM writes no blank between the two
+_ATTRIBUTE = re.compile(
+    r"""@attribute\s+("[^"]*"|'[^']*'|[^\s{]+)\s*(\{.*\}|\w+)\s*""", re.IGNORECASE
+)
+_NUMBERS = ("numeric", "real", "integer")
+_MISSING = "?"
+_TIMES = 20  # bytes that a byte of the file takes while it is read
+
+Kinds = dict[str, tuple[str, ...] | None]  # a column's values by its name; None: numbers
+
+
+def read_arff(path: Path) -> dict[str, Values]:
+    """Return the columns of an ARFF file by name.
+
+    Columns of numbers are float64 (rows,), NaN where a cell is ``?``; the others are texts (rows,)
+    among the values that the file states.
+
+    Raises
+    ------
+    DataError
+        If it is not such a file, has columns of another kind, or a cell that cannot be used.
+    """
+    check_memory(_TIMES * regular(path).stat().st_size, str(path))
+    try:
+        head, mark, body = _parts(path.read_text("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        msg = f"{path} is not text"
+        raise DataError(msg) from error
+    if not mark:
+        msg = f"{path} has no line @data: it is no ARFF file"
+        raise DataError(msg)
+    kinds = _kinds(path, head)
+    first = head.count("\n") + 2  # the number of the line after @data
+    rows = [
+        _row(f"{path}, line {number}", _cells(f"{path}, line {number}", line), kinds)
+        for number, line in enumerate(body.split("\n"), first)
+        if line.strip() and not line.lstrip().startswith("%")
+    ]
+    return {
+        name: np.array([row[i] for row in rows], dtype=np.float64 if values is None else object)
+        for i, (name, values) in enumerate(kinds.items())
+    }
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    found = re.search(r"^@data[^\n]*$", text, re.IGNORECASE | re.MULTILINE)
+    if found is None:
+        return text, "", ""
+    return text[: found.start()], found[0], text[found.end() :].removeprefix("\n")
+
+
+def _cells(where: str, line: str) -> list[str]:
+    """Return what stands between the commas of a line, without quotes."""
+    try:
+        cells = next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error as error:
+        msg = f"{where}: {first_line(error)}"
+        raise DataError(msg) from error
+    return [cell.strip().strip("\"'") for cell in cells]
+
+
+def _kinds(path: Path, head: str) -> Kinds:
+    kinds: Kinds = {}
+    for number, line in enumerate(head.split("\n"), 1):
+        if not line.lower().lstrip().startswith("@attribute"):
+            continue
+        found = _ATTRIBUTE.fullmatch(line.strip())
+        if not found or not (found[2].lower() in _NUMBERS or found[2].startswith("{")):
+            msg = f"{path}, line {number}: {line.strip()!r:.80}: a column is numeric or has values"
+            raise DataError(msg + " in braces")
+        name = found[1].strip("\"'")
+        if name in kinds:
+            msg = f"{path}, line {number}: there are two columns {name!r:.80}"
+            raise DataError(msg)
+        values = _cells(f"{path}, line {number}", found[2].strip("{}"))
+        kinds[name] = tuple(values) if found[2].startswith("{") else None
+    if not kinds:
+        msg = f"{path} has no line @attribute: it is no ARFF file"
+        raise DataError(msg)
+    return kinds
+
+
+def _row(where: str, cells: list[str], kinds: Kinds) -> list[float | str]:
+    if len(cells) != len(kinds):
+        msg = f"{where} has {len(cells)} cells; there are {len(kinds)} columns"
+        raise DataError(msg)
+    return [
+        _cell(f"{where}: {name}", cell, values)
+        for cell, (name, values) in zip(cells, kinds.items(), strict=True)
+    ]
+
+
+def _cell(where: str, cell: str, values: tuple[str, ...] | None) -> float | str:
+    if values is not None:
+        if cell not in values:
+            msg = f"{where} is {cell!r:.80}, which is not among its values"
+            raise DataError(msg)
+        return cell
+    try:
+        number = float("nan") if cell == _MISSING else float(cell)
+    except ValueError:
+        number = float("inf")
+    if np.isinf(number) or (cell != _MISSING and np.isnan(number)):
+        msg = f"{where} is {cell!r:.80}, not a finite number"
+        raise DataError(msg)
+    return number

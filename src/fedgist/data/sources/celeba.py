@@ -1,0 +1,106 @@
+"""CelebA as LEAF divides it: photographs of celebrities, each person a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.image_folder import read_images
+from fedgist.data.sources.image_pixels import size_of, stack
+from fedgist.data.sources.labelled_rows import LabelledRows, dataset, last_of_each
+from fedgist.data.sources.leaf_file import Sample, read_leaf
+from fedgist.data.sources.locations import absent, data_root
+from fedgist.errors import DataError
+
+NAME = "celeba"
+WHERE = (
+    "get img_align_celeba.zip, identity_CelebA.txt and list_attr_celeba.txt of "
+    "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, prepare them by data/celeba of "
+    "https://github.com/TalwalkarLab/leaf, and copy its folder data/celeba/data to ROOT/celeba"
+)
+CLASSES = ("not smiling", "smiling")
+IMAGES = "celeba/raw/img_align_celeba"
+_HELD_OUT = 1 / 5  # of each person's images, where LEAF has not divided them
+_COLORS = 3
+
+
+def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dataset:
+    """Read CelebA in LEAF's format: faces of celebrities, who smile or not; people are clients.
+
+    Parameters
+    ----------
+    image_size
+        The size that all images get: the side of a square in pixels, or ``[height, width]``.
+
+    Notes
+    -----
+    LEAF's .json files name each person's images and say of each whether the person smiles. Its
+    folders ``train`` and ``test`` are taken if they are there; otherwise all of ``all_data``, of
+    which the last fifth of each person's images is held out, in the files' order (rounded; at least
+    one image stays to train on). Images lie in ``raw/img_align_celeba``. People are the natural
+    clients, called by LEAF's numbers. Pooled normalization: mean and deviation of each channel, 0
+    to 1, over all training images.
+
+    CelebA is for research that is not commercial; its agreement stands on its page.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "celeba"
+
+        [partition]
+        name = "natural"
+
+    References
+    ----------
+    Liu, Luo, Wang, Tang 2015, "Deep learning face attributes in the wild". Caldas and others 2018,
+    "LEAF: a benchmark for federated settings".
+    """
+    base = data_root(root)
+    samples, count = _samples(base)
+    folder = base / IMAGES
+    if not folder.is_dir():
+        raise absent(NAME, IMAGES, base, WHERE)
+    files = [folder / _name(sample) for sample in samples]
+    x = stack(read_images(files, size_of(image_size), _COLORS), len(files))
+    labels = np.array([_label(sample) for sample in samples], dtype=object)
+    people = np.array([sample.user for sample in samples], dtype=object)
+    rows, held = LabelledRows(x, labels, people), np.arange(len(samples)) >= count
+    if count == len(samples):
+        held = last_of_each(people, _HELD_OUT)
+    return dataset(NAME, rows.take(~held), rows.take(held), classes=CLASSES)
+
+
+def _samples(base: Path) -> tuple[Sequence[Sample], int]:
+    """Return all samples, those to train on first, and how many these are."""
+    train, test, whole = (
+        sorted((base / "celeba" / name).glob("*.json")) for name in ("train", "test", "all_data")
+    )
+    if train and test:
+        first = [sample for file in train for sample in read_leaf(file)]
+        return [*first, *(sample for file in test for sample in read_leaf(file))], len(first)
+    if not whole:
+        raise absent(NAME, "celeba/all_data/*.json", base, WHERE)
+    samples = [sample for file in whole for sample in read_leaf(file)]
+    return samples, len(samples)
+
+
+def _name(sample: Sample) -> str:
+    """Return the name of a sample's image, which lies in no other folder."""
+    name = sample.x
+    if not isinstance(name, str) or Path(name).name != name:
+        msg = f"{sample.where}: x must hold names of image files, not {name!r:.80}"
+        raise DataError(msg)
+    return name
+
+
+def _label(sample: Sample) -> str:
+    if isinstance(sample.y, bool) or sample.y not in (0, 1):
+        msg = f"{sample.where}: y must be 0 or 1, not {sample.y!r:.80}"
+        raise DataError(msg)
+    return CLASSES[0 if sample.y == 0 else 1]

@@ -1,0 +1,74 @@
+"""Reads LEAF's .json files: users, and the samples of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.errors import DataError, first_line
+
+T = TypeVar("T")
+_TIMES = 10  # bytes that a byte of the file takes while it is read
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample: whose it is, its input and its label as the file has them, and where it stands.
+
+    Inputs and labels are whatever JSON holds; who uses them checks them.
+    """
+
+    user: str
+    x: object
+    y: object
+    where: str
+
+
+def read_leaf(path: Path) -> list[Sample]:
+    """Return the samples in a file, user by user in the order of its ``users``.
+
+    Raises
+    ------
+    DataError
+        If it is not such a file, or what it says of a user does not fit.
+    """
+    check_memory(_TIMES * regular(path).stat().st_size, str(path))
+    try:
+        document: object = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is no JSON: {first_line(error)}"
+        raise DataError(msg) from error
+    users = _field(document, "users", list, f"{path}")
+    counts = _field(document, "num_samples", list, f"{path}")
+    data = _field(document, "user_data", dict, f"{path}")
+    if len(users) != len(counts):
+        msg = f"{path} has {len(users)} users, and num_samples of {len(counts)}"
+        raise DataError(msg)
+    return [
+        sample
+        for user, count in zip(users, counts, strict=True)
+        for sample in _samples(path, str(user), count, data.get(str(user)))
+    ]
+
+
+def _samples(path: Path, user: str, count: object, entry: object) -> Iterator[Sample]:
+    where = f"{path}, user {user!r:.80}"
+    xs, ys = (_field(entry, key, list, where) for key in ("x", "y"))
+    if not len(xs) == len(ys) == count:
+        msg = f"{where} has {len(xs)} inputs and {len(ys)} labels; num_samples says {count!r:.80}"
+        raise DataError(msg)
+    for x, y in zip(xs, ys, strict=True):
+        yield Sample(user, x, y, where)
+
+
+def _field(table: object, key: str, kind: type[T], where: str) -> T:
+    value: object = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(value, kind):
+        words = "a table" if kind is dict else "a list"
+        msg = f"{where} is not in LEAF's format: it needs {key}, {words}"
+        raise DataError(msg)
+    return value
