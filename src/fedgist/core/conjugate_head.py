@@ -29,6 +29,8 @@ from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.optim import init, step
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.privacy import bounded
+from fedgist.core.task import Task
 
 NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the features' size
 
@@ -40,10 +42,10 @@ class Sums:
     total: Tensor
 
 
-def feature_sums(net: Net, batch: Batch, num_classes: int) -> Sums:
-    """Return S over a batch (eq. 2)."""
-    phi = with_constant(net.features(batch.x))
-    return Sums(class_sums(phi, batch.y, batch.mask, num_classes))
+def feature_sums(net: Net, batch: Batch, task: Task) -> Sums:
+    """Return S over a batch (eq. 2), of terms that are bounded where records are protected."""
+    phi = with_constant(bounded(net.features(batch.x), task.privacy))
+    return Sums(class_sums(phi, batch.y, batch.mask, task.num_classes))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:

@@ -175,6 +175,14 @@ class Form:
         """Return the form of a valid message."""
         return Form(type(value), shapes(value))
 
+    def zeros(self, device: torch.device) -> Any:
+        """Return the message of this form that adds nothing to a total."""
+        arrays = {
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, (dtype, shape) in self.arrays.items()
+        }
+        return build(self.kind, arrays)
+
     @property
     def payload_bytes(self) -> int:
         """Bytes of a message of this form in memory: at most so many travel."""

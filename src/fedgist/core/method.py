@@ -154,6 +154,9 @@ class Method:
     """A federated method: its hyper-parameters are fields, its mathematics these functions."""
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
+    # whether its uploads are sums of one term a row: the constant 1 and core.privacy's bounded
+    # features of that row, at places that the row's label says
+    record_terms: ClassVar[bool] = False
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
 
     @property
@@ -189,13 +192,18 @@ class Method:
         return Nothing()
 
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return who takes part in this round: by default ``fraction_train`` of all clients.
+        """Return who takes part in this round: by default ``fraction_train`` of all clients, drawn
+        as ``sampling`` says.
 
         Called once a round, with the context of its first stage; ``online`` holds the clients that
         are online in this round.
         """
-        size = max(1, round(ctx.task.training.fraction_train * ctx.task.num_clients))
-        chosen = random.choice(ctx.draw("select", ctx.stage), len(online), size)
+        share, key = ctx.task.training.fraction_train, ctx.draw("select", ctx.stage)
+        if ctx.task.training.sampling == "poisson":
+            drawn = (random.uniform(key, (ctx.task.num_clients,)) < share).tolist()
+            return [Order(c.id, c.architectures[0]) for c in online if drawn[c.id]]
+        size = max(1, round(share * ctx.task.num_clients))
+        chosen = random.choice(key, len(online), size)
         return [Order(online[i].id, online[i].architectures[0]) for i in chosen]
 
     def orders(

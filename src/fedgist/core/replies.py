@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fedgist.core.message import message, scope, total
-from fedgist.core.tree import Tree
+from fedgist.core.tree import Tree, map_leaves
 from fedgist.errors import TooFewRepliesError
+
+
+EVERYBODY = "all"  # the name of a total over all architectures
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,15 @@ class Replies:
     ``totals`` holds one over all clients, or one per architecture, as the message declares;
     ``each`` the replies one by one, ordered by client. Groups of fewer than ``min_replies`` clients
     are ``withheld``: of them there is only a name (an architecture, or ``"all"``) and a size.
+    ``expected`` says how many clients each total is over, by the same names, as far as that is no
+    secret: those asked, or where they are drawn one by one, as many as are asked on average.
     """
 
     totals: tuple[Subtotal, ...] = ()
     each: tuple[Reply, ...] = ()
     withheld: tuple[tuple[str, int], ...] = ()
     min_replies: int = 1
+    expected: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.each) or sum(len(group.clients) for group in self.totals)
@@ -103,6 +109,7 @@ class Replies:
             tuple(r for r in self.each if r.order.architecture == architecture),
             tuple(pair for pair in self.withheld if pair[0] == architecture),
             self.min_replies,
+            {name: count for name, count in self.expected.items() if name == architecture},
         )
 
     def total(self) -> Any:
@@ -115,14 +122,28 @@ class Replies:
         TypeError
             If the messages are summed per architecture, and there is more than one.
         """
+        if len(self.totals) > 1:
+            msg = "these messages are summed per architecture: use by(architecture).total()"
+            raise TypeError(msg)
+        if self.totals:  # one over too few clients is not among them
+            return self.totals[0].message
         if len(self) < max(self.min_replies, 1):
             count = len(self) or sum(size for _, size in self.withheld)
             msg = f"a total over {count} replies; privacy.min_replies is {self.min_replies}"
             raise TooFewRepliesError(msg)
-        if len(self.totals) > 1:
-            msg = "these messages are summed per architecture: use by(architecture).total()"
-            raise TypeError(msg)
-        return self.totals[0].message if self.totals else total([r.message for r in self.each])
+        return total([r.message for r in self.each])
+
+    def mean(self) -> Any:
+        """Return the total, divided by how many clients it is expected to be over.
+
+        Raises
+        ------
+        TooFewRepliesError, TypeError
+            As :meth:`total` does.
+        """
+        summed = self.total()
+        (name,) = (part.architecture for part in self.totals)
+        return map_leaves(lambda leaf: leaf / self.expected[name], summed)
 
 
 def gather(subtotals: Iterable[Subtotal], each: Sequence[Reply], min_replies: int = 1) -> Replies:
@@ -132,7 +153,7 @@ def gather(subtotals: Iterable[Subtotal], each: Sequence[Reply], min_replies: in
     """
     groups: dict[str, list[Subtotal]] = {}
     for part in subtotals:
-        name = "all" if scope(type(part.message)) == "all" else part.architecture
+        name = EVERYBODY if scope(type(part.message)) == "all" else part.architecture
         groups.setdefault(name, []).append(part)
     totals, withheld = [], []
     for name, parts in groups.items():
@@ -144,7 +165,7 @@ def gather(subtotals: Iterable[Subtotal], each: Sequence[Reply], min_replies: in
             message = total([part.message for part in parts])
             totals.append(Subtotal(name, clients, newest.round, newest.stage, message))
     if 0 < len(each) < min_replies:
-        withheld.append(("all", len(each)))
+        withheld.append((EVERYBODY, len(each)))
         each = ()
     ordered = sorted(each, key=lambda r: (r.order.client, r.order.architecture, r.round))
     return Replies(tuple(totals), tuple(ordered), tuple(withheld), min_replies)

@@ -11,6 +11,7 @@ from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
+from fedgist.core.privacy import Privacy
 from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
 
@@ -20,7 +21,8 @@ class Task:
     """What server and clients both know: the classes, the architectures, the plan of training.
 
     ``starts`` holds each architecture's common start. ``test_sets`` are the server's own rows, by
-    name, on which its models are scored; a site has none of them.
+    name, on which its models are scored; a site has none of them. ``privacy`` says how releases are
+    protected, if they are.
     """
 
     input_shape: tuple[int, ...]
@@ -31,6 +33,7 @@ class Task:
     training: Training
     objective: Objective
     test_sets: Mapping[str, RowSet] = field(default_factory=dict, repr=False)
+    privacy: Privacy | None = None
 
 
 @tree

@@ -9,6 +9,7 @@ from fedgist.core.optimizer import Optimizer
 from fedgist.core.schedules import Schedule
 
 Precision = Literal["float32", "bfloat16"]
+Sampling = Literal["fixed", "poisson"]
 CONSTANT = Schedule()
 
 
@@ -16,7 +17,8 @@ CONSTANT = Schedule()
 class Training:
     """What a recipe says about training, for every method alike.
 
-    ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
+    ``sampling`` says how a round's clients are drawn: ``fraction_train`` of them, or each by itself
+    with that chance, so that a round may have none. ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
     client's gradient, unless it is 0. With ``balanced``, a client's classes weigh equally in the
     task's loss, however many rows it has of each, and ``smoothing`` smooths its labels.
     ``precision`` is that of a training step's forward and backward pass; all else is done in
@@ -33,6 +35,7 @@ class Training:
     balanced: bool = False
     smoothing: float = 0.0
     precision: Precision = "float32"
+    sampling: Sampling = "fixed"
 
     def lr_factor(self, number: int) -> float:
         """Return by what learning rates are multiplied in round ``number``."""

@@ -69,6 +69,7 @@ class ClientHost:
         lr_factor = self.task.training.lr_factor(sent.round)
         clients, losses = local_training.train(cohort, clients, phases, lr_factor)
         message, clients = inference.upload(cohort, clients)
+        message = inference.protected_upload(cohort, message)
         store = self.stores[sent.architecture]
         if store.arrays:
             store.put(sent.ids, self._kept(clients))
@@ -126,6 +127,7 @@ class ClientHost:
             self.population.examples,
             self.population.table("train", sent.ids).to(device),
             stack_them,
+            self.settings.source,
         )
 
     def clients(self, sent: Sent) -> Clients:

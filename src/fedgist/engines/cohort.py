@@ -19,6 +19,7 @@ from fedgist.core import losses, random
 from fedgist.core.method import Context, Method, Net
 from fedgist.core.net import stacked
 from fedgist.core.optim import OptimizerState
+from fedgist.core.privacy import PrivateSteps, Source, fresh_keys
 from fedgist.core.tree import Tree, map_leaves, take, tree
 from fedgist.data.examples import Examples
 
@@ -47,11 +48,24 @@ class Cohort:
     examples: Examples
     table: Tensor  # (K, rows), -1 where there is none
     stack: bool = True  # False: K = 1, without vmap
+    source: Source = "seed"  # of the noise and the draws that privacy rests on
 
     @functools.cached_property
     def keys(self) -> Tensor:
         """Each client's key of this round and stage, (K,)."""
         return random.fold(self.ctx.key, "client", self.ids, self.ctx.round, self.ctx.stage)
+
+    @property
+    def private_steps(self) -> PrivateSteps | None:
+        """How these clients learn in private, if they do."""
+        privacy = self.ctx.task.privacy
+        return None if privacy is None else privacy.steps
+
+    def private_keys(self, *purpose: random.Word) -> Tensor:
+        """Return each client's key for noise or draws that privacy rests on, (K,)."""
+        if self.source == "system":
+            return fresh_keys(len(self.ids)).to(self.keys.device)
+        return random.fold(self.keys, "privacy", *purpose)
 
     @functools.cached_property
     def class_weights(self) -> Tensor | None:

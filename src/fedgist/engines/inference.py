@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.core.privacy import protected
 from fedgist.core.method import Batch, Count, Method, Net
 from fedgist.core.objective import Marks
-from fedgist.core.tree import Tree, map_leaves, take
+from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.cohort import Clients, Cohort
 
@@ -32,6 +33,19 @@ def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
             clients.net, clients.own, sums, cohort.down, cohort.keys
         )
     return message, replace(clients, own=own)
+
+
+def protected_upload(cohort: Cohort, message: Tree) -> Tree:
+    """Return the uploads (K, ...) as they may leave the clients: privacy's seam at the client."""
+    privacy = cohort.ctx.task.privacy
+    if privacy is None or not leaves(message):
+        return message
+
+    def one_client(message: Tree, key: Tensor) -> Any:
+        return protected(message, privacy, key)
+
+    with torch.no_grad():
+        return cohort.lift(one_client, (0, 0))(message, cohort.private_keys("upload"))
 
 
 def _summaries(cohort: Cohort, clients: Clients) -> Any:

@@ -21,10 +21,12 @@ from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import KNOWN, is_part
+from fedgist.core.privacy import PrivateSteps
 from fedgist.core.training import Precision
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.engines.cohort import Clients, Cohort
+from fedgist.engines.private_steps import drawn_rows, private_gradients, with_noise
 
 OWN = "own."  # how a phase names tensors of the client's own state
 
@@ -90,27 +92,43 @@ def _phase(
     learned = map_leaves(_contiguous, _learned(phase, clients))
     if not learned:  # a body without parameters
         return clients, seen
-    training = cohort.ctx.task.training
     keys = random.fold(cohort.keys, "phase", name)
-    batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
-    steps = torch.arange(batches.shape[1], device=keys.device)
-    step_keys = random.fold(keys.unsqueeze(1), "step", steps)
-    present = (batches >= 0).sum(2)  # (K, steps)
-    per_epoch = -(-(cohort.table >= 0).sum(1) // training.batch_size)
+    per_epoch = _steps_per_epoch(cohort)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
-    # clients are sorted by steps, so those that are active in a step are the first
-    for s, count in enumerate((present > 0).sum(0).tolist()):
+    for s, rows in enumerate(_batches(cohort, phase, keys, name)):
+        count, present = len(rows), (rows >= 0).sum(1)
         if phase.remembers == "epoch":
             step.forget(per_epoch[:count], s)
-        losses = step(count, batches[:count, s], step_keys[:count, s])
-        seen[:count, 0] += losses * present[:count, s]
-        seen[:count, 1] += present[:count, s]
+        losses = step(count, rows, random.fold(keys[:count], "step", s))
+        seen[:count, 0] += losses * present
+        seen[:count, 1] += present
     net, own = _install(clients.net, clients.own, learned)
     kept = clients.memory | ({name: memory} if phase.remembers == "run" else {})
     return Clients(net, own, kept), seen
+
+
+def _batches(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterator[Tensor]:
+    """Go through the rows of each step: (clients that have this step, batch), -1 for none."""
+    training, steps = cohort.ctx.task.training, cohort.private_steps
+    if steps is None:
+        batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
+        # clients are sorted by steps, so those that are active in a step are the first
+        active = (batches >= 0).any(2).sum(0).tolist()
+        yield from (batches[:count, s] for s, count in enumerate(active))
+        return
+    # of everybody, whether rows are drawn or not: nobody may see which
+    for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
+        yield drawn_rows(cohort.table, cohort.private_keys("rows", name, s), steps.rate)
+
+
+def _steps_per_epoch(cohort: Cohort) -> Tensor:
+    steps, counts = cohort.private_steps, (cohort.table >= 0).sum(1)
+    if steps is not None:
+        return torch.full_like(counts, steps.count(1))
+    return -(-counts // cohort.ctx.task.training.batch_size)
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
@@ -164,20 +182,45 @@ class _Step:
         if count != self.count:
             self._slice(count)
         batch = self._batch(count, rows, keys)
+        with _torch_draws(self.cohort, keys):
+            if self.cohort.private_steps is None:
+                losses, grads = self._gradients(batch, keys)
+            else:
+                losses, grads = self._private_gradients(self.cohort.private_steps, batch, keys)
+        with torch.no_grad():
+            optim.step(self.optimizer, self.params, grads, self.rows)
+        return losses
+
+    def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
-        with torch.enable_grad(), _torch_draws(self.cohort, keys):
-            with _cast(self.training.precision, rows.device.type):
+        with torch.enable_grad():
+            with _cast(self.training.precision, keys.device.type):
                 losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
             found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
-        with torch.no_grad():
-            grads = dict(zip(self.params, found, strict=True))
-            if self.training.clip_norm:
-                grads = optim.clipped(grads, self.training.clip_norm)
-            optim.step(self.optimizer, self.params, grads, self.rows)
-            for name, new in updates.items():
-                self.clients.net.buffers[name][:count] = new
-        detached: Tensor = losses.detach()
-        return detached
+        grads = dict(zip(self.params, found, strict=True))
+        for name, new in updates.items():
+            self.clients.net.buffers[name][: len(keys)] = new
+        if self.training.clip_norm:
+            grads = optim.clipped(grads, self.training.clip_norm)
+        return losses.detach(), grads
+
+    def _private_gradients(
+        self, steps: PrivateSteps, batch: Batch, keys: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return mean losses, and gradients as if of batches of the public size."""
+        losses, sums = private_gradients(
+            self.loss,
+            self.params,
+            (self.net, self.own, self.down),
+            batch,
+            keys,
+            broadcast=self.cohort.broadcast,
+            stack=self.cohort.stack,
+            steps=steps,
+        )
+        secret = random.fold(self.cohort.private_keys("steps"), "step", keys)
+        noisy = with_noise(sums, steps.deviation, secret)
+        return losses, {name: g / self.training.batch_size for name, g in noisy.items()}
 
     def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
         batch = self.cohort.examples.batch(rows, keys)

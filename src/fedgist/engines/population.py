@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import ClientInfo
+from fedgist.core.privacy import Source
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import Split
@@ -62,3 +63,4 @@ class HostSettings:
     workers: int | None = None
     device: str = "cpu"
     share_measurements: bool = True  # losses and scores leave the clients
+    source: Source = "seed"  # of noise and of the draws that privacy rests on

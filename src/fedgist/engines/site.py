@@ -9,7 +9,7 @@ nothing; with another download, it goes back to its state before that stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,12 +55,16 @@ class Site:
     ) -> None:
         """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again."""
         (self.client,) = population.clients
+        if task.privacy is not None and settings.source == "system":
+            # losses and scores are no releases that privacy accounts for: real ones stay here
+            settings = replace(settings, share_measurements=False)
         alone = dict.fromkeys(task.architectures, Plan(1, stack=False))
         self.host = ClientHost(method, task, population, settings, alone)
         self.method, self.task, self.settings = method, task, settings
         self.run, self.rounds_kept = run, rounds_kept
         self.done: dict[StageKey, _Done] = {}
         self.forgotten: StageKey = (-1, 0, "")  # the last stage that is no longer remembered
+        self.released: dict[StageKey, str] = {}  # downloads that releases answered, by digest
         self.forms: dict[tuple[bool, str, str], Form] = {}
         nets = task.starts.values()
         largest = max(payload_bytes(net.state()) for net in nets)
@@ -149,12 +153,32 @@ class Site:
         digest = asked.messages["download"].digest
         if (answered := self.done.get(key)) is not None and answered.digest == digest:
             return answered.reply
+        self._check_release(key, digest)
         self._go_back(key)
         before = {name: array.clone() for name, array in self.host.state().items()}
         reply = self._do(asked, down)
         self.done[key] = _Done(digest, before, reply)
         self._forget(asked.round - self.rounds_kept)
         return reply
+
+    def _check_release(self, key: StageKey, digest: str) -> None:
+        """Refuse to release twice what privacy accounts for once.
+
+        The answer to another download is another release. With noise from the seed, the same
+        download gives the same release again.
+
+        Raises
+        ------
+        MessageError
+            If this stage was answered before, and the answer now would be another one.
+        """
+        if self.task.privacy is None:
+            return
+        before = self.released.get(key)
+        if before is not None and (before != digest or self.settings.source == "system"):
+            msg = f"the release of round {key[0]} was made: another one would cost more privacy"
+            raise MessageError(msg)
+        self.released[key] = digest
 
     def _go_back(self, key: StageKey) -> None:
         """Return to the state before a stage, if it or a later one was answered already.

@@ -94,9 +94,8 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
     """Check that a run has the scores by which it is told to judge its rounds.
 
     This is the one place that knows under which promises scores may be used: they are seen by the
-    server, and choosing by them releases something about the rows behind them. A privacy mechanism
-    that protects what clients send has to be asked for here, too: unless the recipe declares scores
-    as released without protection, both settings are refused.
+    server, and choosing by them releases something about the rows behind them, of which the
+    accounting of privacy knows nothing.
 
     Raises
     ------
@@ -106,7 +105,9 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
     settings, problem = recipe.evaluate, ""
     if settings.keep == "last" and not settings.patience:
         return
-    if not recipe.privacy.share_measurements:
+    if recipe.privacy.unit != "none":
+        problem = f"privacy.unit = {recipe.privacy.unit!r} does not cover choosing by them"
+    elif not recipe.privacy.share_measurements:
         problem = "scores do not leave the clients with privacy.share_measurements = false"
     elif not holds_out:
         problem = "no client holds out rows: raise data.validation"

@@ -44,13 +44,15 @@ class Binding:
 
     ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
     what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
-    ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``.
+    ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
+    counts the rounds that released more than once.
     """
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
     raised: tuple[tuple[int, int, int], ...] = ()
+    again: int = 0
 
     def with_events(self, line: Line) -> Line:
         """Return a round's line, which says if more rounds were asked for before it."""
@@ -144,7 +146,8 @@ def load(folder: Path) -> Checkpoint | None:
 
 def _is_sound(binding: Binding) -> bool:
     tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines)
-    return all(isinstance(table, dict) for table in tables) and all(
+    sound = all(isinstance(table, dict) for table in tables) and is_round(binding.again)
+    return sound and all(
         all(map(is_round, change)) and len(change) == len(("round", "from", "to"))
         for change in binding.raised
     )

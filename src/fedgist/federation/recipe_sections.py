@@ -21,6 +21,7 @@ from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError, RecipeError, one_of, shown
+from fedgist.federation.privacy_section import PrivacySection
 from fedgist.federation.section import CLOSED, Device, Positive, Share
 from fedgist.federation.training_section import TrainSection
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
@@ -137,13 +138,6 @@ class ObjectiveSection(_Section):
     metrics: Annotated[
         tuple[Annotated[str, _known(CLASS_METRICS, "metric")], ...], Field(min_length=1)
     ] = tuple(CLASS_METRICS)
-
-
-class PrivacySection(_Section):
-    """What the server may see."""
-
-    min_replies: Positive = 1  # what comes from fewer clients is withheld from the server
-    share_measurements: bool = True  # training losses and scores leave the clients
 
 
 class TestSet(_Section):

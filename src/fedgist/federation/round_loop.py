@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
+from fedgist.core.privacy import Source
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import Tree, build, named
 from fedgist.engines.client_store import check_alike
@@ -21,7 +22,9 @@ from fedgist.engines.method_check import broken, check_returned, check_state, ki
 from fedgist.engines.process_control import one_thread
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
+from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
 from fedgist.federation.checkpoint import Checkpoint
+from fedgist.federation.columns import EPSILON
 from fedgist.federation.record import Line
 from fedgist.federation.round_record import RoundRecord
 from fedgist.federation.server_side import ServerSide
@@ -46,7 +49,9 @@ class Observer(Protocol):
 class Federation:
     """A run at its server: what it knows, the engine that reaches the clients, and its state.
 
-    ``best`` is its state after the best round so far, where that is to be kept.
+    ``best`` is its state after the best round so far, where that is to be kept. ``source`` is where
+    its noise and its draws of clients come from, under privacy; ``again`` counts the rounds that
+    were done once more with other noise, and so released more.
     """
 
     side: ServerSide
@@ -54,6 +59,8 @@ class Federation:
     server: Tree
     round: int = 0
     best: Checkpoint | None = None
+    source: Source = "seed"
+    again: int = 0
 
     @property
     def method(self) -> Method:
@@ -71,6 +78,8 @@ class Federation:
 
     def advance(self) -> tuple[Line, list[Line]]:
         """Do the next round; return its line and the clients' lines of its evaluation."""
+        if self.side.spending is not None:
+            self.side.spending.check(self.round + 1, self.again)
         self.round += 1
         return self.do_round(self.round)
 
@@ -90,6 +99,8 @@ class Federation:
         if not isinstance(numbers, Mapping):
             broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
         line |= {f"server/{name}": float(value) for name, value in numbers.items()}
+        if self.side.spending is not None:
+            line[EPSILON] = self.side.spending.epsilon(number, self.again)
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluate(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin
@@ -100,7 +111,8 @@ class Federation:
         online = self.side.online(number)
         if not (stages and online):
             return []
-        selected = self.method.select(self.server, online, self.context(stages[0], number))
+        ctx = drawing(self.context(stages[0], number), self.source)
+        selected = self.method.select(self.server, online, ctx)
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
@@ -112,12 +124,14 @@ class Federation:
         if orders is None:  # the server's own work
             self._update(Replies(), ctx, record)
             return
-        if not orders:
+        if not orders and not hides_absence(self.task):
             return
         downs = [self.method.download(self.server, order, ctx) for order in orders]
         record.asked(orders, downs)
-        replies = self._replies(self.engine.ask(ctx, orders, downs), ctx, record)
-        if len(replies):  # no reply changes nothing
+        answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
+        replies = self._replies(answer, ctx, record)
+        replies = central_seam(self.side, self.server, replies, orders, ctx, self.source)
+        if replies.totals or len(replies):  # no reply changes nothing
             self._update(replies, ctx, record)
 
     def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:

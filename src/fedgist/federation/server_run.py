@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.metrics import LOSS
+from fedgist.core.privacy import Source
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine
 from fedgist.errors import DiskFullError, Stopped, resume_command
@@ -29,9 +30,11 @@ from fedgist.federation.record import (
     METRICS_FILE,
     RECIPE,
     RESULT,
+    ROUNDS,
     STATE,
     Line,
     Record,
+    read_lines,
     summary,
     to_json,
     totals,
@@ -51,7 +54,8 @@ class Place:
 
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
-    server knows. ``raising`` says that more rounds than at first are wanted.
+    server knows. ``raising`` says that more rounds than at first are wanted. ``source`` is where the
+    server's noise comes from, under privacy.
     """
 
     folder: Path | None = None
@@ -59,6 +63,7 @@ class Place:
     files: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] | None = None
     raising: bool = False
+    source: Source = "seed"
 
 
 def run_server(
@@ -91,10 +96,12 @@ def run_server(
     if place.saved and place.folder:
         check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
     binding = binding_of(side, inputs, place.saved)
+    binding = replace(binding, again=_again(side, place))
     with _going_on(place.folder):
         record = _open_record(side, place)
         try:
             federation = Federation(side, engine, start_server(side) if state is None else state)
+            federation.source, federation.again = place.source, binding.again
             if place.saved:
                 federation.restore(place.saved)
             if callable(start := getattr(engine, "start", None)):
@@ -113,6 +120,20 @@ def run_server(
         finally:
             engine.close()
     return federation, record, end
+
+
+def _again(side: ServerSide, place: Place) -> int:
+    """Return how many rounds released more than once: those done again with noise of the system.
+
+    Going on counts as one, too: the round after the checkpoint may have got as far as its release.
+    """
+    if place.saved is None or side.task.privacy is None:
+        return 0
+    before = place.saved.binding.again
+    if place.source == "seed":  # the same round has the same noise
+        return before
+    lines = read_lines(place.folder / ROUNDS) if place.folder else []
+    return before + 1 + sum(line["round"] > place.saved.round for line in lines)
 
 
 @contextlib.contextmanager
@@ -203,6 +224,7 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
         "communication": totals(record.rounds),
         "notes": [*notes, *said(outcome)],
         "versions": versions(),
+        **({"privacy": side.spending.described()} if side.spending else {}),
         "digests": record.seal() if record.folder else {},
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedgist.core.method import ClientInfo, Method, Task
+from fedgist.federation.private_run import Spending
 from fedgist.federation.recipe import Recipe
 
 
@@ -14,7 +15,8 @@ class ServerSide:
     """The recipe, the method, the task, the clients, and which of them are online in a round.
 
     ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
-    training rows for validation; ``notes`` are what a user should know of the models' start.
+    training rows for validation; ``notes`` are what a user should know before the first round;
+    ``spending`` says what the run spends of its privacy, if it has any.
     """
 
     recipe: Recipe
@@ -25,3 +27,4 @@ class ServerSide:
     data_name: str
     holds_out: bool = False
     notes: tuple[str, ...] = ()
+    spending: Spending | None = None

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from fedgist.core.optimizer import OptimizerName
 from fedgist.core.schedules import Schedule, ScheduleName
-from fedgist.core.training import Precision
+from fedgist.core.training import Precision, Sampling
 from fedgist.federation.section import CLOSED, Positive, Share
 
 MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
@@ -67,6 +67,8 @@ class TrainSection(BaseModel):
 
     num_rounds: Positive = 20
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # how the clients of a round are drawn: so many, or each by itself with that chance
+    sampling: Sampling = "fixed"
     local_epochs: Positive = 1
     batch_size: Positive = 10
     lr: Annotated[float, Field(gt=0)] = 1e-3

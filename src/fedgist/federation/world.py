@@ -37,6 +37,7 @@ from fedgist.federation.model_groups import (
     members_of,
     recipe_groups,
 )
+from fedgist.federation.private_run import private_task
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import ServerSide
@@ -97,12 +98,14 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         sets = _test_sets(recipe, data, given, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
         method.check(task)
+        task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online = availability(recipe, clients, random.fold(root, "online"))
-    notes = tuple(group.note for group in groups.values() if group.note)
+    notes = (*(group.note for group in groups.values() if group.note),)
+    notes += tuple(spending.notes()) if spending else ()
     holds_out = len(held_out) > 0
-    side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes)
+    side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes, spending)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts))
@@ -188,6 +191,7 @@ def training_of(recipe: Recipe) -> Training:
         balanced=t.class_weights == "balanced",
         smoothing=t.label_smoothing,
         precision=t.precision,
+        sampling=t.sampling,
     )
 
 

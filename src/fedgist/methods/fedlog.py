@@ -35,6 +35,7 @@ class FedLog(Method):
     head_steps: PositiveInt = 1000  # of the gradient solver
 
     keeps: ClassVar[Part] = "body"
+    record_terms: ClassVar[bool] = True
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""
@@ -72,7 +73,7 @@ class FedLog(Method):
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
     ) -> Sums:
         """Return S over a batch (eq. 2)."""
-        return feature_sums(net, batch, ctx.task.num_classes)
+        return feature_sums(net, batch, ctx.task)
 
     def upload(
         self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context

@@ -39,6 +39,7 @@ class FedLogC(Method):
     optimizer_memory: Life = "round"  # how long a body's optimizer remembers
 
     keeps: ClassVar[Part] = "body"
+    record_terms: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the bounds, and that a random head has a prior to come from."""
@@ -94,7 +95,7 @@ class FedLogC(Method):
         self, net: Net, batch: Batch, own: Nothing, down: Sums | Nothing, ctx: Context
     ) -> Sums:
         """Return S over a batch (eq. 2)."""
-        return feature_sums(net, batch, ctx.task.num_classes)
+        return feature_sums(net, batch, ctx.task)
 
     def upload(
         self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context

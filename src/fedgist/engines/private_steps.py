@@ -1,0 +1,136 @@
+"""Private steps of local training (DP-SGD): each row's gradient is clipped, their sum gets noise.
+
+Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1, with the rows of a step
+drawn one by one. A stack of K clients with b rows each is trained as K * b clients of one row: what
+a row's gradient is, is what the gradient of a client is that has no other row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.batch import Batch
+from fedgist.core.net import Net
+from fedgist.core.privacy import PrivateSteps
+from fedgist.core.tree import Tree, map_leaves
+from fedgist.data.client_rows import ABSENT
+
+NUMBERS_AT_ONCE = 1 << 25  # of gradients that are held row by row: bounds memory
+Tensors = dict[str, Tensor]
+Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Any]]
+
+
+def drawn_rows(table: Tensor, keys: Tensor, rate: float) -> Tensor:
+    """Return the rows of one step, each drawn by itself with chance ``rate``.
+
+    ``table`` is (clients, rows), -1 where there is none; ``keys`` (clients,). The result is as wide
+    as the longest draw, and at least 1 wide.
+    """
+    table = torch.cat([table, table.new_full((len(table), 1), ABSENT)], dim=1)
+    chance = random.uniform(keys.unsqueeze(1), (1, table.shape[1]))
+    drawn = (chance < rate) & (table >= 0)
+    first = torch.argsort((~drawn).to(torch.int8), dim=1, stable=True)
+    rows = torch.where(drawn.gather(1, first), table.gather(1, first), ABSENT)
+    return rows[:, : max(1, int(drawn.sum(1).max()))]
+
+
+def private_gradients(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    state: tuple[Net, Tree, Tree],
+    batch: Batch,
+    keys: Tensor,
+    *,
+    broadcast: bool,
+    stack: bool,
+    steps: PrivateSteps,
+) -> tuple[Tensor, Tensors]:
+    """Return each client's mean loss, (K,), and the sum of its rows' clipped gradients.
+
+    Parameters
+    ----------
+    loss
+        The losses of stacked clients, and what batch norm learned (nothing here).
+    params
+        What is learned, each (K, ...).
+    state
+        Net, own state and download, stacked; the download is not if it is a ``broadcast``.
+    batch
+        ``x`` (K, b, ...), of which absent rows count for nothing.
+    keys
+        Each client's key of the step, (K,).
+    stack
+        Whether clients can be stacked; otherwise K is 1 and rows go one by one.
+    """
+    sums = {name: torch.zeros_like(p) for name, p in params.items()}
+    total = torch.zeros(len(keys), device=keys.device)
+    for piece in _pieces(params, batch.mask.shape, stack=stack):
+        rows = map_leaves(lambda leaf: leaf[:, piece], batch)  # noqa: B023  # used at once
+        place = torch.arange(piece.start, piece.stop, device=keys.device)
+        row_keys = random.fold(keys.unsqueeze(1), "row", place).flatten()
+        losses, found = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
+        weight = torch.where(rows.mask, _scale(found, steps.clip).view(rows.mask.shape), 0.0)
+        for name, gradient in found.items():
+            by_client = gradient.view(*weight.shape, -1)
+            present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
+            summed = torch.einsum("kb,kbp->kp", weight.to(gradient.dtype), present)
+            sums[name] += summed.view_as(sums[name])
+        total += torch.where(rows.mask, losses.view(rows.mask.shape), 0.0).sum(1)
+    return total / batch.mask.sum(1).clamp(min=1), sums
+
+
+def with_noise(sums: Mapping[str, Tensor], deviation: float, keys: Tensor) -> Tensors:
+    """Return sums of gradients, each (K, ...), with normal noise drawn from each client's key."""
+    out = {}
+    for place, (name, values) in enumerate(sums.items()):
+        own = random.fold(keys, "noise", place).view(-1, *(1 for _ in values.shape[1:]))
+        noise = random.normal(own, (1, *values.shape[1:]))
+        out[name] = values + deviation * noise.to(values.dtype)
+    return out
+
+
+def _pieces(
+    params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool
+) -> Iterator[slice]:
+    clients, width = shape
+    numbers = clients * sum(p[0].numel() for p in params.values())
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, numbers)) if stack else 1
+    return (slice(start, min(start + at_once, width)) for start in range(0, width, at_once))
+
+
+def _of_rows(
+    loss: Loss,
+    params: Mapping[str, Tensor],
+    state: tuple[Net, Tree, Tree],
+    rows: Batch,
+    keys: Tensor,
+    *,
+    broadcast: bool,
+) -> tuple[Tensor, Tensors]:
+    """Return loss and gradient of every row, as of clients that have it alone: (K * b, ...)."""
+    count = rows.mask.shape[1]
+
+    def repeated(leaf: Tensor) -> Tensor:
+        return leaf.unsqueeze(1).expand(-1, count, *leaf.shape[1:]).flatten(0, 1)
+
+    net, own, down = state
+    net, own = map_leaves(repeated, net), map_leaves(repeated, own)
+    down = down if broadcast else map_leaves(repeated, down)
+    alone = map_leaves(lambda leaf: leaf.flatten(0, 1).unsqueeze(1), rows)
+    values = {name: repeated(p.detach()).requires_grad_() for name, p in params.items()}
+    with torch.enable_grad():
+        losses, _ = loss(values, net, own, down, alone, keys)
+    found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+    return losses.detach(), dict(zip(values, found, strict=True))
+
+
+def _scale(gradients: Mapping[str, Tensor], most: float) -> Tensor:
+    """Return by what each row's gradient is multiplied, (rows,), so that its norm is in bounds."""
+    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return torch.where(norm > most, most * (1.0 - 1e-6) / norm, 1.0)

@@ -1,0 +1,145 @@
+"""How much privacy a run spends, and how much noise keeps it within its budget.
+
+``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8; Dong,
+Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it (Koskela et
+al. 2020; Google's dp-accounting computes both). ``"paper"``: theorem 4 of FedLog, which is that of
+Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from fedgist.errors import RecipeError
+from fedgist.federation.privacy_section import Accounting
+
+LEAST_NOISE = 0.3  # of amplified releases: below, nearly nothing is hidden and accounting is slow
+BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a run releases: of each round, from 0, how many releases and how many private steps.
+
+    ``chance`` is that of a client to be in a round, where it is drawn by itself; ``rate`` that of a
+    row to be in a private step. Both kinds of mechanism have the same noise multiplier: the
+    deviation of their noise, divided by their sensitivity.
+    """
+
+    releases: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+    chance: float = 1.0
+    rate: float = 1.0
+    accounting: Accounting = "tight"
+
+    def until(self, number: int) -> tuple[int, int]:
+        """Return how many releases and private steps there are up to a round."""
+        return sum(self.releases[: number + 1]), sum(self.steps[: number + 1])
+
+
+def multiplier(schedule: Schedule, epsilon: float, delta: float) -> float:
+    """Return the least noise multiplier with which all rounds together spend ``epsilon``.
+
+    It is sigma of theorem 4, divided by the sensitivity, for ``"paper"``.
+    """
+    releases, steps = schedule.until(len(schedule.releases))
+    if schedule.accounting == "paper":
+        return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon
+    if schedule.chance == 1 and not steps:
+        return _gaussian("sigma", epsilon, delta) * math.sqrt(releases)
+    return _calibrated(releases, steps, schedule.chance, schedule.rate, epsilon, delta)
+
+
+def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
+    """Return the epsilon spent up to a round with a noise multiplier."""
+    releases, steps = schedule.until(number)
+    if not releases and not steps:
+        return 0.0
+    if schedule.accounting == "paper":
+        return _paper_epsilon(releases, noise, delta)
+    if schedule.chance == 1 and not steps:
+        return _gaussian("epsilon", noise / math.sqrt(releases), delta)
+    return _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+
+
+def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
+    """Return the epsilon at which theorem 4 asks for this noise: its sigma falls as epsilon grows."""
+
+    def excess(log_epsilon: float) -> float:
+        epsilon = math.exp(log_epsilon)
+        return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon - noise
+
+    root: float = brentq(excess, -40.0, 40.0)
+    return math.exp(root)
+
+
+def _gaussian(what: str, given: float, delta: float) -> float:
+    """Return the sigma of one release for an epsilon, or the other way round."""
+    with _without_warnings():
+        found: float = getattr(_library(), f"get_{what}_gaussian")(given, delta)
+    return found
+
+
+def _without_warnings() -> np.errstate:
+    """Return a context for numbers at the ends of their range, which the library expects."""
+    return np.errstate(over="ignore", under="ignore", divide="ignore")
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(
+    releases: int, steps: int, chance: float, rate: float, noise: float, delta: float
+) -> float:
+    # losses in steps of a thousandth: epsilons come out too large by less than that
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(_event(releases, steps, chance, rate, noise))
+    with _without_warnings():
+        epsilon: float = accountant.get_epsilon(delta)
+    return epsilon
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(
+    releases: int, steps: int, chance: float, rate: float, epsilon: float, delta: float
+) -> float:
+    def enough(noise: float) -> bool:
+        return _epsilon(releases, steps, chance, rate, noise, delta) <= epsilon
+
+    # without amplification more noise is needed: an upper end
+    most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
+    least = most / 2
+    while least > LEAST_NOISE and enough(least):
+        most, least = least, least / 2
+    for _ in range(BISECTIONS):
+        middle = math.sqrt(least * most)
+        least, most = (least, middle) if enough(middle) else (middle, most)
+    return most
+
+
+def _event(releases: int, steps: int, chance: float, rate: float, noise: float) -> Any:
+    dp = _library()
+    gaussian = dp.GaussianDpEvent(noise)
+
+    def repeated(count: int, share: float) -> Any:
+        once = gaussian if share == 1 else dp.PoissonSampledDpEvent(share, gaussian)
+        return dp.SelfComposedDpEvent(once, count)
+
+    parts = [repeated(releases, chance)] if releases else []
+    parts += [repeated(steps, rate)] if steps else []
+    return dp.ComposedDpEvent(parts)
+
+
+@functools.cache
+def _library() -> Any:
+    try:
+        import dp_accounting  # noqa: PLC0415  # an extra
+        from dp_accounting import pld  # noqa: F401, PLC0415
+    except ImportError as error:
+        msg = "privacy.unit needs dp-accounting: pip install 'fedgist[privacy]'"
+        raise RecipeError(msg) from error
+    return dp_accounting

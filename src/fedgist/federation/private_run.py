@@ -1,0 +1,238 @@
+"""What a recipe's privacy comes to in a run: its releases, their noise, and what is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedgist.core import random
+from fedgist.core.layers import BatchNorm
+from fedgist.core.message import Form, reduction
+from fedgist.core.method import ClientInfo, Context, Method, Order, Task
+from fedgist.core.privacy import Privacy, PrivateSteps, sensitivity
+from fedgist.engines.message_form import upload_form
+from fedgist.errors import RecipeError
+from fedgist.federation.accounting import Schedule, multiplier, spent
+from fedgist.federation.privacy_section import PrivacySection
+from fedgist.federation.recipe import Recipe
+
+CONDITION = (
+    "this holds for bodies that do not depend on the record: they learn from it, so it is a "
+    "promise about the sums alone (privacy.bodies = 'dp_sgd' makes it unconditional)"
+)
+MEASURED = (
+    "losses and scores in this record are measured by the simulation and are not part of epsilon; "
+    "real sites keep theirs (privacy.share_measurements)"
+)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run spends: its releases, and the noise that keeps all of them within the budget.
+
+    ``noise`` is the multiplier: the deviation of noise by the sensitivity.
+    """
+
+    section: PrivacySection
+    schedule: Schedule
+    noise: float
+
+    @property
+    def delta(self) -> float:
+        """The chance that is left aside."""
+        assert self.section.delta is not None  # a complete section has one
+        return self.section.delta
+
+    def epsilon(self, number: int, again: int = 0) -> float:
+        """Return what is spent up to a round, ``again`` rounds of it having been done twice."""
+        releases, steps = self.schedule.releases, self.schedule.steps
+        repeated = (max(releases),) * again, (max(steps, default=0),) * again
+        longer = replace(
+            self.schedule,
+            releases=repeated[0] + releases[: number + 1],
+            steps=repeated[1] + steps[: number + 1],
+        )
+        return spent(longer, self.noise, self.delta, number + again)
+
+    def check(self, number: int, again: int) -> None:
+        """Raise RecipeError if a round would spend more than there is."""
+        budget = self.section.epsilon
+        assert budget is not None  # a complete section has one
+        if again and self.epsilon(number, again) > budget * (1.0 + 1e-6):
+            msg = f"privacy.epsilon = {budget:g} is spent before round {number}: {again} rounds "
+            raise RecipeError(msg + "were done again with new noise, and released more")
+
+    def described(self) -> dict[str, Any]:
+        """Return what a run's result says about its privacy."""
+        keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies")
+        releases, steps = self.schedule.until(len(self.schedule.releases))
+        facts = {key: getattr(self.section, key) for key in keys}
+        facts |= {"noise_multiplier": self.noise, "releases": releases}
+        facts |= {"private_steps": steps} if steps else {}
+        facts |= {"client_sampling": self.schedule.chance} if self.schedule.chance < 1 else {}
+        return facts
+
+    def notes(self) -> list[str]:
+        """Return what a user should know: what is promised, and on which condition."""
+        s = self.section
+        whose = f"one {s.unit} more or less"
+        promise = f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
+        conditional = s.unit == "record" and s.bodies == "fixed"
+        return [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
+
+
+def private_task(
+    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
+) -> tuple[Task, Spending | None]:
+    """Return the task with its privacy, and what the run spends; None where nothing is protected.
+
+    Raises
+    ------
+    RecipeError
+        If the method, the model or another setting does not allow what is asked for.
+    """
+    section = recipe.privacy
+    if section.unit == "none":
+        return task, None
+    assert section.clip is not None  # a complete section has one
+    assert section.epsilon is not None  # the same
+    assert section.delta is not None  # the same
+    _check_settings(recipe)
+    silent = Privacy(section.unit, section.where, section.clip, 0.0, _steps(section, 0.0))
+    if silent.steps is not None:
+        _check_private_steps(recipe, task)
+    trial = replace(task, privacy=silent)
+    releases = _releases(recipe, method, trial, clients)
+    drawn = type(method).select is Method.select and section.where == "central"
+    amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
+    schedule = Schedule(
+        releases,
+        _private_steps(method, trial) if silent.steps else (),
+        recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
+        silent.steps.rate if silent.steps else 1.0,
+        section.accounting,
+    )
+    noise = multiplier(schedule, section.epsilon, section.delta)
+    deviation = noise * sensitivity(section.unit, section.clip)
+    privacy = replace(silent, deviation=deviation, steps=_steps(section, noise))
+    return replace(task, privacy=privacy), Spending(section, schedule, noise)
+
+
+def _steps(section: PrivacySection, noise: float) -> PrivateSteps | None:
+    clip, rate = section.gradient_clip, section.sampling_rate
+    return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate)
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Raise RecipeError for settings that would release what is not accounted for."""
+    section, unit = recipe.privacy, f"privacy.unit = {recipe.privacy.unit!r}"
+    central = section.where == "central"
+    problems = {
+        f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
+        "data.std": recipe.data.normalize == "client",
+        f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "
+        "use 1 with train.sampling = 'poisson'": (
+            central and section.min_replies > 1 and recipe.train.sampling == "poisson"
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise RecipeError(problem)
+
+
+def _check_private_steps(recipe: Recipe, task: Task) -> None:
+    """Raise RecipeError for what a row's own gradient cannot be taken with."""
+    train, bodies = recipe.train, "privacy.bodies = 'dp_sgd'"
+    if train.class_weights != "none":
+        msg = f"{bodies}: train.class_weights = {train.class_weights!r} depend on all rows: 'none'"
+        raise RecipeError(msg)
+    if train.clip_norm:
+        msg = f"{bodies}: train.clip_norm = {train.clip_norm:g} is not read; gradients are clipped "
+        raise RecipeError(msg + "row by row, by privacy.gradient_clip")
+    if train.precision != "float32":
+        msg = f"{bodies}: train.precision = {train.precision!r} rounds clipped gradients: 'float32'"
+        raise RecipeError(msg)
+    for name, arch in task.architectures.items():
+        if any(isinstance(layer, BatchNorm) for layer in arch.module.modules()):
+            msg = f"{bodies}: {name} has batch norm, which mixes the rows of a batch: use a model "
+            raise RecipeError(msg + "without it, or with group norm")
+
+
+def _releases(
+    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
+) -> tuple[int, ...]:
+    """Return how many releases there are in each round, from 0.
+
+    Raises
+    ------
+    RecipeError
+        If the method sends nothing, or something that cannot be protected.
+    """
+    name, known = recipe.method.name, {}
+    counts = []
+    for number in range(task.training.num_rounds + 1):
+        count = 0
+        for ctx in _stages(method, task, number):
+            key = (number == 0, ctx.stage)
+            if key not in known:
+                known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
+                for form in known[key]:
+                    _check_form(recipe, method, form)
+            count += any(form.arrays for form in known[key])
+        counts.append(count)
+    if not any(counts):
+        msg = f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
+        raise RecipeError(msg)
+    return tuple(counts)
+
+
+def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
+    """Return how many private steps a client takes in each round, from 0."""
+    assert task.privacy is not None  # that of the caller
+    steps = task.privacy.steps
+    assert steps is not None  # the same
+    return tuple(
+        sum(
+            steps.count(phase.epochs) if phase.steps is None else phase.steps
+            for ctx in _stages(method, task, number)
+            for phase in method.phases(ctx)
+        )
+        for number in range(task.training.num_rounds + 1)
+    )
+
+
+def _stages(method: Method, task: Task, number: int) -> Iterator[Context]:
+    key = random.key(0)
+    device = next(iter(next(iter(task.starts.values())).params.values())).device
+    for stage in method.stages(Context(key.to(device), task, number, "")):
+        yield Context(key.to(device), task, number, stage)
+
+
+def _one_of_each(clients: tuple[ClientInfo, ...]) -> list[Order]:
+    """Return one client of each architecture."""
+    found = {client.architectures[0]: client.id for client in clients}
+    return [Order(client, name) for name, client in sorted(found.items())]
+
+
+def _form(method: Method, ctx: Context, order: Order) -> Form:
+    server = method.init_server(replace(ctx, stage="init"))
+    return upload_form(method, ctx, order.architecture, method.download(server, order, ctx))
+
+
+def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
+    """Raise RecipeError if messages of this form cannot be protected."""
+    if not form.arrays:
+        return
+    name, unit = recipe.method.name, recipe.privacy.unit
+    if reduction(form.kind) != "sum":
+        msg = f"privacy.unit = {unit!r}: method {name} sends messages that are not summed"
+        raise RecipeError(msg)
+    if unit == "record" and not method.record_terms:
+        msg = f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
+        raise RecipeError(msg + "row; use unit = 'client'")
+    for array, (dtype, _) in form.arrays.items():
+        if not dtype.is_floating_point:
+            what = str(dtype).removeprefix("torch.")
+            msg = f"privacy.unit = {unit!r}: method {name} sends {what} numbers ({array}), to which"
+            raise RecipeError(msg + " noise cannot be added")

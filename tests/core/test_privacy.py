@@ -1,0 +1,210 @@
+"""Sensitivity by brute force, and noise that an attacker cannot see through."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.linear_head import class_sums, with_constant
+from fedgist.core.message import Nothing
+from fedgist.core.method import Batch, Context, Method
+from fedgist.core.privacy import (
+    Privacy,
+    bounded,
+    clipped,
+    fresh_keys,
+    noised,
+    protected,
+    sensitivity,
+)
+from fedgist.core.replies import Count
+from fedgist.core.tree import leaves, map_leaves, named
+from fedgist.federation.accounting import Schedule, multiplier
+from fedgist.methods import METHODS
+from fedgist.testing.small_worlds import PAIRS, blobs, federation, trace, world
+
+CLIP = 1.5
+RECORD = {"unit": "record", "epsilon": 1.0, "delta": 0.01, "clip": CLIP}
+RECORD_METHODS = [name for name, cls in METHODS.items() if cls.record_terms]
+
+
+def norm(message: object) -> float:
+    return math.sqrt(math.fsum(float(leaf.double().square().sum()) for leaf in leaves(message)))
+
+
+def upload(method: Method, x: Tensor, y: Tensor, ctx: Context) -> object:
+    """What one client with these rows would send, by the method's own functions."""
+    net = ctx.task.starts["mlp"]
+    down = method.download(method.init_server(ctx), None, ctx)  # type: ignore[arg-type]
+    net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
+    batch = Batch(x, y, torch.ones(len(y), dtype=torch.bool))
+    sums = method.summarize(net, batch, own, down, ctx)
+    return method.upload(net, own, sums, down, ctx)[0]
+
+
+@pytest.mark.parametrize("name", RECORD_METHODS)
+def test_a_row_more_or_less_moves_a_release_by_the_sensitivity_at_most(name: str) -> None:
+    # rejects sums whose terms are not clipped, and a sensitivity without the constant's 1
+    small = world(name, privacy=RECORD)
+    ctx = Context(random.key(3), small.server.task, 1, small.server.method.stages(_ctx(small))[0])
+    data, method, bound = blobs(), small.server.method, sensitivity("record", CLIP)
+    x, y = 5 * data.x, data.y  # features that need clipping
+    whole = upload(method, x, y, ctx)
+    moved = []
+    for row in range(len(y)):
+        kept = torch.arange(len(y)) != row
+        without = upload(method, x[kept], y[kept], ctx)
+        moved.append(norm(map_leaves(torch.sub, whole, without)))
+    assert max(moved) <= bound * (1 + 1e-5)
+    assert max(moved) > 0.99 * bound, "the bound is reached: noise is not larger than it must be"
+    assert math.sqrt(1 + CLIP**2) == bound
+
+
+def _ctx(small: object) -> Context:
+    return Context(random.key(0), small.server.task, 1, "")  # type: ignore[attr-defined]
+
+
+def test_a_body_that_learned_from_the_row_moves_further() -> None:
+    # why a promise to records is conditional: with the row, all rows have other features
+    def total(without: int | None) -> Tensor:
+        rows = torch.arange(32)
+        mine = rows if without is None else rows[rows != without]
+        quiet = world(
+            "fedlog",
+            privacy=RECORD | {"clip": 50.0},
+            train={"lr": 0.3, "local_epochs": 20, "batch_size": 32},
+            clients={"num_clients": 1},
+            given={"clients": [mine], "clients_test": [torch.arange(30)]},
+        )
+        fed = federation(quiet)
+        ctx = fed.context("train", 1)
+        orders = fed.method.select(fed.server, fed.side.online(1), ctx)
+        downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+        (part,) = fed.engine.ask(ctx, orders, downs).subtotals
+        return named(part.message)["total"].double()
+
+    whole = total(None)
+    moved = [float((whole - total(row)).norm()) for row in (0, 12, 31)]
+    features = float(whole.norm()) / 32  # of a row, about
+    assert max(moved) > 2 * math.sqrt(1 + features**2)
+
+
+def test_one_client_moves_a_total_by_the_clip_at_most() -> None:
+    small = world("fedlog", privacy=RECORD | {"unit": "client", "clip": 0.7})
+    fed = federation(small, PAIRS)
+    ctx = fed.context("train", 1)
+    orders = fed.method.select(fed.server, fed.side.online(1), ctx)
+    downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+    for order, down in zip(orders, downs, strict=True):
+        (alone,) = fed.engine.ask(ctx, [order], [down]).subtotals
+        assert 0.69 < norm(alone.message) <= 0.7
+
+
+def test_clipping_keeps_what_is_small_and_shows_what_is_not_finite() -> None:
+    small = Count(torch.tensor(0.5))
+    assert clipped(small, 1.0) == small
+    assert clipped(Count(torch.tensor(-8.0)), 1.0).rows == pytest.approx(-1.0, abs=1e-5)
+    assert not torch.isfinite(clipped(Count(torch.tensor(torch.inf)), 1.0).rows)
+    privacy = Privacy("record", "central", 1.0, 0.0)
+    z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]])
+    out = bounded(z, privacy)
+    assert torch.allclose(out[:2], torch.tensor([[0.6, 0.8], [0.3, 0.4]]), atol=1e-5)
+    assert out[2].isnan().any()
+    assert bounded(z, None) is z
+
+
+def test_noise_is_normal_of_the_deviation_and_its_own_for_every_array_and_key() -> None:
+    message = {"a": torch.zeros(20_000), "b": torch.zeros(20_000)}
+    noisy = [named(_noised(message, 3.0, random.key(i))) for i in range(2)]
+    draws = [noisy[i][f"arrays/{name}"].double() / 3 for i in range(2) for name in "ab"]
+    for draw in draws:
+        assert stats.kstest(draw.numpy(), "norm").pvalue > 1e-3
+    correlation = torch.corrcoef(torch.stack(draws)) - torch.eye(4)
+    assert float(correlation.abs().max()) < 0.05
+
+
+def _noised(arrays: dict[str, Tensor], deviation: float, key: Tensor) -> object:
+    from fedgist.core.averaging import Weights  # noqa: PLC0415  # a message of many arrays
+
+    return noised(Weights(arrays), deviation, key)
+
+
+def epsilon_found(first: Tensor, second: Tensor, delta: float) -> float:
+    """A lower bound, with confidence 99.9 %, of epsilon: a threshold test tells two worlds apart."""
+    half = len(first) // 2  # the threshold is chosen on one half and judged on the other
+    grid = torch.linspace(float(first.min()), float(second.max()), 200)
+
+    def rates(a: Tensor, b: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        return (a.unsqueeze(1) > at).sum(0), (b.unsqueeze(1) > at).sum(0)
+
+    false, true = rates(first[:half], second[:half], grid)
+    guess = torch.log((true / half - delta).clamp(min=1e-9) / ((false + 5) / half))
+    best = grid[guess.argmax()].unsqueeze(0)
+    false, true = rates(first[half:], second[half:], best)
+    n, tail = len(first) - half, 0.0005
+    low = stats.beta.ppf(tail, int(true), n - int(true) + 1)
+    high = stats.beta.ppf(1 - tail, int(false) + 1, n - int(false))
+    return math.log(max(low - delta, 1e-12) / high)
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("epsilon", [1.0, 3.0])
+def test_an_attacker_finds_less_than_is_claimed_and_more_with_a_third_of_the_noise(
+    rounds: int, epsilon: float
+) -> None:
+    delta, times = 0.01, 40_000
+    z, y = torch.tensor([[3.0, -4.0]]), torch.tensor([1])
+    privacy = Privacy("record", "central", CLIP, 0.0)
+    phi = with_constant(bounded(z, privacy))
+    term = class_sums(phi, y, torch.ones(1, dtype=torch.bool), 3)  # of the row that is there or not
+    bound = sensitivity("record", CLIP)
+    deviation = bound * multiplier(Schedule((0, *[1] * rounds)), epsilon, delta)
+
+    def seen(present: float, deviation: float, seed: int) -> Tensor:
+        """What an attacker who knows all else computes: the sum over rounds of the likelihood."""
+        keys = random.fold(random.key(seed), "round", torch.arange(times * rounds))
+        noise = torch.vmap(lambda key: noised(Count(torch.zeros(3, 3)), deviation, key).rows)(keys)
+        along = ((present * term + noise) * term).sum((1, 2)) / term.norm()
+        return along.view(times, rounds).sum(1)
+
+    found = epsilon_found(seen(0, deviation, 1), seen(1, deviation, 2), delta)
+    assert 0.5 * epsilon < found < epsilon
+    weak = deviation / 3
+    assert epsilon_found(seen(0, weak, 3), seen(1, weak, 4), delta) > 1.5 * epsilon
+
+
+def test_local_noise_is_each_clients_own() -> None:
+    privacy = Privacy("record", "local", 1.0, 2.0)
+    keys = random.fold(random.key(0), "client", torch.arange(5000))
+    sent = torch.vmap(lambda key: protected(Count(torch.zeros(())), privacy, key).rows)(keys)
+    assert stats.kstest((sent.double() / 2).numpy(), "norm").pvalue > 1e-3
+
+
+def test_the_systems_keys_are_never_the_same() -> None:
+    keys = fresh_keys(100)
+    assert len(set(keys.tolist())) == 100
+    assert not set(keys.tolist()) & set(fresh_keys(100).tolist())
+
+
+def test_local_noise_of_many_clients_adds_up_and_central_noise_is_added_once() -> None:
+    def spread(where: str) -> float:
+        totals = []
+        for seed in range(12):
+            section = RECORD | {"where": where}
+            frozen = {"lr": 1e-12, "num_rounds": 1}
+            state = trace(world("fedlog", privacy=section, train=frozen, seed=seed), rounds=1).state
+            totals.append(state["server/eta"])
+        return float(torch.stack(totals).double().std(0).mean())
+
+    assert spread("local") > 1.2 * spread("central")
+
+
+def test_nothing_is_sent_where_there_is_nothing() -> None:
+    privacy = Privacy("client", "local", 1.0, 2.0)
+    assert protected(Count(torch.zeros(2)), privacy, random.key(0)).rows.shape == (2,)
+    assert not leaves(Nothing())

@@ -1,0 +1,136 @@
+"""DP-SGD against per-row gradients computed one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import stats
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.privacy import Privacy, PrivateSteps
+from fedgist.engines import local_training, private_steps
+from fedgist.engines.cohort import Clients, Cohort
+from fedgist.engines.stacking_plan import Plan
+from fedgist.federation.world import World
+from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world
+
+ALL_IN, SOME = 1.0, 0.5
+
+
+def private_world(steps: PrivateSteps, **sections: object) -> World:
+    """A world whose bodies learn in private with just this noise."""
+    train = {"batch_size": 4, "lr": 0.1, "local_epochs": 1, **sections.pop("train", {})}  # type: ignore[dict-item]
+    small = world("fedlog", train=train, **sections)
+    task = replace(small.server.task, privacy=Privacy("record", "central", 10.0, 0.0, steps))
+    return replace(small, server=replace(small.server, task=task))
+
+
+def trained(small: World, plan: Plan) -> tuple[Cohort, Clients, Clients]:
+    """All clients before and after one round's training."""
+    engine, side = local_engine(small, plan), small.server
+    fed = federation(small, plan)
+    ctx = fed.context("train", 1)
+    orders = side.method.select(fed.server, side.online(1), ctx)
+    downs = [side.method.download(fed.server, order, ctx) for order in orders]
+    cohort, before = engine.trial(replace(ctx, key=engine.host.key), orders, downs)
+    after, _ = local_training.train(cohort, before, side.method.phases(cohort.ctx))
+    return cohort, before, after
+
+
+def gradient_of_row(clients: Clients, client: int, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """By plain autograd on one row: independent of stacks, masks and keys."""
+    params = {n: p[client].clone().requires_grad_() for n, p in clients.net.params.items()}
+    z = torch.relu(x @ params["1.weight"].T + params["1.bias"])
+    loss = F.cross_entropy((z @ params["4.weight"].T + params["4.bias"]).unsqueeze(0), y.view(1))
+    names = ["1.weight", "1.bias"]
+    found = torch.autograd.grad(loss, [params[n] for n in names])
+    return dict(zip(names, found, strict=True))
+
+
+@pytest.mark.parametrize("clip", [1e9, 0.4])
+def test_a_step_is_the_sum_of_clipped_gradients_by_the_public_batch_size(clip: float) -> None:
+    # rejects clipping the mean, dividing by the rows drawn, and clipping layer by layer
+    small = private_world(PrivateSteps(clip, 0.0, ALL_IN))
+    cohort, before, after = trained(small, Plan(5))
+    for k, client in enumerate(cohort.ids.tolist()):
+        rows = small.population.train[client]
+        x, y = (small.data.x[rows] - 0.5) / 2.0, small.data.y[rows]
+        total = {n: torch.zeros_like(before.net.params[n][k]) for n in ("1.weight", "1.bias")}
+        for row in range(len(rows)):
+            own = gradient_of_row(before, k, x[row], y[row])
+            norm = math.sqrt(sum(float(g.square().sum()) for g in own.values()))
+            for name, g in own.items():
+                total[name] += g * min(1.0, clip / max(norm, 1e-12))
+        for name, g in total.items():
+            expected = before.net.params[name][k] - 0.1 * g / 4
+            torch.testing.assert_close(after.net.params[name][k], expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_stacked_and_alone_agree_with_noise_and_drawn_rows(size: int) -> None:
+    steps = PrivateSteps(1.0, 0.3, SOME)
+    alone: dict[int, Tensor] = {}
+    for plan in (ALONE, Plan(size)):
+        small = private_world(steps)
+        engine = local_engine(small, plan)
+        fed = federation(small, plan, lambda *_: engine)  # noqa: B023
+        fed.advance()
+        weights = engine.host.stores["mlp"].state()["net/1.weight"]
+        if plan is ALONE:
+            alone = dict(enumerate(weights.clone()))
+        else:
+            for client, expected in alone.items():
+                torch.testing.assert_close(weights[client], expected, atol=2e-6, rtol=0)
+
+
+def test_an_empty_draw_is_noise_alone_of_the_right_size() -> None:
+    small = private_world(PrivateSteps(1.0, 5.0, SOME), train={"lr": 1.0, "batch_size": 4})
+    cohort, before, _ = trained(small, Plan(5))
+    nothing = torch.full_like(cohort.table, -1)
+    empty = replace(cohort, table=nothing)
+    draws = []
+    for seed in range(40):
+        keyed = replace(empty, ctx=replace(cohort.ctx, key=random.key(seed)))
+        after, losses = local_training.train(keyed, before, small.server.method.phases(keyed.ctx))
+        assert not losses.any()
+        moved = after.net.params["1.weight"] - before.net.params["1.weight"]
+        draws.append(moved.flatten())
+    # two steps (1 / rate) of deviation 5 / 4 each
+    noise = torch.cat(draws).double() / (math.sqrt(2) * 5.0 / 4)
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-3
+
+
+def test_rows_are_drawn_one_by_one() -> None:
+    table = torch.arange(30).repeat(400, 1)
+    table[:, 25:] = -1
+    keys = random.fold(random.key(1), "client", torch.arange(400))
+    rows = private_steps.drawn_rows(table, keys, 0.2)
+    counts = (rows >= 0).sum(1)
+    assert abs(float(counts.double().mean()) - 5.0) < 0.3
+    assert abs(float(counts.double().var()) - 4.0) < 0.8, "binomial, not of one size"
+    often = torch.bincount(rows[rows >= 0], minlength=25).double() / 400
+    assert float((often - 0.2).abs().max()) < 0.08
+    assert all(len(set(r[r >= 0].tolist())) == int((r >= 0).sum()) for r in rows)
+    assert private_steps.drawn_rows(table[:, :0], keys, 0.2).shape == (400, 1)
+
+
+def test_gradients_do_not_depend_on_how_many_rows_are_done_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = private_world(PrivateSteps(0.5, 0.1, SOME))
+    whole = trained(small, Plan(5))[2].net.params["1.weight"]
+    monkeypatch.setattr(private_steps, "NUMBERS_AT_ONCE", 1)
+    pieces = trained(small, Plan(5))[2].net.params["1.weight"]
+    torch.testing.assert_close(whole, pieces, atol=1e-6, rtol=0)
+
+
+def test_clients_differ_in_rows_but_not_in_steps() -> None:
+    small = private_world(PrivateSteps(0.5, 0.0, SOME), train={"optimizer": "adam"})
+    cohort, _, _ = trained(small, Plan(5))
+    assert len(set((cohort.table >= 0).sum(1).tolist())) == len(set(SIZES))
+    assert local_training._steps_per_epoch(cohort).tolist() == [2] * 5

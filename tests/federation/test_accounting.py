@@ -1,0 +1,72 @@
+"""Epsilons against closed forms, the paper's formula, and another accountant."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from scipy import stats
+
+from fedgist.federation.accounting import Schedule, multiplier, spent
+
+
+def delta_of(noise: float, epsilon: float) -> float:
+    """Balle and Wang 2018, theorem 8: the exact delta of one Gaussian release."""
+    a, b = 1 / (2 * noise), epsilon * noise
+    log_second = epsilon + stats.norm.logcdf(-a - b)
+    return float(stats.norm.cdf(a - b) - math.exp(log_second))
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 100])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_tight_noise_spends_exactly_the_budget(rounds: int, epsilon: float) -> None:
+    schedule = Schedule((0, *[1] * rounds))
+    noise = multiplier(schedule, epsilon, 1e-3)
+    # many releases are one with less noise: rejects adding epsilons up
+    assert delta_of(noise / math.sqrt(rounds), epsilon) == pytest.approx(1e-3, rel=1e-4)
+    assert spent(schedule, noise, 1e-3, rounds) == pytest.approx(epsilon, rel=1e-6)
+    assert spent(schedule, noise, 1e-3, 0) == 0
+
+
+def test_the_papers_sigma_and_the_tight_one() -> None:
+    hundred = (0, *[1] * 100)
+    paper = multiplier(Schedule(hundred, accounting="paper"), 1.0, 0.01)
+    assert paper == pytest.approx(math.sqrt(8 * 100 * math.log(math.e + 100)) / 1.0)
+    assert paper == pytest.approx(60.9, abs=0.1)
+    tight = multiplier(Schedule(hundred), 1.0, 0.01)
+    assert tight < 0.4 * paper
+
+
+def test_the_papers_epsilon_grows_to_the_budget() -> None:
+    schedule = Schedule((1, *[2] * 10), accounting="paper")
+    noise = multiplier(schedule, 2.0, 0.01)
+    values = [spent(schedule, noise, 0.01, number) for number in range(11)]
+    assert values == sorted(values)
+    assert values[-1] == pytest.approx(2.0)
+
+
+def test_the_exchange_before_round_1_counts() -> None:
+    with_exchange, without = Schedule((1, 1, 1)), Schedule((0, 1, 1))
+    assert multiplier(with_exchange, 1.0, 0.01) > multiplier(without, 1.0, 0.01)
+    assert spent(with_exchange, 3.0, 0.01, 0) > 0
+
+
+def test_drawing_clients_one_by_one_needs_less_noise_and_more_than_none() -> None:
+    rounds = (0, *[1] * 20)
+    all_in = multiplier(Schedule(rounds), 1.0, 0.01)
+    drawn = multiplier(Schedule(rounds, chance=0.1), 1.0, 0.01)
+    assert drawn < 0.5 * all_in
+    assert spent(Schedule(rounds, chance=0.1), drawn, 0.01, 20) <= 1.0
+    assert spent(Schedule(rounds, chance=0.1), drawn, 0.01, 20) > 0.95
+
+
+def test_private_steps_and_releases_add_up_and_stay_below_renyi_accounting() -> None:
+    schedule = Schedule((0, *[1] * 5), (0, *[40] * 5), rate=0.2)
+    found = spent(schedule, 4.0, 1e-3, 5)
+    other = dp_accounting.rdp.RdpAccountant()  # another method, always above the exact one
+    gaussian = dp_accounting.GaussianDpEvent(4.0)
+    other.compose(gaussian, 5)
+    other.compose(dp_accounting.PoissonSampledDpEvent(0.2, gaussian), 200)
+    assert 0.7 * other.get_epsilon(1e-3) < found < other.get_epsilon(1e-3)
+    assert found > spent(Schedule((0, *[1] * 5)), 4.0, 1e-3, 5)

@@ -1,0 +1,306 @@
+"""Privacy in whole runs: what is refused, released, recorded, and charged when done again."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgist
+from fedgist.core.method import Order
+from fedgist.core.tree import named
+from fedgist.engines.envelope import Header, seal
+from fedgist.engines.loopback_engine import RUN
+from fedgist.engines.site import Site, population_of_one
+from fedgist.errors import RecipeError
+from fedgist.federation.checkpoint import load
+from fedgist.federation.recipe import make
+from fedgist.federation.record import read_lines
+from fedgist.federation.server_run import Place, run_server
+from fedgist.testing.laws import close
+from fedgist.testing.small_worlds import (
+    ALONE,
+    PAIRS,
+    SIZES,
+    Plan,
+    blobs,
+    federation,
+    local_engine,
+    rows,
+    trace,
+    world,
+)
+from fedgist.testing.wire_laws import loopback
+
+# in Python, what is promised and on which condition is a warning
+pytestmark = pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:losses:UserWarning")
+
+RECORD = {"unit": "record", "epsilon": 2.0, "delta": 0.01, "clip": 3.0}
+CLIENT = RECORD | {"unit": "client"}
+STEPS = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 1.0}
+POISSON = {"sampling": "poisson", "fraction_train": 0.3}
+EVERY = [RECORD, RECORD | {"where": "local"}, CLIENT, RECORD | STEPS]
+
+
+@pytest.mark.parametrize("section", EVERY)
+def test_stacked_and_alone_and_over_a_wire_release_the_same(section: dict[str, Any]) -> None:
+    alone = trace(world("fedlog", privacy=section), ALONE)
+    stacked = trace(world("fedlog", privacy=section), Plan(3))
+    wire = trace(world("fedlog", privacy=section), PAIRS, make_engine=loopback)
+    assert close(alone.state, stacked.state)
+    server = {k: v for k, v in alone.state.items() if k.startswith("server/")}
+    assert close(server, {k: v for k, v in wire.state.items() if k.startswith("server/")})
+    quiet = trace(world("fedlog"), ALONE)
+    assert not close(server, {k: v for k, v in quiet.state.items() if k.startswith("server/")}, 0.1)
+
+
+@pytest.mark.parametrize("section", EVERY)
+def test_each_line_says_what_was_spent_and_the_result_how(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = {
+        "method": {"name": "fedlog", "head_start": "exchange"},
+        "clients": {"num_clients": len(SIZES)},
+        "train": {"num_rounds": 4},
+        "privacy": section,
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
+    result = fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path / "run")
+    spent = [line["privacy/epsilon"] for line in result.rounds]
+    assert len(spent) == 5, "the exchange is a release as well"
+    assert 0 < spent[0] < spent[-1]
+    assert spent == sorted(spent)
+    assert 0.99 * 2.0 < spent[-1] <= 2.0 + 1e-9
+    end = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert end["privacy"]["unit"] == section["unit"]
+    assert end["privacy"]["releases"] == 5
+    conditional = section["unit"] == "record" and "bodies" not in section
+    assert any("do not depend on the record" in note for note in end["notes"]) == conditional
+    assert any("not part of epsilon" in note for note in end["notes"])
+
+
+@pytest.mark.parametrize("section", EVERY)
+def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    class Stop:
+        def began(self, server: Any, folder: str, done: int) -> None: ...
+        def note(self, text: str) -> None: ...
+        def finished_round(self, line: dict[str, Any]) -> None:
+            if line["round"] == 3:
+                raise KeyboardInterrupt
+
+    recipe = {
+        "method": {"name": "fedlog"},
+        "clients": {"num_clients": len(SIZES)},
+        "train": {"num_rounds": 5, **POISSON},
+        "privacy": section,
+        "engine": {"workers": 1, "cohort_size": 2, "checkpoint_every": 2},
+    }
+    given: dict[str, Any] = {"data": blobs(), "clients": rows()}
+    with pytest.raises(KeyboardInterrupt):
+        fedgist.run(recipe, out=tmp_path / "cut", observer=Stop(), **given)
+    fedgist.run(recipe, out=tmp_path / "cut", resume=True, **given)
+    fedgist.run(recipe, out=tmp_path / "whole", **given)
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        read = read_lines(tmp_path / name / "rounds.jsonl")
+        return [{k: v for k, v in x.items() if not k.startswith("time/")} for x in read]
+
+    assert lines("cut") == lines("whole")
+
+
+def test_an_empty_draw_releases_noise_like_any_other() -> None:
+    small = world("fedlog", privacy=RECORD, train={"sampling": "poisson", "fraction_train": 1e-9})
+    fed = federation(small)
+    before = named(fed.server)["eta"].clone()
+    line, _ = fed.advance()
+    assert line["clients/asked"] == 0
+    assert line["privacy/epsilon"] > 0
+    assert not torch.equal(before, named(fed.server)["eta"])
+    plain = federation(world("fedlog", train={"sampling": "poisson", "fraction_train": 1e-9}))
+    before = named(plain.server)["eta"].clone()
+    plain.advance()
+    assert torch.equal(before, named(plain.server)["eta"]), "without privacy nothing happens"
+
+
+def test_clients_are_drawn_one_by_one() -> None:
+    fed = federation(world("fedavg", train=POISSON))
+    counts = []
+    for number in range(1, 401):
+        ctx = fed.context("train", number)
+        counts.append(len(fed.method.select(fed.server, fed.side.online(number), ctx)))
+    draws = torch.tensor(counts, dtype=torch.float64)
+    assert abs(float(draws.mean()) - 0.3 * 5) < 0.15
+    assert abs(float(draws.var()) - 5 * 0.3 * 0.7) < 0.25
+    assert min(counts) == 0
+
+
+@pytest.mark.parametrize(
+    ("privacy", "others", "says"),
+    [
+        ({"epsilon": 0.0}, {}, "privacy.epsilon = 0.0: must be greater than 0"),
+        ({"delta": 1.0}, {}, "privacy.delta = 1.0: must be less than 1"),
+        ({"delta": 0.0}, {}, "privacy.delta = 0.0: must be greater than 0"),
+        ({"clip": None}, {}, "unit = 'record' needs privacy.clip"),
+        ({"clip": 0.0}, {}, "privacy.clip = 0.0: must be greater than 0"),
+        ({"unit": "rows"}, {}, "must be 'none', 'record' or 'client'"),
+        ({"unit": "none"}, {}, "nothing reads it: privacy.unit is 'none'"),
+        ({"bodies": "dp_sgd"}, {}, "bodies = 'dp_sgd' needs privacy.sampling_rate"),
+        ({"sampling_rate": 0.5}, {}, "nothing reads it: privacy.bodies is 'fixed'"),
+        (STEPS | {"accounting": "paper"}, {}, "use 'tight'"),
+        ({"unit": "client"} | STEPS, {}, "it is for privacy.unit = 'record'"),
+        ({}, {"method": {"name": "fedavg"}}, "not sums of one term a row"),
+        ({}, {"method": {"name": "local"}}, "method local sends nothing to protect"),
+        ({}, {"data": {"normalize": "client"}}, "state data.mean"),
+        ({}, {"evaluate": {"patience": 3}, "data": {"validation": 0.2}}, "does not cover choosing"),
+        (STEPS, {"train": {"class_weights": "balanced"}}, "depend on all rows"),
+        (STEPS, {"train": {"clip_norm": 1.0}}, "privacy.gradient_clip"),
+        (STEPS, {"model": {"name": "resnet18"}, "data": {"name": "given"}}, "batch norm"),
+        (
+            {"min_replies": 2},
+            {"train": POISSON},
+            "privacy.min_replies = 2 tells how many clients were drawn",
+        ),
+    ],
+)
+def test_what_privacy_cannot_promise_is_refused_in_one_line(
+    privacy: dict[str, Any], others: dict[str, Any], says: str
+) -> None:
+    section = {k: v for k, v in (RECORD | privacy).items() if v is not None}
+    images = "resnet18" in json.dumps(others)
+    raw = {
+        "method": {"name": "fedlog"},
+        "clients": {"num_clients": len(SIZES)},
+        "engine": {"workers": 1, "cohort_size": 2},
+        "privacy": section,
+        **{k: v for k, v in others.items() if not (k == "data" and images)},
+    }
+    given: dict[str, Any] = {"data": blobs(), "clients": rows()}
+    if images:
+        flat = blobs()
+        grey = replace(flat, x=flat.x.new_zeros(len(flat.y), 1, 32, 32), mean=(0.0,), std=(1.0,))
+        test = flat.x.new_zeros(len(flat.y_test), 1, 32, 32)
+        given["data"] = replace(grey, x_test=test)
+    with pytest.raises(RecipeError, match=".") as caught:
+        fedgist.run(raw, **given)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recorded_recipe_without_privacy_reads_back() -> None:
+    recipe = make({})
+    assert make(tomllib.loads(recipe.to_toml())).privacy == recipe.privacy
+
+
+def test_rounds_among_which_a_budget_was_divided_cannot_be_raised(tmp_path: Path) -> None:
+    recipe = {
+        "method": {"name": "fedlog"},
+        "clients": {"num_clients": len(SIZES)},
+        "train": {"num_rounds": 2},
+        "privacy": RECORD,
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
+    given: dict[str, Any] = {"data": blobs(), "clients": rows(), "out": tmp_path / "run"}
+    fedgist.run(recipe, **given)
+    with pytest.raises(RecipeError, match=r"privacy.epsilon was divided among 2 rounds"):
+        fedgist.run(recipe, resume=True, rounds=5, **given)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 3), (5, 3), (5, 7)])
+def test_one_client_and_classes_that_nobody_has_run(clients: int, classes: int) -> None:
+    data = replace(blobs(), num_classes=classes)
+    mine = rows() if clients > 1 else [torch.arange(sum(SIZES))]
+    for section in (*EVERY, CLIENT | {"where": "local"}):
+        recipe = {
+            "method": {"name": "fedlog"},
+            "clients": {"num_clients": clients},
+            "train": {"num_rounds": 2},
+            "privacy": section,
+            "engine": {"workers": 1, "cohort_size": 2},
+        }
+        last = fedgist.run(recipe, data=data, clients=mine).rounds[-1]
+        assert last["eval/client/accuracy_mean"] >= 0
+
+
+def test_a_bad_upload_is_refused_before_noise_is_added() -> None:
+    small = world("fedlog", privacy=RECORD | {"where": "local"})
+    x = small.population.examples.x.clone()
+    x[small.population.train[1]] = torch.nan
+    examples = replace(small.population.examples, x=x)
+    spoilt = replace(small, population=replace(small.population, examples=examples))
+    line, _ = federation(spoilt).advance()
+    assert [entry["client"] for entry in line["refused"]] == [1]
+    assert line["clients/replied"] == len(SIZES) - 1
+
+
+def envelope(fed: Any, number: int, shift: float = 0.0) -> bytes:
+    ctx, order = fed.context("train", number), Order(0, "mlp")
+    down = fed.method.download(fed.server, order, ctx)
+    down = replace(down, eta=down.eta + shift)
+    header = Header(
+        purpose="train", run=RUN, round=number, stage="train", client=0, architecture="mlp"
+    )
+    return seal(header, {"download": down})
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_a_site_does_not_release_twice_what_is_accounted_for_once(source: str) -> None:
+    small = world("fedlog", privacy=RECORD | {"where": "local"})
+    fed = federation(small, ALONE, loopback)
+    site = fed.engine.sites[0]  # type: ignore[attr-defined]
+    site.host.settings = site.settings = replace(site.settings, source=source)
+    first = site.handle(envelope(fed, 1))
+    assert site.handle(envelope(fed, 1)) == first, "the same reply, no other noise"
+    assert b"was made" in site.handle(envelope(fed, 1, shift=0.5))
+    site.restore(site.host.state())  # and after a restart
+    again = site.handle(envelope(fed, 1))
+    assert (b"was made" in again) == (source == "system")
+    assert b"was made" not in site.handle(envelope(fed, 2))
+
+
+def test_real_sites_keep_their_measurements_and_draw_noise_of_their_own() -> None:
+    small = world("fedlog", privacy=RECORD | {"where": "local"})
+    replies = []
+    for _ in range(2):
+        fed = federation(small, ALONE, loopback)
+        settings = replace(fed.engine.sites[0].settings, source="system")  # type: ignore[attr-defined]
+        mine = population_of_one(small.population, 0)
+        site = Site(small.server.method, small.server.task, mine, settings, run=RUN)
+        replies.append(site.handle(envelope(fed, 1)))
+        assert b"TrainingLoss" not in replies[-1]
+        assert b"keeps its scores" in site.handle(
+            envelope(fed, 1).replace(b'"train"', b'"score"', 1)
+        ) or not site.settings.share_measurements
+    assert replies[0] != replies[1]
+
+
+def test_a_server_with_noise_of_the_system_is_charged_for_rounds_done_again(tmp_path: Path) -> None:
+    small = world("fedlog", privacy=RECORD, train={"num_rounds": 6}, engine={"checkpoint_every": 2})
+    folder = tmp_path / "run"
+    class Quiet:
+        def __init__(self, last: int) -> None:
+            self.last = last
+
+        def began(self, server: Any, folder: str, done: int) -> None: ...
+        def note(self, text: str) -> None: ...
+        def finished_round(self, line: dict[str, Any]) -> None:
+            if line["round"] == self.last:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_server(small.server, local_engine(small), Place(folder, source="system"), Quiet(3))
+    before = read_lines(folder / "rounds.jsonl")
+    place = Place(folder, load(folder), source="system")
+    with pytest.raises(RecipeError, match="is spent before round"):
+        run_server(small.server, local_engine(small), place, Quiet(99))
+    lines = read_lines(folder / "rounds.jsonl")
+    # the round after the checkpoint was done twice, and going on counts as one
+    assert lines[2]["privacy/epsilon"] > before[2]["privacy/epsilon"]
+    assert lines[-1]["round"] == 4
+    assert lines[-1]["privacy/epsilon"] <= 2.0 + 1e-9
