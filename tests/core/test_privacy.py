@@ -135,7 +135,7 @@ def _noised(arrays: dict[str, Tensor], deviation: float, key: Tensor) -> object:
 
 
 def epsilon_found(first: Tensor, second: Tensor, delta: float) -> float:
-    """A lower bound, with confidence 99.9 %, of epsilon: a threshold test tells two worlds apart."""
+    """A lower bound of epsilon, with confidence 99.9 %, by a threshold that tells two apart."""
     half = len(first) // 2  # the threshold is chosen on one half and judged on the other
     grid = torch.linspace(float(first.min()), float(second.max()), 200)
 
@@ -170,7 +170,8 @@ def test_an_attacker_finds_less_than_is_claimed_and_more_with_a_third_of_the_noi
         keys = random.fold(random.key(seed), "round", torch.arange(times * rounds))
         noise = torch.vmap(lambda key: noised(Count(torch.zeros(3, 3)), deviation, key).rows)(keys)
         along = ((present * term + noise) * term).sum((1, 2)) / term.norm()
-        return along.view(times, rounds).sum(1)
+        summed: Tensor = along.view(times, rounds).sum(1)
+        return summed
 
     found = epsilon_found(seen(0, deviation, 1), seen(1, deviation, 2), delta)
     assert 0.5 * epsilon < found < epsilon

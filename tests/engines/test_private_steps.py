@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine,
 ALL_IN, SOME = 1.0, 0.5
 
 
-def private_world(steps: PrivateSteps, **sections: object) -> World:
+def private_world(steps: PrivateSteps, **sections: Any) -> World:
     """A world whose bodies learn in private with just this noise."""
-    train = {"batch_size": 4, "lr": 0.1, "local_epochs": 1, **sections.pop("train", {})}  # type: ignore[dict-item]
+    train = {"batch_size": 4, "lr": 0.1, "local_epochs": 1, **sections.pop("train", {})}
     small = world("fedlog", train=train, **sections)
     task = replace(small.server.task, privacy=Privacy("record", "central", 10.0, 0.0, steps))
     return replace(small, server=replace(small.server, task=task))

@@ -192,8 +192,7 @@ class Method:
         return Nothing()
 
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return who takes part in this round: by default ``fraction_train`` of all clients, drawn
-        as ``sampling`` says.
+        """Return who takes part in this round: by default ``fraction_train`` of all clients.
 
         Called once a round, with the context of its first stage; ``online`` holds the clients that
         are online in this round.

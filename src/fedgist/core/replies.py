@@ -12,7 +12,6 @@ from fedgist.core.message import message, scope, total
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.errors import TooFewRepliesError
 
-
 EVERYBODY = "all"  # the name of a total over all architectures
 
 

@@ -18,11 +18,11 @@ class Training:
     """What a recipe says about training, for every method alike.
 
     ``sampling`` says how a round's clients are drawn: ``fraction_train`` of them, or each by itself
-    with that chance, so that a round may have none. ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
-    client's gradient, unless it is 0. With ``balanced``, a client's classes weigh equally in the
-    task's loss, however many rows it has of each, and ``smoothing`` smooths its labels.
-    ``precision`` is that of a training step's forward and backward pass; all else is done in
-    float32.
+    with that chance, so that a round may have none. ``schedule`` multiplies the learning rate of a
+    round. ``clip_norm`` bounds the norm of each client's gradient, unless it is 0. With
+    ``balanced``, a client's classes weigh equally in the task's loss, however many rows it has of
+    each, and ``smoothing`` smooths its labels. ``precision`` is that of a training step's forward
+    and backward pass; all else is done in float32.
     """
 
     num_rounds: int

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.privacy import protected
 from fedgist.core.method import Batch, Count, Method, Net
 from fedgist.core.objective import Marks
+from fedgist.core.privacy import protected
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.cohort import Clients, Cohort

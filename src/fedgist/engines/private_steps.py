@@ -94,9 +94,7 @@ def with_noise(sums: Mapping[str, Tensor], deviation: float, keys: Tensor) -> Te
     return out
 
 
-def _pieces(
-    params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool
-) -> Iterator[slice]:
+def _pieces(params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool) -> Iterator[slice]:
     clients, width = shape
     numbers = clients * sum(p[0].numel() for p in params.values())
     at_once = max(1, NUMBERS_AT_ONCE // max(1, numbers)) if stack else 1

@@ -1,9 +1,9 @@
 """How much privacy a run spends, and how much noise keeps it within its budget.
 
-``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8; Dong,
-Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it (Koskela et
-al. 2020; Google's dp-accounting computes both). ``"paper"``: theorem 4 of FedLog, which is that of
-Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
+``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8;
+Dong, Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it
+(Koskela et al. 2020; Google's dp-accounting computes both). ``"paper"``: theorem 4 of FedLog, which
+is that of Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
 
 
 def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
-    """Return the epsilon at which theorem 4 asks for this noise: its sigma falls as epsilon grows."""
+    """Return the epsilon at which theorem 4 asks for this noise: sigma falls as epsilon grows."""
 
     def excess(log_epsilon: float) -> float:
         epsilon = math.exp(log_epsilon)

@@ -60,7 +60,7 @@ class PrivacySection(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> PrivacySection:
-        needed = {"unit": NEEDED} if self.unit != "none" else {}
+        needed: dict[str, tuple[str, ...]] = {"unit": NEEDED} if self.unit != "none" else {}
         needed |= {"bodies": NEEDED_BY_STEPS} if self.bodies == "dp_sgd" else {}
         for why, keys in needed.items():
             if missing := [key for key in keys if getattr(self, key) is None]:

@@ -77,7 +77,9 @@ class Spending:
         """Return what a user should know: what is promised, and on which condition."""
         s = self.section
         whose = f"one {s.unit} more or less"
-        promise = f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
+        promise = (
+            f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
+        )
         conditional = s.unit == "record" and s.bodies == "fixed"
         return [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
 

@@ -100,8 +100,9 @@ def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
     old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
     _check_not_cut(old, new, folder)
     if side.spending is not None and new > old:
-        msg = f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided among"
-        raise RecipeError(f"{msg} {old} rounds")
+        msg = f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided "
+        msg += f"among {old} rounds"
+        raise RecipeError(msg)
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     for number in range(1, saved.round + 1):
         for what, before, after in _plans(shorter, side, number):

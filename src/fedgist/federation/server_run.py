@@ -54,8 +54,8 @@ class Place:
 
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
-    server knows. ``raising`` says that more rounds than at first are wanted. ``source`` is where the
-    server's noise comes from, under privacy.
+    server knows. ``raising`` says that more rounds than at first are wanted. ``source`` is where
+    the server's noise comes from, under privacy.
     """
 
     folder: Path | None = None
@@ -133,7 +133,8 @@ def _again(side: ServerSide, place: Place) -> int:
     if place.source == "seed":  # the same round has the same noise
         return before
     lines = read_lines(place.folder / ROUNDS) if place.folder else []
-    return before + 1 + sum(line["round"] > place.saved.round for line in lines)
+    later = [line for line in lines if line["round"] > place.saved.round]
+    return before + 1 + len(later)
 
 
 @contextlib.contextmanager
