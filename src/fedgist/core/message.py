@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 
 from fedgist.core import wire_form
-from fedgist.core.tree import build, map_leaves, named, tree
+from fedgist.core.tree import Tree, build, map_leaves, named, tree
 from fedgist.errors import MessageError
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class Form:
         """Return the form of a valid message."""
         return Form(type(value), shapes(value))
 
-    def zeros(self, device: torch.device) -> Any:
+    def zeros(self, device: torch.device) -> Tree:
         """Return the message of this form that adds nothing to a total."""
         arrays = {
             name: torch.zeros(shape, dtype=dtype, device=device)

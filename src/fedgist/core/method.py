@@ -96,7 +96,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
@@ -105,6 +104,7 @@ from fedgist.core.net import Net
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
+from fedgist.core.sampling import drawn_clients
 from fedgist.core.task import Context, Task
 from fedgist.core.training import Training
 from fedgist.core.tree import Tree
@@ -154,8 +154,7 @@ class Method:
     """A federated method: its hyper-parameters are fields, its mathematics these functions."""
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    # whether its uploads are sums of one term a row: the constant 1 and core.privacy's bounded
-    # features of that row, at places that the row's label says
+    # whether uploads are sums of a term a row: 1 and its (bounded) features, placed by its label
     record_terms: ClassVar[bool] = False
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
 
@@ -197,13 +196,8 @@ class Method:
         Called once a round, with the context of its first stage; ``online`` holds the clients that
         are online in this round.
         """
-        share, key = ctx.task.training.fraction_train, ctx.draw("select", ctx.stage)
-        if ctx.task.training.sampling == "poisson":
-            drawn = (random.uniform(key, (ctx.task.num_clients,)) < share).tolist()
-            return [Order(c.id, c.architectures[0]) for c in online if drawn[c.id]]
-        size = max(1, round(share * ctx.task.num_clients))
-        chosen = random.choice(key, len(online), size)
-        return [Order(online[i].id, online[i].architectures[0]) for i in chosen]
+        key = ctx.draw("select", ctx.stage)
+        return drawn_clients(online, ctx.task.training, ctx.task.num_clients, key)
 
     def orders(
         self, server: Tree, selected: Sequence[Order], ctx: Context

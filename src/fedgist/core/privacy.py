@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.replies import Replies
-from fedgist.core.tree import build, leaves, map_leaves, named
+from fedgist.core.tree import Tree, build, leaves, map_leaves, named
 
 Unit = Literal["record", "client"]
 Where = Literal["central", "local"]
@@ -107,7 +107,7 @@ def noised(message: Message, deviation: float, key: Tensor) -> Message:
     return noisy
 
 
-def protected(message: Any, privacy: Privacy, key: Tensor) -> Any:
+def protected(message: Tree, privacy: Privacy, key: Tensor) -> Tree:
     """Return a client's message as it may leave the client: the first seam."""
     if privacy.unit == "client":
         message = clipped(message, privacy.clip)

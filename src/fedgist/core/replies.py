@@ -132,7 +132,7 @@ class Replies:
             raise TooFewRepliesError(msg)
         return total([r.message for r in self.each])
 
-    def mean(self) -> Any:
+    def mean(self) -> Tree:
         """Return the total, divided by how many clients it is expected to be over.
 
         Raises

@@ -41,11 +41,10 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
     if privacy is None or not leaves(message):
         return message
 
-    def one_client(message: Tree, key: Tensor) -> Any:
-        return protected(message, privacy, key)
-
     with torch.no_grad():
-        return cohort.lift(one_client, (0, 0))(message, cohort.private_keys("upload"))
+        return cohort.lift(lambda one, key: protected(one, privacy, key), (0, 0))(
+            message, cohort.private_keys("upload")
+        )
 
 
 def _summaries(cohort: Cohort, clients: Clients) -> Any:

@@ -9,9 +9,10 @@ is that of Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 from scipy.optimize import brentq
@@ -121,11 +122,11 @@ def _calibrated(
     return most
 
 
-def _event(releases: int, steps: int, chance: float, rate: float, noise: float) -> Any:
+def _event(releases: int, steps: int, chance: float, rate: float, noise: float) -> object:
     dp = _library()
     gaussian = dp.GaussianDpEvent(noise)
 
-    def repeated(count: int, share: float) -> Any:
+    def repeated(count: int, share: float) -> object:
         once = gaussian if share == 1 else dp.PoissonSampledDpEvent(share, gaussian)
         return dp.SelfComposedDpEvent(once, count)
 
@@ -135,11 +136,17 @@ def _event(releases: int, steps: int, chance: float, rate: float, noise: float) 
 
 
 @functools.cache
-def _library() -> Any:
+def _library() -> ModuleType:
+    """Return dp-accounting, an extra.
+
+    Raises
+    ------
+    RecipeError
+        If it is not installed.
+    """
     try:
-        import dp_accounting  # noqa: PLC0415  # an extra
-        from dp_accounting import pld  # noqa: F401, PLC0415
+        importlib.import_module("dp_accounting.pld")
+        return importlib.import_module("dp_accounting")
     except ImportError as error:
         msg = "privacy.unit needs dp-accounting: pip install 'fedgist[privacy]'"
         raise RecipeError(msg) from error
-    return dp_accounting

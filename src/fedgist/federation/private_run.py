@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedgist.core import random
 from fedgist.core.layers import BatchNorm
@@ -63,11 +62,11 @@ class Spending:
             msg = f"privacy.epsilon = {budget:g} is spent before round {number}: {again} rounds "
             raise RecipeError(msg + "were done again with new noise, and released more")
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """Return what a run's result says about its privacy."""
         keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies")
         releases, steps = self.schedule.until(len(self.schedule.releases))
-        facts = {key: getattr(self.section, key) for key in keys}
+        facts: dict[str, object] = {key: getattr(self.section, key) for key in keys}
         facts |= {"noise_multiplier": self.noise, "releases": releases}
         facts |= {"private_steps": steps} if steps else {}
         facts |= {"client_sampling": self.schedule.chance} if self.schedule.chance < 1 else {}

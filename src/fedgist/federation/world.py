@@ -102,8 +102,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online = availability(recipe, clients, random.fold(root, "online"))
-    notes = (*(group.note for group in groups.values() if group.note),)
-    notes += tuple(spending.notes()) if spending else ()
+    notes = *(g.note for g in groups.values() if g.note), *(spending.notes() if spending else ())
     holds_out = len(held_out) > 0
     side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes, spending)
     _check_evaluation(side)
