@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -29,11 +32,14 @@ def reply(client: int, architecture: str, value: Weighted) -> Reply:
     return Reply(Order(client, architecture), 1, "train", value)
 
 
-NO_CONTEXT = Context(key(0), None, 1, "train")  # type: ignore[arg-type]  # it is not looked at
+OPEN: Any = SimpleNamespace(privacy=None)  # all of a task that is looked at
+NO_CONTEXT = Context(key(0), OPEN, 1, "train")
 
 
 def weighted(net: Net, count: Count, part: Part = "all") -> Weighted:
-    return Averaging(part).upload(net, None, count, Weights({}), NO_CONTEXT)[0]
+    message = Averaging(part).upload(net, None, count, Weights({}), NO_CONTEXT)[0]
+    assert isinstance(message, Weighted)
+    return message
 
 
 def averaged(server: Averages, replies: Replies) -> Averages:

@@ -13,16 +13,19 @@ import torch
 
 import fedgist
 from fedgist.core.method import Order
-from fedgist.core.tree import named
+from fedgist.core.replies import gather
+from fedgist.core.tree import leaves, named
 from fedgist.engines.envelope import Header, seal
 from fedgist.engines.loopback_engine import RUN
 from fedgist.engines.site import Site, population_of_one
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
+from fedgist.federation.central_privacy import central_seam
 from fedgist.federation.checkpoint import load
 from fedgist.federation.recipe import make
 from fedgist.federation.record import read_lines
 from fedgist.federation.server_run import Place, run_server
+from fedgist.methods import METHODS
 from fedgist.testing.laws import close
 from fedgist.testing.small_worlds import (
     ALONE,
@@ -43,6 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:lo
 RECORD = {"unit": "record", "epsilon": 2.0, "delta": 0.01, "clip": 3.0}
 CLIENT = RECORD | {"unit": "client"}
 STEPS = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 1.0}
+SIGNS = ("cs_fl",)  # what these send cannot carry noise
 POISSON = {"sampling": "poisson", "fraction_train": 0.3}
 EVERY = [RECORD, RECORD | {"where": "local"}, CLIENT, RECORD | STEPS]
 
@@ -113,6 +117,54 @@ def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(
         return [{k: v for k, v in x.items() if not k.startswith("time/")} for x in read]
 
     assert lines("cut") == lines("whole")
+
+
+SILENT = ("centralized", "local")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SILENT])
+def test_clients_of_every_method_that_sums_numbers_are_protected(name: str) -> None:
+    section = CLIENT | {"epsilon": 5.0, "clip": 0.5}
+    if name in SIGNS:
+        with pytest.raises(RecipeError, match=f"method {name} sends"):
+            world(name, privacy=section)
+        return
+    deep: dict[str, Any] = {"privacy": section, "model": {"hidden": [7, 5]}}
+    alone = trace(world(name, **deep), ALONE)
+    stacked = trace(world(name, **deep), Plan(3))
+    assert close(alone.state, stacked.state, 1e-4)
+    assert alone.rounds[-1]["privacy/epsilon"] == pytest.approx(5.0)
+    fed = federation(world(name, **deep))
+    number = 0 if fed.method.stages(fed.context("", 0)) else 1
+    for stage in fed.method.stages(fed.context("", number)):
+        ctx = fed.context(stage, number)
+        orders = fed.method.select(fed.server, fed.side.online(1), ctx)
+        downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+        for order, down in zip(orders, downs, strict=True):
+            (part,) = fed.engine.ask(ctx, [order], [down]).subtotals
+            squares = [float(leaf.double().square().sum()) for leaf in leaves(part.message)]
+            assert 0 < sum(squares) <= 0.5**2
+
+
+@pytest.mark.parametrize("name", ["fedavg", "lg_fedavg"])
+def test_private_averages_move_by_the_mean_of_the_differences(name: str) -> None:
+    # rejects weighing by rows, which are not released, and dividing by those that answered
+    section = CLIENT | {"epsilon": 1e7, "clip": 10.0}
+    small = world(name, privacy=section, train={"lr": 0.1})
+    fed = federation(small)
+    before = {k: v.clone() for k, v in named(fed.server).items()}
+    ctx = fed.context("train", 1)
+    orders = fed.method.select(fed.server, fed.side.online(1), ctx)
+    downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+    answer = fed.engine.ask(ctx, orders[:4], downs[:4])  # one of five does not answer
+    replies = gather(answer.subtotals, answer.each)
+    replies = central_seam(small.server, fed.server, replies, orders, ctx, "seed")
+    after = named(fed.method.server_update(fed.server, replies, ctx))
+    total = gather(answer.subtotals, ()).total()
+    for key, array in before.items():
+        step = named(total)["arrays/" + key.rpartition("/")[2]] / 5
+        assert torch.allclose(after[key], array + step, atol=2e-3)
+        assert not torch.allclose(after[key], array, atol=1e-3) or float(step.abs().max()) < 1e-2
 
 
 def test_an_empty_draw_releases_noise_like_any_other() -> None:

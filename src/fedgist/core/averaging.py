@@ -38,6 +38,16 @@ class Weighted:
     rows: Tensor
 
 
+@message(reduce="sum", over="architecture")
+class Moved:
+    """``w_k - w``: how far a client's arrays came from those it was sent; clipped, where private.
+
+    It holds no counts and no arrays of whole numbers, so that all of it can be bounded and noised.
+    """
+
+    arrays: dict[str, Tensor]
+
+
 @tree
 class Averages:
     """Server state: the weights of each architecture."""
@@ -66,8 +76,10 @@ class Averaging:
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Weighted, Tree]:
-        """Return n_k w_k and n_k."""
+    ) -> tuple[Weighted | Moved, Tree]:
+        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        if ctx.task.privacy is not None:
+            return Moved(moved(net.state(self.part), down)), own
         arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
         return Weighted(arrays, sums.rows), own
 
@@ -75,8 +87,7 @@ class Averaging:
         """Average within each architecture that answered; the others keep their weights."""
         weights = dict(server.weights)
         for name in replies.architectures:
-            total = replies.by(name).total()
-            weights[name] = mean(total.arrays, total.rows, server.weights[name])
+            weights[name] = averaged(replies.by(name), server.weights[name], ctx)
         return Averages(weights)
 
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
@@ -87,12 +98,23 @@ class Averaging:
         return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
 
 
-def mean(total: Mapping[str, Tensor], rows: Tensor, old: Weights) -> Weights:
-    """Return sums of n w, divided by ``rows``, in the types of the ``old`` arrays.
+def moved(arrays: Mapping[str, Tensor], down: Weights) -> dict[str, Tensor]:
+    """Return by how much a client's arrays differ from those it was sent, but for whole numbers."""
+    return {k: v - down.arrays[k] for k, v in arrays.items() if v.is_floating_point()}
 
-    Integers and Booleans are rounded.
+
+def averaged(replies: Replies, old: Weights, ctx: Context) -> Weights:
+    """Return the new weights: sums of n w by those of n, in the types of the ``old`` arrays.
+
+    Integers and Booleans are rounded. Where privacy protects clients, the old weights are moved by
+    the sum of the differences, divided by the number of clients that are expected: no count is
+    released.
     """
-    means = {name: array / rows.clamp(min=1.0) for name, array in total.items()}
+    if ctx.task.privacy is not None:
+        steps = replies.mean().arrays
+        return Weights({k: v + steps[k] if k in steps else v for k, v in old.arrays.items()})
+    total = replies.total()
+    means = {name: array / total.rows.clamp(min=1.0) for name, array in total.arrays.items()}
     return Weights({name: _like(value, old.arrays[name]) for name, value in means.items()})
 
 

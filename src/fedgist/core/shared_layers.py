@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedgist.core.averaging import Weights, mean
+from fedgist.core.averaging import Weights, averaged, moved
 from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.parts import check_depth
@@ -27,6 +27,13 @@ class WeightedLayers:
 
     arrays: dict[str, Tensor]
     rows: Tensor
+
+
+@message(reduce="sum")
+class MovedLayers:
+    """``w_k - w`` of the last layers, by their places, where privacy protects clients."""
+
+    arrays: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,15 +78,16 @@ class SharedLayers:
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[WeightedLayers, Tree]:
-        """Return n_k w_k and n_k."""
+    ) -> tuple[WeightedLayers | MovedLayers, Tree]:
+        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        if ctx.task.privacy is not None:
+            return MovedLayers(moved(self.state(net), down)), own
         arrays = {place: sums.rows * array for place, array in self.state(net).items()}
         return WeightedLayers(arrays, sums.rows), own
 
     def server_update(self, server: Weights, replies: Replies, ctx: Context) -> Weights:
         """Return the mean over all clients that answered."""
-        total = replies.total()
-        return mean(total.arrays, total.rows, server)
+        return averaged(replies, server, ctx)
 
     def models(self, server: Weights, ctx: Context) -> Mapping[str, Net]:
         """Return nothing: the layers below belong to the clients."""
