@@ -30,7 +30,7 @@ from fedgist.testing.small_worlds import PAIRS, blobs, federation, trace, world
 
 CLIP = 1.5
 RECORD = {"unit": "record", "epsilon": 1.0, "delta": 0.01, "clip": CLIP}
-RECORD_METHODS = [name for name, cls in METHODS.items() if cls.record_terms]
+RECORD_METHODS = [name for name, cls in METHODS.items() if cls().record_terms]
 
 
 def norm(message: object) -> float:

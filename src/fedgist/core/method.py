@@ -154,8 +154,6 @@ class Method:
     """A federated method: its hyper-parameters are fields, its mathematics these functions."""
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    # whether uploads are sums of a term a row: 1 and its (bounded) features, placed by its label
-    record_terms: ClassVar[bool] = False
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
 
     @property
@@ -165,6 +163,11 @@ class Method:
         A method says it as a constant, or as a property where its hyper-parameters decide.
         """
         return "all"
+
+    @property
+    def record_terms(self) -> bool:
+        """Whether uploads are sums of one term a row: 1 and its bounded features, by its label."""
+        return False
 
     @property
     def exchange(self) -> Exchange:

@@ -10,6 +10,7 @@ from fedgist.core.layers import BatchNorm
 from fedgist.core.message import Form, reduction
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.privacy import Privacy, PrivateSteps, sensitivity
+from fedgist.core.wire_form import Bits, form_of
 from fedgist.engines.message_form import upload_form
 from fedgist.errors import RecipeError
 from fedgist.federation.accounting import Schedule, multiplier, spent
@@ -233,7 +234,9 @@ def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
         msg = f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
         raise RecipeError(msg + "row; use unit = 'client'")
     for array, (dtype, _) in form.arrays.items():
-        if not dtype.is_floating_point:
-            what = str(dtype).removeprefix("torch.")
-            msg = f"privacy.unit = {unit!r}: method {name} sends {what} numbers ({array}), to which"
-            raise RecipeError(msg + " noise cannot be added")
+        kind = "" if dtype.is_floating_point else f"{str(dtype).removeprefix('torch.')} numbers"
+        if isinstance(form_of(form.kind, array), Bits):
+            kind = "single bits"
+        if kind:
+            msg = f"privacy.unit = {unit!r}: method {name} sends {kind} ({array}), to which noise "
+            raise RecipeError(msg + "cannot be added")

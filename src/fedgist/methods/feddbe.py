@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgist.core.averaging import Averages, Averaging, Weighted, Weights
+from fedgist.core.averaging import Averages, Averaging, Moved, Weighted, Weights
 from fedgist.core.bounds import NonNegative
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import (
@@ -141,11 +141,11 @@ class FedDBE(Method):
 
     def upload(
         self, net: Net, own: Bias, sums: Tree, down: Tree, ctx: Context
-    ) -> tuple[FeatureSum | Weighted, Tree]:
+    ) -> tuple[FeatureSum | Weighted | Moved, Tree]:
         """Return the sum of features, or n_k w_k and n_k."""
         if isinstance(sums, FeatureSum):
             return sums, own
-        return AVERAGE.upload(net, own, sums, down, ctx)
+        return AVERAGE.upload(net, own, sums, down.weights, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Take each architecture's sum of features, or average its weights."""

@@ -17,6 +17,7 @@ from fedgist.core.linear_head import class_sums, one_feature_width, with_constan
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
+from fedgist.core.privacy import bounded
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 
 
@@ -54,6 +55,11 @@ class FedProto(Method):
 
     keeps: ClassVar[Part] = "all"
 
+    @property
+    def record_terms(self) -> bool:
+        """Whether uploads are sums of a term a row: class sums and counts are, means are not."""
+        return self.aggregate == "weighted"
+
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width."""
         one_feature_width(task, "fedproto", shares="class means")
@@ -83,7 +89,7 @@ class FedProto(Method):
         self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context
     ) -> ClassTotals:
         """Return class sums and counts over a batch."""
-        phi = with_constant(net.features(batch.x))
+        phi = with_constant(bounded(net.features(batch.x), ctx.task.privacy))
         sums = class_sums(phi, batch.y, batch.mask, ctx.task.num_classes)
         return ClassTotals(sums[:, 1:], sums[:, 0])
 
