@@ -134,6 +134,8 @@ def test_a_part_that_counts_more_layers_than_there_are_is_refused() -> None:
     net = split(lambda: MODELS["logistic"]((3,), 2), (3,), 2).start(0)
     with pytest.raises(MethodError, match=r"^'last:2' counts 2 layers, but the net has 1$"):
         net.part("last:2")
+    with pytest.raises(MethodError, match=r"^'last:2' counts 2 layers, but the net has 1$"):
+        net.arch.layers.last(2)
     with pytest.raises(MethodError, match=r"^part = 'bodies'; did you mean 'body'\? known: all"):
         net.part("bodies")
 

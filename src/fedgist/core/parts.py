@@ -72,9 +72,7 @@ class Layers:
         if part in {"all", "none"}:
             return part == "all"
         last, count = _cut(part)
-        if count > len(self):
-            msg = f"{part!r} counts {count} layers, but the net has {len(self)}"
-            raise MethodError(msg)
+        self._need(count, part)
         return (self.place[name] <= count) == last
 
     def last(self, count: int) -> dict[str, str]:
@@ -83,7 +81,13 @@ class Layers:
         These say the place of a layer from the end, the module within it if it is not the first,
         and the array: ``"1.weight"`` is the head's, ``"2.1.running_mean"`` that of a batch norm
         behind the layer before.
+
+        Raises
+        ------
+        MethodError
+            If the net has fewer layers.
         """
+        self._need(count, f"{LAST}:{count}")
         shared = {}
         for place, layer in enumerate(reversed(self.names[len(self) - count :]), start=1):
             owners = list(dict.fromkeys(name.rpartition(".")[0] for name in layer))
@@ -92,6 +96,11 @@ class Layers:
                 follower = f"{owners.index(owner)}." if owner != owners[0] else ""
                 shared[f"{place}.{follower}{leaf}"] = name
         return shared
+
+    def _need(self, count: int, part: Part) -> None:
+        if count > len(self):
+            msg = f"{part!r} counts {count} layers, but the net has {len(self)}"
+            raise MethodError(msg)
 
 
 def check_depth(nets: Mapping[str, Layers], key: str, count: int, *, rest: bool = False) -> None:
