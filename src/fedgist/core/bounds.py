@@ -13,14 +13,17 @@ from fedgist.errors import MethodError
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least value of a number; with ``above``, the number must be greater than it."""
+    """The least value of a number (with ``above``, it must be greater than that) and the most."""
 
     least: float
     above: bool = False
+    most: float = math.inf
 
 
 NonNegative = Annotated[float, Bounds(0)]
 Positive = Annotated[float, Bounds(0, above=True)]
+Share = Annotated[float, Bounds(0, most=1)]
+Fraction = Annotated[float, Bounds(0, above=True, most=1)]  # a share above 0
 PositiveInt = Annotated[int, Bounds(1)]
 NonNegativeInt = Annotated[int, Bounds(0)]
 
@@ -39,7 +42,10 @@ def check_bounds(method: object) -> None:
             if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
                 continue
             fits = value > bounds.least if bounds.above else value >= bounds.least
-            if not fits:
-                words = "greater than" if bounds.above else "at least"
-                msg = f"method.{field.name} must be {words} {bounds.least}, not {value}"
+            if not fits or value > bounds.most:
+                words = (
+                    f"greater than {bounds.least}" if bounds.above else f"at least {bounds.least}"
+                )
+                words += f" and at most {bounds.most}" if math.isfinite(bounds.most) else ""
+                msg = f"method.{field.name} must be {words}, not {value}"
                 raise MethodError(msg)

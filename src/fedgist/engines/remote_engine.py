@@ -48,7 +48,6 @@ class _Inbox:
     refused: list[tuple[int, str]] = field(default_factory=list)
     losses: dict[StageKey, float] = field(default_factory=dict)
     answered: set[StageKey] = field(default_factory=set)
-    upload_bytes: int = 0
     received_bytes: int = 0
 
 
@@ -76,7 +75,8 @@ class RemoteEngine:
             self._receive(client, blob)
         inbox, self.inbox = self.inbox, _Inbox()
         # what answers another stage waits until that stage comes again
-        self.inbox.parts = [part for part in inbox.parts if part.stage != ctx.stage]
+        others = [part for part in inbox.parts if part.stage != ctx.stage]
+        self.inbox.parts = [part for part in others if part.round > oldest]
         parts = [part for part in inbox.parts if part.stage == ctx.stage]
         keys = {_key(ctx, order): order.client for order in orders}
         return Answer(
@@ -85,7 +85,7 @@ class RemoteEngine:
             tuple(sorted(inbox.refused)),
             self._absent(ctx, orders, inbox),
             {keys[key]: loss for key, loss in sorted(inbox.losses.items()) if key in keys},
-            inbox.upload_bytes,
+            sum(payload_bytes(part.message) for part in parts),
             (inbox.received_bytes, sum(len(envelope) for _, envelope in envelopes)),
         )
 
@@ -166,7 +166,6 @@ class RemoteEngine:
         if reason := refuse(upload, asked.form) if upload is not None else "it holds no upload":
             raise MessageError(reason)
         self.inbox.answered.add(key)
-        self.inbox.upload_bytes += payload_bytes(upload)
         if reduction(type(upload)) == "sum":
             part = Subtotal(architecture, (client,), number, stage, upload)
             self.inbox.parts.append(part)

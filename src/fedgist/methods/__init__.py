@@ -23,6 +23,7 @@ METHODS: Registry[type[Method]] = Registry(
         "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
         "fedper": "fedgist.methods.fedper:FedPer",
         "fedrep": "fedgist.methods.fedrep:FedRep",
+        "cs_fl": "fedgist.methods.cs_fl:CSFL",
         "fedproto": "fedgist.methods.fedproto:FedProto",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",
         "feddbe": "fedgist.methods.feddbe:FedDBE",

@@ -1,0 +1,176 @@
+"""CS-FL against plain modules and NumPy, where its measurements lose nothing, and its bytes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.linalg
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedgist.core.compressed_sensing import Measurement
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import MethodError
+from fedgist.federation.world import World
+from fedgist.methods.cs_fl import CSFL, flat, unflat
+from fedgist.testing.small_worlds import SIZES, federation, trace, world
+
+Floats = npt.NDArray[np.float64]
+NUMBERS = 128  # of the model with these layers: as many measurements are an orthogonal transform
+MODEL = {"hidden": [5, 10]}
+ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.3}
+
+
+def cs_world(**options: float) -> World:
+    train = {**ONE_STEP, "num_rounds": options.pop("rounds", 3)}
+    return world("cs_fl", options=options, train=train, model=MODEL)
+
+
+def module() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 10), nn.ReLU(), nn.Linear(10, 3)
+    )
+
+
+def names(plain: nn.Module) -> list[str]:
+    """The parameters' names in the order of the vector; those of the world's model are alike."""
+    return sorted(name for name, _ in plain.named_parameters())
+
+
+def vector(plain: nn.Module) -> Floats:
+    params = dict(plain.named_parameters())
+    return np.concatenate([params[n].detach().double().numpy().ravel() for n in names(plain)])
+
+
+def update(small_world: World, weights: Floats, client: int) -> Floats:
+    """What one step of gradient descent on all rows of a client adds to the weights."""
+    plain, place = module(), 0
+    params = dict(plain.named_parameters())
+    for name in names(plain):
+        size = params[name].numel()
+        piece = torch.from_numpy(weights[place : place + size]).float()
+        params[name].data.copy_(piece.view(params[name].shape))
+        place += size
+    rows = small_world.population.train[client]
+    x, y = (small_world.data.x[rows] - 0.5) / 2.0, small_world.data.y[rows]
+    torch.autograd.backward(F.cross_entropy(plain(x), y))
+    grads = {name: p.grad for name, p in plain.named_parameters()}
+    return np.concatenate(
+        [-0.3 * torch.as_tensor(grads[n]).double().numpy().ravel() for n in names(plain)]
+    )
+
+
+def largest(x: Floats, count: int) -> Floats:
+    out = np.zeros_like(x)
+    places = np.argsort(-abs(x))[:count]
+    out[places] = x[places]
+    return out
+
+
+def start(small_world: World) -> Floats:
+    """The common start as a vector; the layers are numbered alike, so the order is the same."""
+    net = small_world.server.task.starts["mlp"]
+    return np.asarray(flat(net.params).double().numpy())
+
+
+def server_vector(state: dict[str, Tensor]) -> Floats:
+    prefix = "server/averages/weights/mlp/arrays/"
+    arrays = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+    return np.asarray(flat(arrays).double().numpy())
+
+
+def test_with_all_measurements_of_all_numbers_it_is_fedavg() -> None:
+    everything = {"sparsity": 1.0, "dimension_reduction": 1.0, "first_phase": 1.0}
+    small_world = cs_world(**everything)
+    assert len(start(small_world)) == NUMBERS
+    averaged = trace(world("fedavg", train=ONE_STEP, model=MODEL), Plan(2)).state
+    ours = server_vector(trace(small_world, Plan(2)).state)
+    expected = flat({n.rpartition("/")[2]: a for n, a in averaged.items() if "server/" in n})
+    np.testing.assert_allclose(ours, expected.double().numpy(), atol=1e-5)
+
+
+def test_a_client_sends_its_largest_numbers_and_keeps_the_others_for_later() -> None:
+    # rejects dropping the residual, and an average without the clients' rows
+    small_world = cs_world(sparsity=0.1, dimension_reduction=1.0, first_phase=1.0)
+    count, sizes = math.ceil(0.1 * NUMBERS), np.array(SIZES) / sum(SIZES)
+    w, rest = start(small_world), np.zeros((len(SIZES), NUMBERS))
+    without = w.copy()
+    for _ in range(3):
+        updates = np.stack([update(small_world, w, c) for c in range(len(SIZES))])
+        sent = np.stack([largest(u, count) for u in updates + rest])
+        rest = updates + rest - sent
+        forgetful = np.stack(
+            [largest(update(small_world, without, c), count) for c in range(len(SIZES))]
+        )
+        w = w + largest(sizes @ sent, count)
+        without = without + largest(sizes @ forgetful, count)
+    state = trace(small_world, Plan(2)).state
+    np.testing.assert_allclose(server_vector(state), w, atol=1e-5)
+    np.testing.assert_allclose(state["clients/mlp/own/rest"].numpy(), rest, atol=1e-5)
+    assert abs(without - w).max() > 1e-2
+
+
+def reconstructed(matrix: Floats, votes: Floats, count: int, steps: int) -> Floats:
+    """Binary iterative hard thresholding with the matrix itself."""
+    root = np.sqrt(len(votes))
+    tried = [largest(matrix.T @ votes, count) / root]
+    for _ in range(steps):
+        wrong = np.where(votes == 0, 0.0, votes - np.sign(matrix @ tried[-1]))
+        tried.append(largest(tried[-1] + matrix.T @ wrong / root, count))
+    mistakes = [(np.sign(matrix @ x) != votes)[votes != 0].sum() for x in tried]
+    x = tried[int(np.argmin(mistakes))]
+    return np.asarray(x * np.sqrt(count) / np.sqrt((x**2).sum()))
+
+
+def test_a_round_of_signs_moves_by_what_the_majority_of_them_tells() -> None:
+    shares = {"sparsity": 0.05, "dimension_reduction": 0.9, "first_phase": 0.0}
+    small_world = cs_world(reconstruction_steps=3, **shares)
+    fed = federation(small_world, Plan(2))
+    measure = Measurement.draw(fed.server.key, NUMBERS, math.ceil(0.9 * NUMBERS))
+    whole = scipy.linalg.hadamard(NUMBERS)[measure.places.numpy()]
+    matrix = whole * measure.flips.numpy() / np.sqrt(len(measure.places))
+    w, count = start(small_world), math.ceil(0.05 * NUMBERS)
+    updates = [largest(update(small_world, w, c), count) for c in range(len(SIZES))]
+    votes = np.sign(sum(np.where(matrix @ u >= 0, 1.0, -1.0) for u in updates))
+    step = reconstructed(matrix, votes, count, 3)
+    fed.advance()
+    after = server_vector({f"server/{n}": a for n, a in fed.checkpoint().server.items()})
+    np.testing.assert_allclose(after - w, 1e-3 * step, atol=1e-5)
+    assert np.count_nonzero(step) == count
+
+
+def test_bytes_are_measurements_then_bits_and_the_model_comes_down() -> None:
+    # rejects a byte or four for a sign, and a bill for what is not sent
+    lines = trace(cs_world(rounds=4, dimension_reduction=0.3, first_phase=0.5), rounds=4).rounds
+    measurements = math.ceil(0.3 * NUMBERS)
+    up = [line["comm/up_bytes"] for line in lines]
+    floats, bits = 4 * measurements + 4, math.ceil(measurements / 8)
+    assert up == [len(SIZES) * size for size in (floats, floats, bits, bits)]
+    assert {line["comm/down_bytes"] for line in lines} == {len(SIZES) * (4 * NUMBERS + 8)}
+
+
+def test_the_order_of_arrays_does_not_matter() -> None:
+    # seen: what came over a wire was ordered otherwise, and updates were differences of strangers
+    arrays = {"b": torch.arange(3.0), "a": torch.ones(2, 2), "steps": torch.tensor(3)}
+    turned = dict(reversed(arrays.items()))
+    assert torch.equal(flat(arrays), flat(turned))
+    assert flat(arrays).tolist() == [1, 1, 1, 1, 0, 1, 2]
+    back = unflat(2 * flat(arrays), turned)
+    assert {n: a.tolist() for n, a in back.items()} == {"a": [[2, 2], [2, 2]], "b": [0, 2, 4]}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sparsity": 0.0}, r"method\.sparsity must be greater than 0 and at most 1, not 0"),
+        ({"dimension_reduction": 1.5}, r"dimension_reduction must be .* and at most 1, not 1\.5"),
+        ({"first_phase": -0.1}, r"method\.first_phase must be at least 0 and at most 1, not -0\.1"),
+    ],
+)
+def test_shares_are_shares(options: dict[str, float], text: str) -> None:
+    with pytest.raises(MethodError, match=text):
+        CSFL(**options)  # type: ignore[arg-type]
