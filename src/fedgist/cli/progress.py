@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.federation.columns import ACCURACY, of_all, over_clients
+from fedgist.federation.columns import ACCURACY, EPSILON, of_all, over_clients
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
@@ -65,6 +65,7 @@ class Plain:
         accuracy = f"  {self.score} {percent(line[self.column])}" if self.column in line else ""
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
         sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
+        sent += f"  epsilon {line[EPSILON]:.3g}" if EPSILON in line else ""
         say(
             f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
             f"{duration(line['time/round_s'])}"

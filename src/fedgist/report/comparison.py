@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.federation.columns import measured
+from fedgist.federation.columns import EPSILON, measured
 from fedgist.federation.record import summary
 from fedgist.report.run_files import RunFiles, readable
 from fedgist.report.run_groups import Group, group
@@ -148,6 +148,7 @@ def _row(
         down=over_seeds(lambda run: run.total("comm/down_bytes")),
         target=None if target_accuracy is None else _target(runs, metric, target_accuracy, better),
         paper=_paper(runs[0], members.method),
+        epsilon=max((e for run in runs if (e := run.last(EPSILON)) is not None), default=None),
     )
 
 

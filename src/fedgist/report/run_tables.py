@@ -9,6 +9,7 @@ from itertools import groupby
 
 from fedgist.federation.columns import (
     DOWN_BYTES,
+    EPSILON,
     GLOBAL_ACCURACY,
     TRAIN_LOSS,
     UP_BYTES,
@@ -28,12 +29,23 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     """
     score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
+    private = any(run.last(EPSILON) is not None for run in runs)
+    lines = [(name, list(seeds)) for (_, name), seeds in by_folder]
+    columns = ("method", score, "spread", "one model", "rounds", "sent up", "sent down")
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
-        ("method", score, "spread", "one model", "rounds", "sent up", "sent down"),
-        tuple(_summary_of(name, list(seeds)) for (_, name), seeds in by_folder),
+        columns + (("epsilon",) if private else ()),
+        tuple(
+            _summary_of(name, seeds) + ((spent(seeds[0].last(EPSILON)),) if private else ())
+            for name, seeds in lines
+        ),
         "mean and spread over clients; one model: a global one, all test rows",
     )
+
+
+def spent(epsilon: float | None) -> str:
+    """Return how much privacy was spent, as text."""
+    return "-" if epsilon is None else f"{epsilon:.3g}"
 
 
 def _summary_of(name: str, seeds: Sequence[RunFiles]) -> tuple[str, ...]:
@@ -83,11 +95,12 @@ def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most
     count = len(rounds)
     shown = min(count, most)
     places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
-    return Sheet(
-        title,
-        ("round", score, "spread", "train loss", "sent up", "sent down", "time"),
-        tuple(_line_of(rounds[place], main) for place in places),
-    )
+    columns = ("round", score, "spread", "train loss", "sent up", "sent down", "time")
+    lines = [rounds[place] for place in places]
+    if not any(EPSILON in line for line in lines):
+        return Sheet(title, columns, tuple(_line_of(line, main) for line in lines))
+    with_epsilon = tuple((*_line_of(line, main), spent(line.get(EPSILON))) for line in lines)
+    return Sheet(title, (*columns, "epsilon"), with_epsilon)
 
 
 def _line_of(line: Line, main: str) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Row:
     versus: Comparison | None = None
     target: Target | None = None
     paper: Paper | None = None
+    epsilon: float | None = None  # the most that a seed spent
 
     @property
     def seeds(self) -> list[int]:

@@ -47,6 +47,8 @@ def _results(study: Study) -> Sheet:
         "seeds": lambda row: str(len(row.runs)),
         "rounds": lambda row: "-".join(str(r) for r in dict.fromkeys(row.rounds)),
     }
+    if any(row.epsilon is not None for row in study.rows):
+        columns["epsilon"] = lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}"
     if any(row.paper and row.paper.accuracy for row in study.rows):
         columns["paper"] = lambda row: _printed(row.paper)
     papers = [row.paper for row in study.rows if row.paper]
