@@ -35,12 +35,16 @@ BAND = "Line: mean over seeds; band: its standard error, or with one seed the sp
 
 @dataclass(frozen=True)
 class Lines:
-    """What is drawn: rows of runs that differ in their seed alone, by label, and a metric."""
+    """What is drawn: rows of runs that differ in their seed alone, by label, and a metric.
+
+    ``low`` is where the metric's axis begins, if not below all of them.
+    """
 
     rows: tuple[tuple[str, Sequence[RunFiles]], ...]
     metric: str
     measure: Metric
     target: float | None = None
+    low: float | None = None
 
 
 def lines_of(study: Study) -> Lines:
@@ -152,6 +156,9 @@ def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
         sent += [value for value in x if by_bytes and value]
     if lines.target is not None:
         axes.axhline(scale * lines.target, color=INK, linewidth=0.8, linestyle=":")
+    if lines.low is not None:
+        high = max((line[5] for line in table[1:]), default=lines.low)
+        axes.set_ylim(scale * lines.low, scale * (high + (high - lines.low) / 20))
     title = lines.measure.title.lower()
     axes.set_ylabel(f"{title} (%)" if in_percent else title)
     _finish(axes, ends, silent, sent[1:], by_bytes=by_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedgist.report.drawing import COLORS, INK, PAPER, Table, color, short
+from fedgist.report.drawing import COLORS, INK, PAPER, Table, color, dashes, short
 from fedgist.report.formatting import size
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LINE = 11.0  # points from one line of text to the next
 MOST_AT_ENDS = 5  # names that stand where their lines end
+FAR = 0.2  # of the axes' width: longer leaders to a column of names would cross the lines
 LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
 BUBBLE = 200.0  # square points: the largest bubble, where there is room
 FINEST = 2000  # bubbles that are drawn as shapes: more are an image
@@ -43,7 +44,8 @@ class End:
 def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
     """Write a name at the end of each line, moved up or down where names would overlap.
 
-    Where there are many, they stand in a column beside the axes.
+    Where there are many, they stand in a column beside the axes, in which the name of a line that
+    ends far from it has a piece of that line before it.
     ``inches`` is how high the axes and what belongs to them are. Call it when all lines are drawn:
     it must know the limits of the axes.
     """
@@ -56,15 +58,18 @@ def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
     wanted = [float(height * y) for _, y in places]
     found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
     crowded = len(ends) > MOST_AT_ENDS
+    far = crowded and min(x for x, _ in places) < 1 - FAR
+    column = 1.12 if far else 1.04
     for end, text, (x, _), y in zip(ends, texts, places, found, strict=True):
         drawn = axes.annotate(
             text,
-            (end.x, end.y),
-            xytext=(1.04 if crowded else float(x) + 0.04, y / height),
+            (1.02, y / height) if far else (end.x, end.y),
+            xycoords="axes fraction" if far else "data",
+            xytext=(column if crowded else float(x) + 0.04, y / height),
             textcoords="axes fraction",
             va="center",
             annotation_clip=False,
-            arrowprops=LEADER | {"color": color(end.number)},
+            arrowprops=LEADER | {"color": color(end.number), "ls": dashes(end.number)},
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
         )
         drawn.set_gid(f"row-{end.number}")

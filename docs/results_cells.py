@@ -1,0 +1,114 @@
+"""What the pages of results are made from: experiments, their cells, and the runs of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.cli.recipe_files import find_recipe, find_table
+from fedgist.federation.recipe import read
+from fedgist.federation.recipe_sections import PaperSection
+from fedgist.report import comparison, run_files
+from fedgist.report.run_files import RunFiles
+from fedgist.report.study_rows import Row
+from fedgist.studies.paper_table import read_table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of an experiment: its label, its method, and its runs, if there are any."""
+
+    label: str
+    method: str
+    row: Row | None = None
+
+    def values(self, column: str = "") -> dict[int, float]:
+        """Return each seed's last value of a column, in percent; without one, of the main."""
+        runs = self.row.runs if self.row else ()
+        found = {run.seed: run.last(column or run.main) for run in runs}
+        return {seed: 100 * value for seed, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of a page, as its file describes it, with its cells."""
+
+    name: str
+    title: str
+    text: str
+    commands: tuple[str, ...]
+    paper: PaperSection
+    cells: tuple[Cell, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def runs(self) -> list[RunFiles]:
+        """All of its runs."""
+        return [run for cell in self.cells if cell.row for run in cell.row.runs]
+
+
+def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
+    """Return an experiment with the runs of its cells.
+
+    ``about`` has ``name``, ``title``, ``text``, ``commands``, and ``table`` and ``column`` of a
+    paper's table, or ``recipe`` and ``folder``; of ``rows`` the folders, all that are there if not
+    given; in ``also`` further labels with their folders.
+    """
+    folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
+    if "table" in about:
+        table = read_table(find_table(about["table"]))
+        folder = f"{about['table']}/{about['column']}"
+        recipe, rows = table.columns[about["column"]].recipe, rows or table.table.methods
+    if rows is None:
+        here = data / folder
+        rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
+    paper = read(find_recipe(recipe)).paper
+    places = {row: f"{folder}/{row}" for row in rows} | about.get("also", {})
+    return Experiment(
+        about["name"],
+        about["title"],
+        about.get("text", ""),
+        tuple(about.get("commands", ())),
+        paper,
+        tuple(_cell(label, data / place, paper) for label, place in places.items()),
+        about,
+    )
+
+
+def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
+    """Return the cell whose runs lie in a folder, and differ in nothing but their seeds."""
+    if not place.is_dir():
+        return Cell(label, label)
+    goal = paper.target_accuracy
+    study = comparison.study(
+        run_files.find([place]), target_accuracy=None if goal is None else goal / 100
+    )
+    broken = [run.problems for run in study.rows[0].runs if run.problems or not run.finished]
+    if len(study.rows) > 1 or broken or any("left out" in note for note in study.notes):
+        msg = f"{place}: its runs are not one cell, or not whole: {' '.join(study.notes)}"
+        raise ValueError(msg)
+    return Cell(label, study.rows[0].method, study.rows[0])
+
+
+def over(found: Experiment) -> tuple[list[float], dict[str, dict[float, Cell]]]:
+    """Return the values of the setting that is varied, and by line the cell of each value.
+
+    A line is named by the settings in which lines differ; a cell without the setting is a line of
+    its own, under infinity.
+    """
+    key = found.options["over"]
+    settings = [dict(cell.row.settings) for cell in found.cells if cell.row]
+    places = [float(some.pop(key, None) or math.inf) for some in settings]
+    keys = sorted({k for some in settings for k in some})
+    varied = [some for some, place in zip(settings, places, strict=True) if math.isfinite(place)]
+    differing = [k for k in keys if len({str(some.get(k)) for some in varied}) > 1]
+    lines: dict[str, dict[float, Cell]] = {}
+    cells = [cell for cell in found.cells if cell.row]
+    for cell, some, place in zip(cells, settings, places, strict=True):
+        words = [f"{some[k]}" for k in differing if some.get(k) is not None]
+        label = cell.label if math.isinf(place) else " ".join(words) or cell.method
+        lines.setdefault(label, {})[place] = cell
+    return sorted({place for place in places if not math.isinf(place)}), lines

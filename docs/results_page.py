@@ -1,0 +1,201 @@
+"""Makes the pages of results from the archive: python docs/results_page.py, from the root.
+
+``docs/results/PAPER.toml`` says which experiments a page has and what is said of them. Numbers and
+pictures are made from the runs in ``docs/results/data`` and the numbers in the paper's recipes; a
+picture carries the digest of the numbers that it shows.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedgist.federation.columns import EPSILON
+from fedgist.report.drawing import Picture
+from fedgist.report.escapes import markdown_text
+from fedgist.report.formatting import bits, duration
+from fedgist.report.stats import Estimate, compare, estimate
+from fedgist.report.study_rows import Row
+from results_cells import Experiment, experiment, over
+from results_pictures import pictures, write
+
+RESULTS = Path(__file__).parent / "results"
+DATA = RESULTS / "data"
+REFERENCE = "local"  # what sharing gains is the difference from it
+FINETUNED = "eval/client/finetuned_accuracy_mean"
+Table = list[list[str]]
+
+
+def accuracies(found: Experiment) -> Table:
+    """Return ours beside the paper's, with their difference, and what sharing gains."""
+    base = next((cell.values() for cell in found.cells if cell.method == REFERENCE), {})
+    head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
+    lines = [head]
+    for cell in found.cells:
+        printed = found.paper.accuracy.get(cell.method)
+        paper = f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else ""
+        ours = estimate([*cell.values().values()])
+        if cell.row is None or ours is None:
+            lines.append([cell.label, "", "", "not yet run", paper, "", ""])
+            continue
+        gain = compare(cell.values(), base) if base and cell.method != REFERENCE else None
+        mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
+        away = _away(ours, printed) if printed else ""
+        against = plus_minus(gain.difference, sign="+") if gain else ""
+        lines.append([cell.label, rounds, str(ours.count), mean, paper, away, against])
+        if tuned := estimate([*cell.values(FINETUNED).values()]):
+            label, count = f"{cell.label}, fine-tuned", str(tuned.count)
+            lines.append([label, rounds, count, plus_minus(tuned), "", "", ""])
+    return _without_empty_columns(lines)
+
+
+def communication(found: Experiment) -> Table:
+    """Return the bits of a round, and until the target, each as a share of FedAvg's."""
+    printed = found.paper.communication
+    rounds = {c.method: _bits_of_round(c.row) for c in found.cells if c.row}
+    most, paper_most = rounds.get("fedavg", 0.0), printed.get("fedavg", 0.0)
+    goal = found.paper.target_accuracy
+    share, until_goal = "share of FedAvg's", f"to {goal or 0:g} %"
+    head = ["", "a round", share, until_goal, "rounds", "reached"]
+    lines = [[*head, f"the paper's {until_goal}", share]]
+    for cell in found.cells:
+        one, target = rounds.get(cell.method, 0.0), cell.row.target if cell.row else None
+        paper = printed.get(cell.method, 0.0)
+        if cell.row is None or cell.row.up is None or (not one and not paper):
+            continue
+        until = ["", "", ""]
+        if target:
+            mark = "" if target.by_all else " †"
+            reached = f"{target.reached} of {target.rounds.count}"
+            until = [bits(8 * target.both.mean) + mark, f"{target.rounds.mean:.1f}", reached]
+        theirs = [bits(paper) if paper else "", _share(paper, paper_most)]
+        lines.append([cell.label, bits(one), _share(one, most), *until, *theirs])
+    return _without_empty_columns(lines) if len(lines) > 1 else []
+
+
+def _bits_of_round(row: Row) -> float:
+    sent = sum(part.mean for part in (row.up, row.down) if part)
+    return 8 * sent / max(1, row.rounds[1])
+
+
+def _share(part: float, whole: float) -> str:
+    return f"1/{whole / part:.{0 if whole > 10 * part else 1}f}" if part and whole > part else ""
+
+
+def by_setting(found: Experiment) -> Table:
+    """Return the accuracy by the values of the setting that is varied."""
+    values, lines = over(found)
+    shown = [v for v in values if v in found.options.get("shown", values)]
+    column = found.options.get("metric", "")
+    table = [["", *(f"{value:g}" for value in shown), "without it"]]
+    for label, cells in lines.items():
+        row = [estimate([*cells[v].values(column).values()]) if v in cells else None for v in shown]
+        level = estimate([*cells[math.inf].values(column).values()]) if math.inf in cells else None
+        table.append([label, *(plus_minus(mean) if mean else "" for mean in (*row, level))])
+    return _without_empty_columns(table)
+
+
+def plus_minus(mean: Estimate, sign: str = "") -> str:
+    """Return a mean and its standard error in words, with two digits."""
+    error = "" if mean.error is None else f" ± {mean.error:.2f}"
+    return f"{mean.mean:{sign}.2f}{error}"
+
+
+def _away(ours: Estimate, printed: tuple[float, float]) -> str:
+    """Return the difference from the paper's number, also in standard errors of both together."""
+    away = ours.mean - printed[0]
+    both = None if ours.error is None else math.hypot(ours.error, printed[1])
+    return f"{away:+.2f}" + (f" ({away / both:+.1f} s.e.)" if both else "")
+
+
+def _without_empty_columns(table: Table) -> Table:
+    kept = [i for i in range(len(table[0])) if not i or any(line[i] for line in table[1:])]
+    return [[line[i] or "-" if n and i else line[i] for i in kept] for n, line in enumerate(table)]
+
+
+def in_markdown(table: Table) -> Iterator[str]:
+    """Yield the lines of a table."""
+    head, *rows = table
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "|".join("---" if i == 0 else "---:" for i in range(len(head))) + "|"
+    yield from ("| " + " | ".join(markdown_text(cell) for cell in row) + " |" for row in rows)
+
+
+def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
+    """Yield the lines of an experiment's section."""
+    yield from ("", f"## {found.title}", "")
+    if found.text:
+        yield from (*_paragraphs(found.text), "")
+    yield from ("```sh", *found.commands, "```", "")
+    if not found.runs:
+        yield "Not yet run."
+        return
+    tables = [by_setting(found)] if "over" in found.options else []
+    if not tables:
+        tables = [accuracies(found), communication(found)]
+    for table in filter(None, tables):
+        yield from (*in_markdown(table), "")
+    for start in range(0, len(drawn), 2):
+        both = drawn[start : start + 2]
+        images = (f"![{found.title}: {p.title}](img/{p.name}.png)" for p in both)
+        yield f"| {' | '.join(picture.title for picture in both)} |"
+        yield "|" + "---|" * len(both)
+        yield from (f"| {' | '.join(images)} |", "")
+    yield from _wrapped(" ".join(_remarks(found)))
+
+
+def _remarks(found: Experiment) -> Iterator[str]:
+    rows = [cell.row for cell in found.cells if cell.row]
+    varied = found.options.get("over")
+    if not varied and any(row.target and not row.target.by_all for row in rows):
+        yield "†: not every seed reaches the target; of such a seed its best round counts."
+    changed = dict.fromkeys(d for row in rows if row.paper for d in row.paper.departs)
+    if departs := [text for text in changed if text.partition(" = ")[0] != varied]:
+        yield f"Other settings than the paper's: {', '.join(f'`{d}`' for d in departs)}."
+    spent = [v for run in found.runs if (v := run.last(EPSILON)) is not None]
+    if spent:
+        yield f"Epsilon spent: {min(spent):.4g} to {max(spent):.4g}."
+    seconds = sum(float(run.result.get("time/total_s", 0)) for run in found.runs)
+    runs = f"{len(found.runs)} run{'s' if len(found.runs) > 1 else ''}"
+    yield f"{runs}, {duration(seconds)} in all."
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for number, paragraph in enumerate(text.strip().split("\n\n")):
+        yield from ("",) if number else ()
+        yield from _wrapped(paragraph)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
+    """Return the page that a file describes, and its pictures."""
+    about = tomllib.loads(path.read_text(encoding="utf-8"))
+    lines, drawn = [f"# {about['title']}", "", *_paragraphs(about["text"])], []
+    for one in about["experiments"]:
+        found = experiment({**one, "name": f"{path.stem}-{one['name']}"}, data)
+        drawn.append(pictures(found))
+        lines += section(found, drawn[-1])
+    return "\n".join(lines) + "\n", [picture for some in drawn for picture in some]
+
+
+def main() -> None:
+    """Write every page and its pictures."""
+    images = RESULTS / "img"
+    images.mkdir(exist_ok=True)
+    for path in sorted(RESULTS.glob("*.toml")):
+        text, drawn = make(path)
+        for old in images.glob(f"{path.stem}-*.png"):
+            old.unlink()
+        for picture in drawn:
+            write(picture, images)
+        path.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

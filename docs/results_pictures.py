@@ -1,0 +1,104 @@
+"""The pictures of the pages of results, each with the digest of the numbers that it shows."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from fedgist.federation.columns import measured
+from fedgist.federation.digests import of_text
+from fedgist.report.curves import Lines, by_bytes, by_round
+from fedgist.report.drawing import STYLE, Picture, Table, color, dashes, matplotlib, new_figure
+from fedgist.report.marks import End, name_ends
+from fedgist.report.run_files import RunFiles
+from fedgist.report.stats import estimate
+from results_cells import Experiment, over
+
+SHADES = 64  # colours of a picture: enough for flat ones, and a third of the bytes
+HIGH = 3.6  # inches
+
+
+def pictures(found: Experiment) -> list[Picture]:
+    """Return the pictures of an experiment."""
+    rows = tuple((cell.label, cell.row.runs) for cell in found.cells if cell.row)
+    if not rows:
+        return []
+    with matplotlib().rc_context(STYLE):
+        if "over" in found.options:
+            return [_over(found)]
+        return list(_curves(found, rows))
+
+
+def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -> Iterator[Picture]:
+    """Yield accuracy by round and by bytes; then above ``near`` percent alone, if it is given."""
+    goal, near = found.paper.target_accuracy, found.options.get("near")
+    run = rows[0][1][0]
+    whole = Lines(tuple(rows), run.main, measured(run.main, run.metrics), goal and goal / 100)
+    yield from _pair(whole, found.name, "")
+    if near is not None:
+        last = {
+            label: estimate([run.last(run.main) or 0.0 for run in runs]) for label, runs in rows
+        }
+        close = {name for name, mean in last.items() if mean and 100 * mean.mean > near}
+        if close:  # the others are there without runs: each line keeps its colour
+            shown = tuple((name, runs if name in close else ()) for name, runs in rows)
+            lines = replace(whole, rows=shown, low=near / 100)
+            yield from _pair(lines, f"{found.name}-near", f", from {near:g} %")
+
+
+def _pair(lines: Lines, name: str, words: str) -> Iterator[Picture]:
+    drawn = by_round(lines), by_bytes(lines)
+    for picture in filter(None, drawn):
+        title = f"{picture.title}{words}"
+        yield replace(picture, name=f"{name}-{picture.name}", title=title)
+
+
+def _over(found: Experiment) -> Picture:
+    """Return the picture of accuracy over the setting that is varied."""
+    values, lines = over(found)
+    figure, axes = new_figure(height=HIGH)
+    table: Table = [["line", "value", "mean", "error"]]
+    ends, column = [], found.options.get("metric", "")
+    for number, (label, cells) in enumerate(lines.items()):
+        means = {v: estimate([*cell.values(column).values()]) for v, cell in cells.items()}
+        points = [(v, m.mean, m.error or 0.0) for v, m in sorted(means.items()) if m]
+        table += [[label, *point] for point in points]
+        inside = [point for point in points if not math.isinf(point[0])]
+        style = {"color": color(number), "linestyle": dashes(number)}
+        if inside:
+            x, y, error = zip(*inside, strict=True)
+            axes.errorbar(x, y, error, marker="o", markersize=3, capsize=2, **style)
+            ends.append(End(number, x[-1], y[-1], label))
+        for _, level, _ in points[len(inside) :]:  # a cell without the setting
+            axes.axhline(level, color=color(number), linewidth=1.2, linestyle="--")
+            ends.append(End(number, values[-1], level, label))
+    if found.options.get("log"):
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel=found.options["over"], ylabel="accuracy (%)")
+    name_ends(axes, ends, HIGH)
+    title = f"Accuracy over {found.options['over']}"
+    return Picture(f"{found.name}-over", title, "", figure, table)
+
+
+def digest(picture: Picture) -> str:
+    """Return the digest of a picture's numbers, in six digits."""
+    cells = [
+        [f"{v:.6g}" if isinstance(v, float) else str(v) for v in line] for line in picture.table
+    ]
+    return of_text(f"{picture.name} {cells}")
+
+
+def write(picture: Picture, folder: Path) -> None:
+    """Write a picture as a small PNG that carries its digest."""
+    image = Image.open(io.BytesIO(picture.png())).convert("RGB")
+    notes = PngInfo()
+    notes.add_text("fedgist", digest(picture))
+    image.quantize(SHADES).save(folder / f"{picture.name}.png", optimize=True, pnginfo=notes)

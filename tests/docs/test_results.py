@@ -1,0 +1,218 @@
+"""Pages of results say what the archive says: numbers, differences, pictures, what is lacking."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedgist.federation.archived_run import ArchivedRun, to_csv
+from fedgist.federation.recipe import make as make_recipe
+from results_cells import experiment, over
+from results_page import DATA, RESULTS, accuracies, by_setting, communication, make, section
+from results_pictures import digest, pictures, write
+
+PAGES = sorted(RESULTS.glob("*.toml"))
+AGAIN = "run: python docs/results_page.py"
+PAPER = """
+[paper]
+target_accuracy = 80
+[paper.accuracy]
+fedlog = [91.0, 0.3]
+fedavg = [60.0, 0.4]
+fedprox = [61.0, 0.4]
+[paper.communication]
+fedlog = 1e6
+fedavg = 43e6
+"""
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
+    text, drawn = make(path)
+    assert path.with_suffix(".md").read_text("utf-8") == text, AGAIN
+    found = {file.stem: digest_in(file) for file in (RESULTS / "img").glob(f"{path.stem}-*.png")}
+    assert found == {picture.name: digest(picture) for picture in drawn}, AGAIN
+
+
+def test_every_archived_run_is_on_a_page() -> None:
+    names = [run.folder for path in PAGES for one in of_page(path) for run in one.runs]
+    assert set(DATA.rglob("*.csv")) == set(names)
+
+
+def of_page(path: Path) -> list[Any]:
+    about = tomllib.loads(path.read_text("utf-8"))
+    return [experiment(one, DATA) for one in about["experiments"]]
+
+
+def digest_in(path: Path) -> str:
+    with Image.open(path) as image:
+        return str(image.info["fedgist"])
+
+
+# made by hand: an archive of three methods
+
+
+def archived(
+    folder: Path, method: str, seed: int, accuracies: list[float], sent: int, **more: Any
+) -> None:
+    """Write a run with an accuracy in each round."""
+    raw = {
+        "seed": seed,
+        "method": {"name": method},
+        "train": {"num_rounds": len(accuracies), **more.pop("train", {})},
+    }
+    recipe = make_recipe(raw).model_dump(mode="json", exclude_none=True)
+    rounds = [
+        {
+            "round": number,
+            "comm/up_bytes": sent,
+            "comm/down_bytes": sent,
+            "eval/client/accuracy_mean": value,
+            **more,
+        }
+        for number, value in enumerate(accuracies, 1)
+    ]
+    run = ArchivedRun("", recipe, {"rounds": len(rounds), "time/total_s": 30.0}, {}, rounds)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed-{seed}.csv").write_text(to_csv(run), "utf-8")
+
+
+LAST = {
+    "fedlog": [0.91, 0.92, 0.90],
+    "fedavg": [0.60, 0.62, 0.61],
+    "local": [0.85, 0.87, 0.83],
+}
+SENT = {"fedlog": 1000, "fedavg": 43_000, "local": 0}
+
+
+@pytest.fixture
+def about(tmp_path: Path) -> dict[str, Any]:
+    for method, lasts in LAST.items():
+        for seed, last in enumerate(lasts):
+            curve = [last / 2, 0.8 if method == "fedlog" else last / 1.5, last]
+            archived(tmp_path / "some" / method, method, seed, curve, SENT[method])
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(PAPER)
+    return {
+        "name": "some",
+        "title": "Some",
+        "recipe": str(recipe),
+        "folder": "some",
+        "rows": ["fedlog", "fedavg", "fedprox", "local"],
+        "commands": ["fedgist list methods"],
+    }
+
+
+def test_accuracies_are_beside_the_papers(about: dict[str, Any], tmp_path: Path) -> None:
+    found = experiment(about, tmp_path)
+    head, *rows = accuracies(found)
+    table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    ours, local = np.array(LAST["fedlog"]), np.array(LAST["local"])
+    error = 100 * ours.std(ddof=1) / math.sqrt(3)
+    assert table["fedlog"]["ours"] == f"91.00 ± {error:.2f}"
+    assert table["fedlog"]["the paper's"] == "91.00 ± 0.30"
+    gain = ours - local
+    of_pairs = 100 * gain.std(ddof=1) / math.sqrt(3)
+    assert table["fedlog"]["against local training"] == f"{100 * gain.mean():+.2f} ± {of_pairs:.2f}"
+    # not the errors' sum, nor ours alone
+    away = 1.0 / math.hypot(100 * np.array(LAST["fedavg"]).std(ddof=1) / math.sqrt(3), 0.4)
+    assert table["fedavg"]["difference"] == f"+1.00 ({away:+.1f} s.e.)"
+    assert table["fedprox"]["ours"] == "not yet run"
+    assert table["fedprox"]["the paper's"] == "61.00 ± 0.40"
+    assert table["local"]["against local training"] == "-"
+
+
+def test_bits_are_counted_until_the_target(about: dict[str, Any], tmp_path: Path) -> None:
+    head, *rows = communication(experiment(about, tmp_path))
+    assert head[-2:] == ["the paper's to 80 %", "share of FedAvg's"]
+    table = {row[0]: row[1:] for row in rows}
+    assert table["fedlog"] == ["16.0 kb", "1/43", "32.0 kb", "2.0", "3 of 3", "1.0 Mb", "1/43"]
+    assert table["fedavg"] == ["688.0 kb", "-", "2.1 Mb †", "3.0", "0 of 3", "43.0 Mb", "-"]
+    assert "local" not in table  # it sends nothing
+
+
+def test_one_seed_has_no_errors(about: dict[str, Any], tmp_path: Path) -> None:
+    for file in tmp_path.glob("some/*/seed-[12].csv"):
+        file.unlink()
+    head, *rows = accuracies(experiment(about, tmp_path))
+    table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert table["fedlog"]["ours"] == "91.00"
+    assert table["fedavg"]["difference"] == "+0.00"
+    assert table["fedlog"]["against local training"] == "+6.00"
+
+
+def test_a_fine_tuned_model_is_a_row_of_its_own(about: dict[str, Any], tmp_path: Path) -> None:
+    for seed in range(3):
+        tuned = {"eval/client/finetuned_accuracy_mean": 0.7 + seed / 100}
+        archived(tmp_path / "some" / "fedprox", "fedprox", seed, [0.5, 0.6], 10, **tuned)
+    table = {row[0]: row for row in accuracies(experiment(about, tmp_path))}
+    assert table["fedprox, fine-tuned"][3] == "71.00 ± 0.58"
+
+
+def test_pictures_carry_the_digest_of_their_numbers(about: dict[str, Any], tmp_path: Path) -> None:
+    drawn = pictures(experiment(about | {"near": 70}, tmp_path))
+    assert [picture.name for picture in drawn] == [
+        "some-by-round",
+        "some-by-bytes",
+        "some-near-by-round",
+        "some-near-by-bytes",
+    ]
+    for picture in drawn:
+        write(picture, tmp_path)
+        assert digest_in(tmp_path / f"{picture.name}.png") == digest(picture)
+    text = "\n".join(section(experiment(about, tmp_path), drawn))
+    assert "| By round | By communication |\n|---|---|\n| ![Some: By round](img/some-by" in text
+    assert "9 runs, 4 min 30 s in all." in text.replace("\n", " ")
+    rows = {row[0] for row in drawn[2].table[1:]}
+    assert rows == {"fedlog", "local"}  # fedavg ends below 70 %
+    archived(tmp_path / "some" / "fedlog", "fedlog", 0, [0.5, 0.8, 0.911], 1000)
+    again = pictures(experiment(about, tmp_path))
+    assert digest(again[0]) != digest(drawn[0])
+
+
+def test_an_experiment_without_runs_says_so(about: dict[str, Any], tmp_path: Path) -> None:
+    found = experiment(about | {"folder": "other"}, tmp_path)
+    assert pictures(found) == []
+    assert [*section(found, [])][-1] == "Not yet run."
+
+
+@pytest.mark.parametrize("how", ["damaged", "mixed", "repeated"])
+def test_a_cell_that_is_none_is_refused(about: dict[str, Any], tmp_path: Path, how: str) -> None:
+    cell = tmp_path / "some" / "fedlog"
+    if how == "damaged":
+        text = (cell / "seed-0.csv").read_text()
+        (cell / "seed-0.csv").write_text(text.replace("0.91", "0.99"))
+    elif how == "mixed":
+        archived(cell, "fedavg", 0, [0.5], 10)
+    else:
+        (cell / "seed-5.csv").write_bytes((cell / "seed-0.csv").read_bytes())
+    with pytest.raises(ValueError, match="its runs are not one cell, or not whole"):
+        experiment(about, tmp_path)
+
+
+def test_accuracy_over_a_setting(about: dict[str, Any], tmp_path: Path) -> None:
+    for method in ("fedlog", "fedavg"):
+        for epochs in (1, 2, 5):
+            for seed in (0, 1):
+                place = tmp_path / "grid" / f"train.local_epochs={epochs},method.name={method}"
+                value = 0.5 + epochs / 100 + seed / 100
+                train = {"train": {"local_epochs": epochs}}
+                archived(place, method, seed, [value], 5, **train)
+    options = {"folder": "grid", "rows": None, "over": "train.local_epochs", "shown": [1, 5]}
+    found = experiment(about | options, tmp_path)
+    values, lines = over(found)
+    assert values == [1, 2, 5]
+    assert set(lines) == {"fedlog", "fedavg"}
+    assert by_setting(found)[0] == ["", "1", "5"]
+    assert ["fedlog", "51.50 ± 0.50", "55.50 ± 0.50"] in by_setting(found)
+    (picture,) = pictures(found)
+    assert ["fedavg", 2.0, pytest.approx(52.5), pytest.approx(0.5)] in picture.table
+    text = "\n".join(section(found, [picture]))
+    assert "Accuracy over train.local_epochs" in text
+    assert "†" not in text
