@@ -1,6 +1,8 @@
 """Compare with another checkout: rounds in turns, and start-up, in one run.
 
-Machines are noisy: only ratios taken in one interleaved run mean something. For example::
+Machines are noisy: only ratios taken in one interleaved run mean something. How clients are stacked
+is timed once, by this checkout, and both do their rounds by that plan: otherwise a plan that came
+out differently would be measured, and not the code. For example::
 
     git worktree add ../before HEAD~20
     python bench/against.py ../before --repeats 8
@@ -24,11 +26,17 @@ import fedgist
 plans = {"mlp": {"cohort_size": 10}}
 fedgist.run({"train": {"num_rounds": 1}, "engine": {"workers": 1, "plans": plans}})
 """
+PLANS = """
+import json, sys
+from workloads import WORKLOADS, plans_of
+print(json.dumps(plans_of(WORKLOADS[sys.argv[1]])))
+"""
 CHILD = """
-import sys
+import json, sys
 from workloads import WORKLOADS, fedgist_rounds
 from bench import turn
-with fedgist_rounds(WORKLOADS[sys.argv[1]]) as round_of:
+engine = {"plans": json.loads(sys.argv[2])}
+with fedgist_rounds(WORKLOADS[sys.argv[1]], engine=engine) as round_of:
     for line in sys.stdin:
         print(min(turn(round_of)), flush=True)
 """
@@ -40,11 +48,22 @@ def environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths}
 
 
+def plans_of(name: str) -> str:
+    """Return the plans of a workload as JSON, timed by this checkout."""
+    words = [sys.executable, "-c", PLANS, name]
+    done = subprocess.run(
+        words, env=environment(HERE), check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
 def rounds(name: str, checkouts: Sequence[Path], repeats: int) -> list[list[float]]:
-    """Return the best seconds per round in each turn, for each checkout."""
+    """Return the best seconds per round in each turn, for each checkout, all by one plan."""
+    plans = plans_of(name)
+    print(f"{name:6s} plans {plans}")
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, name],
+            [sys.executable, "-c", CHILD, name, plans],
             env=environment(path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.world import Given
+from fedgist.federation.world import Given, World
 from fedgist.models import MODELS
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
@@ -74,14 +75,10 @@ W3_LARGE = replace(W3, name="W3 with 10,000 clients", clients=10_000)
 WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
 
 
-@contextmanager
-def fedgist_rounds(
+def opened(
     work: Workload, workers: int | str = "auto", engine: Mapping[str, Any] | None = None
-) -> Iterator[Callable[[], float]]:
-    """Yield a function that does one round of FedAvg and returns its seconds.
-
-    ``engine`` holds further keys of the recipe's section.
-    """
+) -> tuple[World, Tree]:
+    """Return the world of a workload, with its plans, and the server's state."""
     recipe = make(
         {
             "model": work.model,
@@ -101,7 +98,25 @@ def fedgist_rounds(
     )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
     tests = [rows[0][:1]] * work.clients
-    world, server = open_world(recipe, Given(work.data(), clients=rows, clients_test=tests))
+    return open_world(recipe, Given(work.data(), clients=rows, clients_test=tests))
+
+
+def plans_of(work: Workload) -> dict[str, Any]:
+    """Return the plans of a workload as a recipe holds them, timed on this machine."""
+    world, _ = opened(work)
+    plans: dict[str, Any] = world.server.recipe.model_dump(mode="json")["engine"]["plans"]
+    return plans
+
+
+@contextmanager
+def fedgist_rounds(
+    work: Workload, workers: int | str = "auto", engine: Mapping[str, Any] | None = None
+) -> Iterator[Callable[[], float]]:
+    """Yield a function that does one round of FedAvg and returns its seconds.
+
+    ``engine`` holds further keys of the recipe's section.
+    """
+    world, server = opened(work, workers, engine)
     federation = Federation(world.server, make_engine(world), server)
 
     def do_round() -> float:

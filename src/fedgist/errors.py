@@ -151,6 +151,16 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0]
 
 
+def exhausted(error: BaseException) -> str | None:
+    """Return in words what ran out, if an error says so: memory, or Python's stack."""
+    if isinstance(error, RecursionError):
+        return "values or models are nested too deeply"
+    # torch has no class of its own for what the CPU's allocator says
+    torchs = ("allocate memory", "out of memory")
+    says = isinstance(error, RuntimeError) and any(words in str(error) for words in torchs)
+    return "this machine has not enough memory" if says or isinstance(error, MemoryError) else None
+
+
 def printable(text: str) -> str:
     """Return a text as one line, with escapes for characters that cannot be printed."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -11,6 +11,7 @@ import pytest
 
 import commands
 from commands import call
+from fedgist.cli import main
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.methods import METHODS
@@ -114,3 +115,45 @@ def test_what_a_changed_name_leaves_over_is_said(tmp_path: Path) -> None:
         "sweep", "mine.toml", "--grid", "model.name=mlp,logistic", "--jobs=1", cwd=tmp_path
     )
     assert many.stderr.count(says) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError(), "error: this machine has not enough memory; a run needs less with"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "has not enough memory; a run",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to"), "has not enough memory; a run"),
+        (RecursionError("maximum"), "error: values or models are nested too deeply\n"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    says: str,
+) -> None:
+    def fail(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["fedgist", "run"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 1
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[str]) -> None:
+        msg = "of ours"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["fedgist", "run"])
+    with pytest.raises(RuntimeError, match="of ours"):
+        main.main()

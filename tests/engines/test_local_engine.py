@@ -210,6 +210,8 @@ def _act(task: str) -> str:
     if task == "fail":
         msg = "no such thing"
         raise ValueError(msg)
+    if task == "ask too much":
+        torch.empty(2**60)
     if task == "sleep":
         time.sleep(0.2)
     return task
@@ -225,7 +227,12 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [("die", "worker process died"), ("fail", "ValueError: no such thing")]
+    ("task", "says"),
+    [
+        ("die", "worker process died"),
+        ("fail", "ValueError: no such thing"),
+        ("ask too much", "^this machine has not enough memory$"),
+    ],
 )
 def test_a_worker_that_dies_or_fails_is_an_error_that_says_so(task: str, says: str) -> None:
     pool = WorkerPool(_act, 2)

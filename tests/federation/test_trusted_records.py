@@ -20,6 +20,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
 from fedgist.federation import atomic_files, checkpoint, digests, run_inputs, runner
 from fedgist.federation.record import STATE, Record, read_lines
+from fedgist.federation.world import Given
 from fedgist.methods.fedavg import FedAvg
 from fedgist.report import run_files
 from fedgist.testing.small_worlds import blobs
@@ -261,6 +262,25 @@ def test_exchanged_data_are_refused_by_name(
 ) -> None:
     with pytest.raises(RecipeError, match=f"cannot go on: {says} since the run was begun"):
         run(stopped, resume=True, **change)
+
+
+def test_exchanged_test_sets_are_refused_on_resume_alone(tmp_path: Path) -> None:
+    rare = (np.zeros((3, 6), "float32"), np.array([0, 1, 2]))
+    given: dict[str, Any] = {"recipe": RECIPE | {"method": {"name": "fedavg"}}}
+    run(tmp_path / "run", **given, test_sets={"rare": rare})
+    run(tmp_path / "run", **given, test_sets={"rare": rare}, resume=True)
+    for other in (
+        (rare[0] + 1, rare[1]),
+        (rare[0], rare[1][::-1].copy()),
+        (rare[0][:2], rare[1][:2]),
+    ):
+        with pytest.raises(RecipeError, match="the server's test sets changed since"):
+            run(tmp_path / "run", **given, test_sets={"rare": other}, resume=True)
+    with pytest.raises(RecipeError, match="the server's test sets changed since"):
+        run(tmp_path / "run", **given, resume=True)
+    # who uses its models need not have them
+    asked = Given(data=blobs(), clients=[torch.tensor(rows) for rows in ROWS])
+    assert runner.load_run(tmp_path / "run", asked)[0].round == ROUNDS
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

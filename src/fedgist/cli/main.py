@@ -22,6 +22,7 @@ from fedgist.errors import (
     RecipeError,
     Stopped,
     WorkerError,
+    exhausted,
     one_of,
     shown,
 )
@@ -34,6 +35,7 @@ from fedgist.report.terminal import console, paragraph, words
 __all__ = ["app", "main", "model_commands", "result_commands", "run_commands", "study_commands"]
 
 NO_CODE = "--no-code"
+LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.workers or batch size"
 
 
 def main() -> None:
@@ -57,6 +59,10 @@ def main() -> None:
         _fail(f"error: {error}", 2)
     except (OSError, WorkerError, JobsError) as error:
         _fail(f"error: {error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if (lacking := exhausted(error)) is None:
+            raise
+        _fail(f"error: {lacking}{'' if isinstance(error, RecursionError) else LESS_MEMORY}", 1)
 
 
 def _tell() -> Callable[[str, str], None]:

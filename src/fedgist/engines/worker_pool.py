@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedgist.core.tree import map_leaves
 from fedgist.engines.process_control import die_with_parent, keep_memory, one_thread
-from fedgist.errors import WorkerError
+from fedgist.errors import WorkerError, exhausted
 
 Work = Callable[[Any], Any]
 
@@ -146,8 +146,8 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
             os._exit(0)
         try:
             answer = (True, work(task))
-        except Exception:  # noqa: BLE001  # whatever it is, the parent reports it
-            answer = (False, traceback.format_exc())
+        except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
+            answer = (False, exhausted(error) or traceback.format_exc())
         try:
             connection.send_bytes(_dump(answer))
         except OSError:

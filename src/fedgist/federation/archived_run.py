@@ -9,6 +9,7 @@ one are left out.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -29,7 +30,6 @@ from fedgist.federation.columns import (
     TRAIN_LOSS,
     UP_BYTES,
 )
-from fedgist.federation.digests import of_text
 from fedgist.federation.record import (
     METRICS_FILE,
     RECIPE,
@@ -105,7 +105,7 @@ def to_csv(run: ArchivedRun) -> str:
     head = {
         KIND: VERSION,
         "command": run.command,
-        "sha256": of_text(buffer.getvalue()),
+        "sha256": _digest(buffer.getvalue()),
         **({"events": events} if events else {}),
         "result": run.result,
         "metrics": run.metrics,
@@ -137,7 +137,7 @@ def _parse(text: str) -> ArchivedRun:
     if head.get(KIND) != VERSION:
         msg = f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}"
         raise ValueError(msg)
-    if head.get("sha256") != of_text(text[length:]):
+    if head.get("sha256") != _digest(text[length:]):
         msg = "its table was changed, or is not whole (sha256)"
         raise ValueError(msg)
     recipe, result, metrics = (_table(head, key) for key in ("recipe", "result", "metrics"))
@@ -186,6 +186,10 @@ def _number(cell: str, column: str) -> float:
         msg = f"its {column} is {shown(cell)}, not a number"
         raise ValueError(msg)
     return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
+
+
+def _digest(table: str) -> str:
+    return hashlib.sha256(table.encode()).hexdigest()
 
 
 def _text(value: float | None) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import nn
 
 from fedgist.errors import RecipeError, shown
+from fedgist.federation.model_building import Factory
 from fedgist.federation.own_code import load_own
 from fedgist.federation.recipe_sections import ModelSection
 from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 
-Factory = Callable[..., nn.Module]
 Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data.examples import Examples
 from fedgist.federation.digests import of_arrays, of_text
+from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.world import World
 
+TEST_SETS = "the server's test sets"
 WHOLE = 2**31  # bytes of examples up to which every byte counts
 
 
@@ -58,9 +61,16 @@ def of_server(side: ServerSide) -> dict[str, str]:
         for path, array in arrays.items()
     }
     clients = [(client.id, *client.architectures) for client in side.clients]
+    own = {
+        f"{name}/{part}": getattr(rows, part)
+        for name, rows in task.test_sets.items()
+        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples)
+        for part in ("x", "y")
+    }
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
         "the models' start": of_arrays(starts),
         "the clients": of_text(str(clients)),
         "what the data are": of_text(str(declared)),
+        **({TEST_SETS: of_arrays(own)} if own else {}),
     }

@@ -17,7 +17,7 @@ from fedgist.federation.record import PARTITION, RECIPE, ROUNDS, Line, blob_of, 
 from fedgist.federation.resuming import check_binding
 from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
-from fedgist.federation.run_inputs import is_sampled, of_world
+from fedgist.federation.run_inputs import TEST_SETS, is_sampled, of_world
 from fedgist.federation.server_run import Place, run_server
 from fedgist.federation.training_section import TrainSection
 from fedgist.federation.world import Given, World
@@ -113,7 +113,9 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     section = recipe.engine.model_copy(update={"device": device})
     recipe = recipe.model_copy(update={"engine": section})
     world, server = open_world(recipe, given or Given())
-    check_binding(world.server, of_world(world), saved, folder, raising=False)
+    # models are used without the test sets that were given with them
+    begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
+    check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
     federation = Federation(world.server, make_engine(world, workers=1), server)
     federation.restore(saved.best or saved)
     return federation, world

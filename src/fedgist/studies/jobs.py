@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedgist.engines.process_control import die_with_parent, keep_memory
-from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped
+from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped, exhausted
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.recipe import read
 from fedgist.federation.record import (
@@ -240,4 +240,5 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
     except DiskFullError as full:
         connection.send(Event("failed", text=full.what))
     except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
-        connection.send(Event("failed", text=f"{type(error).__name__}: {error}"))
+        text = exhausted(error) or f"{type(error).__name__}: {error}"
+        connection.send(Event("failed", text=text))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from fedgist.errors import DataError, first_line
+from fedgist.errors import DataError, exhausted, first_line
 
 _PIECE = 1 << 20  # bytes read at a time: a promise alone allocates nothing
 _SMALL = 64 << 20  # bytes that are unpacked however far they were packed
@@ -88,19 +88,13 @@ def readable(what: str) -> Iterator[None]:
     """Turn what the system cannot do into a DataError of one line that begins with ``what``."""
     try:
         yield
-    except MemoryError as error:
-        msg = f"{what}: this machine has not enough memory to read it"
-        raise DataError(msg) from error
-    except RecursionError as error:
-        msg = f"{what} cannot be read: its values are nested too deeply"
-        raise DataError(msg) from error
     except OSError as error:
         msg = f"{what} cannot be read: {first_line(error)}"
         raise DataError(msg) from error
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):  # torch's own MemoryError
+    except (MemoryError, RuntimeError) as error:
+        if (lacking := exhausted(error)) is None:
             raise
-        msg = f"{what}: this machine has not enough memory to read it"
+        msg = f"{what} cannot be read: {lacking}"
         raise DataError(msg) from error
 
 
