@@ -113,8 +113,8 @@ def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor
     """Return the two sums of eq. 15, each divided by the number of rows, for features (batch, m).
 
     The pull is the mean over rows of ``|phi - mu_y|^2``, the push that of the sum over the other
-    classes y' of ``min(|phi - mu_y'|^2, r)``. Without r, the mean squared distance between two of the
-    means, eq. 15 has no lower bound. Classes that nobody has, by the total ``s``, are left out.
+    classes y' of ``min(|phi - mu_y'|^2, r)``. Without r, the mean squared distance between two of
+    the means, eq. 15 has no lower bound. Classes that nobody has, by the total ``s``, are left out.
     """
     known = s[:, 0] > 0
     means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is one of noise alone
