@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+import fedgist
 from fedgist.core.method import Phase
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.stacking_plan import Plan
 from fedgist.federation.world import World
 from fedgist.methods.fedbabu import FedBABU
+from fedgist.report.run_files import find, readable
 from fedgist.testing.small_worlds import federation, trace, world
 from plain_clients import EPOCHS, EVERYBODY, ROUNDS, Plain, held, layers_of, two_models
 
@@ -117,3 +121,20 @@ def test_the_servers_model_is_the_body_under_the_start_of_the_head() -> None:
     x = (subject.data.x_test - 0.5) / 2.0
     right = (model(x).argmax(1) == subject.data.y_test).double().mean()
     assert line["eval/global/accuracy"] == pytest.approx(float(right))
+
+
+def test_the_record_of_a_fine_tuned_run_is_read_without_a_complaint(tmp_path: Path) -> None:
+    # seen: the last line was left out, for its second confusion matrix
+    recipe = {
+        "method": {"name": "fedbabu"},
+        "clients": {"num_clients": 4},
+        "train": {"num_rounds": 2},
+        "engine": {"workers": 1, "cohort_size": 4},
+    }
+    result = fedgist.run(recipe, out=tmp_path / "run")
+    (run,) = find([tmp_path / "run"])
+    assert not readable([run])[1]
+    assert run.last(FINETUNED) == result.rounds[-1][FINETUNED]
+    end = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert end[FINETUNED]["final"] == result.rounds[-1][FINETUNED]
+    assert end[FINETUNED]["final_round"] == 2

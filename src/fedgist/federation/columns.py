@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgist.core.metrics import LOSS, METRICS, Metric
 
-MEAN, STD, FINETUNED = "_mean", "_std", "finetuned_"
+MEAN, STD, FINETUNED, CONFUSION = "_mean", "_std", "finetuned_", "confusion"
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"
@@ -39,6 +39,11 @@ def over_clients(split: str, metric: str, model: str = "", statistic: str = MEAN
     return f"eval/{split}/{prefix}{metric}{statistic}"
 
 
+def tuned_over_clients(metric: str) -> str:
+    """Return the name of a metric's mean over clients' models that were fine-tuned for the test."""
+    return over_clients("client", FINETUNED + metric)
+
+
 def of_all(metric: str) -> str:
     """Return the name of a metric of the one model that serves all clients."""
     return f"eval/global/{metric}"
@@ -52,6 +57,15 @@ def of_server(model: str, test_set: str, metric: str) -> str:
 def is_of_server(column: str, metric: str) -> bool:
     """Return whether a column holds a metric of one of the server's models on one of its sets."""
     return column.startswith("eval/global/") and column.endswith(f"/{metric}")
+
+
+def is_confusion(column: str) -> bool:
+    """Return whether a column holds counts (true class, predicted class), not a number.
+
+    >>> is_confusion("eval/client/finetuned_confusion")
+    True
+    """
+    return column.rpartition("/")[2].removeprefix(FINETUNED) == CONFUSION
 
 
 ACCURACY = over_clients("client", "accuracy")

@@ -14,7 +14,7 @@ from fedgist.core.metrics import LOSS
 from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
-from fedgist.federation.columns import STD, of_all, of_server, over_clients
+from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients
 from fedgist.federation.record import Line
 
 ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
@@ -38,7 +38,7 @@ def columns(scores: Scores, split: str) -> Line:
                 spread = float(defined.std(correction=0))
                 line[over_clients(split, metric, model, STD)] = spread
         if table.confusion is not None and int(table.confusion.sum()):
-            line[over_clients(split, "confusion", model, "")] = table.confusion.tolist()
+            line[over_clients(split, CONFUSION, model, "")] = table.confusion.tolist()
     if scores.whole is not None:
         line |= {of_all(metric): value for metric, value in scores.whole.items()}
     return line

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import shown
+from fedgist.federation.columns import is_confusion
 
 LARGEST = 1e100  # of a number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
@@ -99,7 +100,7 @@ def fault_of_round(line: object) -> str:
     columns = {
         key: COUNT if key.startswith(COUNTED) else NUMBER
         for key in line
-        if "/" in key and not key.endswith("/confusion")
+        if "/" in key and not is_confusion(key)
     }
     return _fault(line, {**OF_ROUND, **columns}, ["round"])
 
