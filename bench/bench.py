@@ -32,6 +32,7 @@ from fedgist.core.conjugate_head import gradient_head, log_posterior, map_head
 from fedgist.engines.worker_pool import default_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
+from privacy import CHEAP, privacy
 from reports import reports
 from workloads import (
     W1,
@@ -56,6 +57,8 @@ LIMITS = {
     "compare: 1000 runs x 100 rounds, median s": 5.0,
     "report: 50 runs, median s": 10.0,
     "report: 50 runs, MB": 5.0,
+    **{f"privacy: {what}, ratio": 1.1 for what in CHEAP},
+    "privacy: head, share of a round": 0.1,
 }
 
 
@@ -316,6 +319,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "shares": lambda _: shares(),
     "head": lambda _: head(),
     "reports": reports,
+    "privacy": privacy,
 }
 
 

@@ -76,9 +76,15 @@ WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
 
 
 def opened(
-    work: Workload, workers: int | str = "auto", engine: Mapping[str, Any] | None = None
+    work: Workload,
+    workers: int | str = "auto",
+    engine: Mapping[str, Any] | None = None,
+    **sections: Mapping[str, Any],
 ) -> tuple[World, Tree]:
-    """Return the world of a workload, with its plans, and the server's state."""
+    """Return the world of a workload, with its plans, and the server's state.
+
+    ``sections`` are further ones of the recipe, or stand in the place of the workload's.
+    """
     recipe = make(
         {
             "model": work.model,
@@ -94,6 +100,7 @@ def opened(
                 "optimizer": work.optimizer,
                 "lr": work.lr,
             },
+            **sections,
         }
     )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
@@ -110,13 +117,16 @@ def plans_of(work: Workload) -> dict[str, Any]:
 
 @contextmanager
 def fedgist_rounds(
-    work: Workload, workers: int | str = "auto", engine: Mapping[str, Any] | None = None
+    work: Workload,
+    workers: int | str = "auto",
+    engine: Mapping[str, Any] | None = None,
+    **sections: Mapping[str, Any],
 ) -> Iterator[Callable[[], float]]:
     """Yield a function that does one round of FedAvg and returns its seconds.
 
-    ``engine`` holds further keys of the recipe's section.
+    ``engine`` and ``sections`` are those of :func:`opened`.
     """
-    world, server = opened(work, workers, engine)
+    world, server = opened(work, workers, engine, **sections)
     federation = Federation(world.server, make_engine(world), server)
 
     def do_round() -> float:
