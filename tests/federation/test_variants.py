@@ -145,6 +145,7 @@ def test_sweeps_and_comparisons_tell_variants_apart(file: Path, tmp_path: Path) 
     assert papers["fedprox@strong"] is not None
     assert papers["fedprox@weak"] is None
     sheets = side_by_side({"x": table}, {"x": read(file)}, ["fedprox@strong", "local"], "a paper")
+    assert len(sheets) == 1  # the recipe has no target for the other one
     cells_of = {line[0]: line[1:] for line in sheets[0].rows}
     assert cells_of["fedprox@strong"][1] == "80.00 ± 2.00"
     assert cells_of["local"] == ("-", "-")  # the paper prints none

@@ -53,7 +53,7 @@ class PrivacySection(BaseModel):
     @field_validator(*NEEDED_BY_STEPS)
     @classmethod
     def _read_by_steps(cls, value: object, info: ValidationInfo) -> object:
-        if info.data.get("bodies") == "fixed":
+        if info.data.get("bodies") == "fixed" and value is not None:
             msg = "nothing reads it: privacy.bodies is 'fixed'; use 'dp_sgd'"
             raise ValueError(msg)
         return value

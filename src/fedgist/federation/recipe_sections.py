@@ -219,9 +219,16 @@ class Recipe(_Section):
         aside = {name for name in type(self).model_fields if role_of(name) in {"work", "printed"}}
         return self.model_dump(mode="json", exclude=aside)
 
+    @property
+    def left_open(self) -> tuple[str, ...]:
+        """Keys that are not stated and that the data may decide: how many clients there are."""
+        stated = "num_clients" in self.clients.model_fields_set
+        return () if stated else ("clients.num_clients",)
+
     def to_toml(self) -> str:
-        """Return the recipe as TOML, defaults included."""
-        return tomli_w.dumps(_plain(self.model_dump()))
+        """Return the recipe as TOML, defaults included, but for what is left open."""
+        aside = {"clients": {"num_clients"}} if self.left_open else {}
+        return tomli_w.dumps(_plain(self.model_dump(exclude=aside)))
 
 
 def role_of(key: str) -> Role | None:

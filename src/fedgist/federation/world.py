@@ -126,14 +126,13 @@ def _with_device(recipe: Recipe) -> Recipe:
 
 
 def _with_clients(recipe: Recipe, data: Dataset, given: Given) -> Recipe:
-    """Return the recipe with the number of clients that the user or the data give, if they do."""
+    """Return the recipe with the number of clients, which the user or the data may give."""
     count = None if given.clients is None else len(given.clients)
     natural = recipe.partition.name == "natural" and data.clients is not None
     if count is None and natural and "num_clients" not in recipe.clients.model_fields_set:
         assert data.clients is not None  # for the type checker
         count = int(data.clients.max()) + 1
-    if count is None:
-        return recipe
+    count = recipe.clients.num_clients if count is None else count
     section = recipe.clients.model_copy(update={"num_clients": count})
     return recipe.model_copy(update={"clients": section})
 

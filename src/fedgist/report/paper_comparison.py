@@ -15,7 +15,8 @@ def side_by_side(
 ) -> list[Sheet]:
     """Return two tables, accuracy and communication, with a row for each of the paper's methods.
 
-    Methods that were not run have the paper's numbers alone.
+    Without a target accuracy there is no table of communication. Methods that were not run have
+    the paper's numbers alone.
     """
     columns = ("method", *(f"{name} {whose}" for name in recipes for whose in ("ours", "paper")))
     accuracy, communication = [], []
@@ -27,7 +28,7 @@ def side_by_side(
             communication_cells += _communication(row, recipe, method)
         accuracy.append(tuple(accuracy_cells))
         communication.append(tuple(communication_cells))
-    return [
+    sheets = [
         Sheet(
             "Accuracy in the last round, mean over clients (%)",
             columns,
@@ -43,6 +44,7 @@ def side_by_side(
             "its highest accuracy",
         ),
     ]
+    return sheets if _targets(recipes) else sheets[:1]
 
 
 def _row(study: Study | None, method: str) -> Row | None:

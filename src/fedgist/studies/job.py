@@ -49,9 +49,12 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
 
 
 def difference(wanted: Recipe, kept: Recipe) -> str | None:
-    """Return the first setting in which two recipes differ, with both values; None without any."""
+    """Return the first setting in which two recipes differ, with both values; None without any.
+
+    What the wanted one leaves open is as it was found.
+    """
     new, old = flat(wanted.settings()), flat(kept.settings())
     for key in dict.fromkeys([*new, *old]):
-        if new.get(key) != old.get(key):
+        if new.get(key) != old.get(key) and key not in wanted.left_open:
             return f"{key} = {shown(old.get(key))}, not {shown(new.get(key))}"
     return None
