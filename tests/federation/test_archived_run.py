@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,21 @@ def test_a_file_is_known_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "by-round.csv").touch()
     (tmp_path / "seed-4.csv").mkdir()
     assert [is_archived(p) for p in sorted(tmp_path.iterdir())] == [False, True, False]
+
+
+def test_what_a_run_says_of_its_privacy_is_kept(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "seed-0"
+    shutil.copytree(folder, copy)
+    result = json.loads((copy / "result.json").read_text())
+    privacy = {"unit": "record", "epsilon": 1.0, "clip": None}
+    (copy / "result.json").write_text(json.dumps(result | {"privacy": privacy}))
+    lines = (
+        (copy / "rounds.jsonl")
+        .read_text()
+        .replace('"round": ', '"privacy/epsilon": 0.5, "round": ')
+    )
+    (copy / "rounds.jsonl").write_text(lines)
+    path = tmp_path / "seed-0.csv"
+    path.write_text(to_csv(of_directory(copy, "")))
+    assert read_csv(path).result["privacy"] == {"unit": "record", "epsilon": 1.0}
+    assert read_csv(path).rounds[-1]["privacy/epsilon"] == 0.5

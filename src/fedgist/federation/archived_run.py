@@ -45,7 +45,10 @@ TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 EVENTS = ("refused", "absent", "late", "events")  # lists in a round's line
-OF_RESULT = ("status", "rounds", "stopped_early", "kept_round", "rounds_raised", "notes")
+OF_RESULT = (
+    *("status", "rounds", "stopped_early", "kept_round", "rounds_raised"),
+    *("privacy", "notes", "versions"),
+)
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 FILE = re.compile(r"seed-\d+\.csv")  # its name
 
@@ -79,11 +82,11 @@ def of_directory(folder: Path, command: str) -> ArchivedRun:
     kept = {name: metrics[name] for name in (*list(metrics)[:1], LOSS.name) if name in metrics}
     lines, result = read_lines(folder / ROUNDS), read_result(folder)
     seconds = max(float(str(result.get(TOTAL_S, 0))), _seconds(lines))
-    end = {key: result[key] for key in OF_RESULT if result.get(key) is not None}
+    end = {key: _whole(result[key]) for key in OF_RESULT if result.get(key) is not None}
     return ArchivedRun(
         command,
         _with_own_numbers(recipe),
-        end | {TOTAL_S: round(seconds, 1), "versions": result.get("versions", {})},
+        {**end, TOTAL_S: round(seconds, 1)},
         kept,
         [_short(line, next(iter(metrics), "accuracy")) for line in lines],
     )
@@ -206,7 +209,7 @@ def _short(line: Line, metric: str) -> Line:
     return {
         "round": line["round"],
         **kept,
-        **{key: _without_none(line[key]) for key in EVENTS if line.get(key)},
+        **{key: _whole(line[key]) for key in EVENTS if line.get(key)},
     }
 
 
@@ -244,8 +247,10 @@ def _seconds(lines: Sequence[Line]) -> float:
     return sum(float(line.get("time/round_s") or 0) for line in lines)
 
 
-def _without_none(entries: Sequence[object]) -> list[object]:
-    return [
-        {k: v for k, v in entry.items() if v is not None} if isinstance(entry, dict) else entry
-        for entry in entries
-    ]
+def _whole(value: object) -> object:
+    """Return a value of JSON in TOML's types: what is None is left out."""
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value if inner is not None]
+    return value
