@@ -14,10 +14,12 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.privacy import Privacy, PrivateSteps
+from fedgist.data.dataset import Dataset
 from fedgist.engines import local_training, private_steps
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.world import World
+from fedgist.federation.recipe import make
+from fedgist.federation.world import Given, World, make_world
 from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world
 
 ALL_IN, SOME = 1.0, 0.5
@@ -135,3 +137,37 @@ def test_clients_differ_in_rows_but_not_in_steps() -> None:
     cohort, _, _ = trained(small, Plan(5))
     assert len(set((cohort.table >= 0).sum(1).tolist())) == len(set(SIZES))
     assert local_training._steps_per_epoch(cohort).tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("plan", [Plan(3), Plan(3, convolutions="each"), ALONE])
+def test_convolutions_without_clipping_and_noise_take_the_plain_step(plan: Plan) -> None:
+    # all rows, a batch size of as many: the mean gradient of a step without privacy
+    draw = torch.Generator().manual_seed(0)
+    rows = 6
+    x = torch.randn(3 * rows, 1, 28, 28, generator=draw)
+    y = torch.arange(3 * rows) % 3
+    data = Dataset("random", x, y, x[:3], y[:3], 3, mean=(0.0,), std=(1.0,))
+    split = list(torch.split(torch.arange(3 * rows), rows))
+    given = {"data": data, "clients": split, "clients_test": [torch.arange(3)] * 3}
+    sections: dict[str, Any] = {
+        "clients": {"num_clients": 3},
+        "model": {"name": "fedlog_mnist", "dropout": 0.0},
+        "train": {"batch_size": rows, "lr": 0.1, "local_epochs": 1},
+        "given": given,
+    }
+    moved = []
+    for privacy in (None, Privacy("record", "central", 1e3, 0.0, PrivateSteps(1e9, 0.0, ALL_IN))):
+        small = convolutional_world(sections)
+        task = replace(small.server.task, privacy=privacy)
+        small = replace(small, server=replace(small.server, task=task))
+        cohort, before, after = trained(small, plan)
+        moved.append(after.net.params[next(iter(before.net.params))][:1])
+        assert (len(cohort.ids) == 1) == (plan is ALONE)
+    torch.testing.assert_close(moved[0], moved[1], atol=1e-5, rtol=0)
+
+
+def convolutional_world(sections: dict[str, Any]) -> World:
+    raw = {k: v for k, v in sections.items() if k != "given"}
+    raw |= {"method": {"name": "fedlog"}, "engine": {"workers": 1}}
+    raw["train"] = raw["train"] | {"optimizer": "sgd", "num_rounds": 2}
+    return make_world(make(raw), Given(**sections["given"]))
