@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
 
     ``about`` has ``name``, ``title``, ``text``, ``commands``, and ``table`` and ``column`` of a
     paper's table, or ``recipe`` and ``folder``; of ``rows`` the folders, all that are there if not
-    given; in ``also`` further labels with their folders.
+    given; in ``also`` further labels with their folders, or other labels of those that are there.
     """
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
     if "table" in about:
@@ -66,14 +66,15 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         here = data / folder
         rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
     paper = read(find_recipe(recipe)).paper
-    places = {row: f"{folder}/{row}" for row in rows} | about.get("also", {})
+    also = about.get("also", {})
+    places = {row: f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()}
     return Experiment(
         about["name"],
         about["title"],
         about.get("text", ""),
         tuple(about.get("commands", ())),
         paper,
-        tuple(_cell(label, data / place, paper) for label, place in places.items()),
+        tuple(_cell(label, data / place, paper) for label, place in (places | also).items()),
         about,
     )
 
@@ -96,19 +97,24 @@ def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
 def over(found: Experiment) -> tuple[list[float], dict[str, dict[float, Cell]]]:
     """Return the values of the setting that is varied, and by line the cell of each value.
 
-    A line is named by the settings in which lines differ; a cell without the setting is a line of
-    its own, under infinity.
+    A line is named by its method, if there are several, and by the settings in which lines of that
+    method differ; a cell without the setting is a line of its own, under infinity.
     """
     key = found.options["over"]
     settings = [dict(cell.row.settings) for cell in found.cells if cell.row]
     places = [float(some.pop(key, None) or math.inf) for some in settings]
-    keys = sorted({k for some in settings for k in some})
     varied = [some for some, place in zip(settings, places, strict=True) if math.isfinite(place)]
-    differing = [k for k in keys if len({str(some.get(k)) for some in varied}) > 1]
     lines: dict[str, dict[float, Cell]] = {}
     cells = [cell for cell in found.cells if cell.row]
     for cell, some, place in zip(cells, settings, places, strict=True):
-        words = [f"{some[k]}" for k in differing if some.get(k) is not None]
-        label = cell.label if math.isinf(place) else " ".join(words) or cell.method
+        label = cell.label if math.isinf(place) else _line(some, varied)
         lines.setdefault(label, {})[place] = cell
     return sorted({place for place in places if not math.isinf(place)}), lines
+
+
+def _line(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    name = settings["method.name"]
+    alike = [other for other in others if other["method.name"] == name]
+    differing = sorted(k for k, v in settings.items() if any(other.get(k) != v for other in alike))
+    several = len(alike) < len(others) or not differing
+    return " ".join([*([name] if several else []), *(str(settings[key]) for key in differing)])

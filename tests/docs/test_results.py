@@ -216,3 +216,24 @@ def test_accuracy_over_a_setting(about: dict[str, Any], tmp_path: Path) -> None:
     text = "\n".join(section(found, [picture]))
     assert "Accuracy over train.local_epochs" in text
     assert "†" not in text
+
+
+def test_a_cell_without_the_setting_is_a_level(about: dict[str, Any], tmp_path: Path) -> None:
+    for epochs in (1, 2):
+        train = {"train": {"lr": 0.1 * epochs}}
+        archived(tmp_path / "grid" / f"lr={epochs}", "fedlog", 0, [0.5 + epochs / 100], 5, **train)
+    archived(tmp_path / "grid" / "other", "centralized", 0, [0.9], 5)
+    options: dict[str, Any] = {"folder": "grid", "rows": None, "over": "train.momentum"}
+    options |= {"also": {"all at once": "grid/other"}}
+    found = experiment(about | options, tmp_path)
+    assert [cell.label for cell in found.cells] == ["lr=1", "lr=2", "all at once"]
+    assert by_setting(found) == [
+        ["", "without it"],
+        ["lr=1", "51.00"],
+        ["lr=2", "52.00"],
+        ["all at once", "90.00"],
+    ]
+    found = experiment(about | options | {"over": "train.lr"}, tmp_path)
+    assert by_setting(found)[1] == ["fedlog", "-", "51.00", "52.00"]
+    (picture,) = pictures(found)
+    assert ["centralized", 0.001, 90.0, 0.0] in picture.table

@@ -24,8 +24,12 @@ from torch import Tensor
 import fedgist
 from fedgist.cli.main import main
 from fedgist.errors import InputError
+from fedgist.federation import archived_run
 from fedgist.federation import checkpoint as checkpoints
+from fedgist.federation.recipe import read
 from fedgist.federation.record import STATE
+from fedgist.studies.archive import Archive
+from fedgist.studies.job import Job
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree
 
 RECORDS = (
@@ -127,6 +131,28 @@ def read_it(random: Random, place: Path) -> None:
     np.savez(place / "x.npz", x=np.zeros((2, 1, 8, 8), np.uint8), y=np.array([0, 1]))
     (place / "command.txt").write_text(" ".join(map(str, words)))
     command(*words, place=place)
+
+
+def archive(random: Random, place: Path) -> None:
+    """A file of an archived run: what is above its table is not sealed, the rest mostly anew."""
+    run = archived_run.of_directory(run_folder(cut=False), "fedgist run")
+    path = place / "seed-0.csv"
+    match random.randrange(3):
+        case 0:
+            path.write_bytes(spoil_bytes(random, archived_run.to_csv(run).encode()))
+        case 1:
+            text = spoil_lines(random, archived_run.to_csv(run))
+            path.write_text(text, "utf-8", "surrogateescape")
+        case _:
+            spoilt = spoil_tree(random, vars(run))
+            with contextlib.suppress(Exception):  # it may have no such form: then nothing is there
+                path.write_text(archived_run.to_csv(archived_run.ArchivedRun(**spoilt)), "utf-8")
+    recipe = read(run_folder(cut=False) / "recipe.toml")
+    if path.exists():
+        archived_run.read_csv(path)
+        if random.random() < 0.5:
+            Archive(place, place).holds(Job("", recipe, place / "seed-0"))
+    command(*random.choice((("show", "."), ("compare", "."))), place=place)
 
 
 def checkpoint(random: Random, place: Path) -> None:

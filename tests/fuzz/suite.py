@@ -24,14 +24,15 @@ from fuzz.cases import Door, Outcome, little_room, outcome, peak
 from fuzz.data_doors import data_file
 from fuzz.python_door import wrong_arguments
 from fuzz.recipe_doors import recipe_file, setting
-from fuzz.run_doors import checkpoint, record
+from fuzz.run_doors import archive, checkpoint, record
 from fuzz.study_door import study_file
 
 DOORS = (
     Door("recipe", 200, recipe_file),
     Door("setting", 170, setting),
     Door("study", 50, study_file),
-    Door("record", 140, record),
+    Door("record", 110, record),
+    Door("archive", 30, archive),
     Door("checkpoint", 100, checkpoint),
     Door("data", 240, data_file),
     Door("python", 100, wrong_arguments),

@@ -20,6 +20,7 @@ CASES = {
     "setting": 40,
     "study": 60,
     "record": 15,
+    "archive": 40,
     "checkpoint": 15,
     "data": 100,
     "python": 20,
