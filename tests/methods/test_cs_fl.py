@@ -17,6 +17,7 @@ from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
 from fedgist.federation.world import World
 from fedgist.methods.cs_fl import CSFL, flat, unflat
+from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
 
 Floats = npt.NDArray[np.float64]
@@ -25,9 +26,10 @@ MODEL = {"hidden": [5, 10]}
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.3}
 
 
-def cs_world(**options: float) -> World:
-    train = {**ONE_STEP, "num_rounds": options.pop("rounds", 3)}
-    return world("cs_fl", options=options, train=train, model=MODEL)
+def cs_world(rounds: int = 3, reconstruct: str = "clients", **options: float) -> World:
+    train = {**ONE_STEP, "num_rounds": rounds}
+    options_of_method = {"reconstruct": reconstruct, **options}
+    return world("cs_fl", options=options_of_method, train=train, model=MODEL)
 
 
 def module() -> nn.Sequential:
@@ -83,9 +85,9 @@ def server_vector(state: dict[str, Tensor]) -> Floats:
     return np.asarray(flat(arrays).double().numpy())
 
 
-def test_with_all_measurements_of_all_numbers_it_is_fedavg() -> None:
-    everything = {"sparsity": 1.0, "dimension_reduction": 1.0, "first_phase": 1.0}
-    small_world = cs_world(**everything)
+@pytest.mark.parametrize("reconstruct", ["clients", "mean"])
+def test_with_all_measurements_of_all_numbers_it_is_fedavg(reconstruct: str) -> None:
+    small_world = cs_world(reconstruct=reconstruct, sparsity=1.0, dimension_reduction=1.0)
     assert len(start(small_world)) == NUMBERS
     averaged = trace(world("fedavg", train=ONE_STEP, model=MODEL), Plan(2)).state
     ours = server_vector(trace(small_world, Plan(2)).state)
@@ -93,9 +95,12 @@ def test_with_all_measurements_of_all_numbers_it_is_fedavg() -> None:
     np.testing.assert_allclose(ours, expected.double().numpy(), atol=1e-5)
 
 
-def test_a_client_sends_its_largest_numbers_and_keeps_the_others_for_later() -> None:
+@pytest.mark.parametrize("reconstruct", ["clients", "mean"])
+def test_a_client_sends_its_largest_numbers_and_keeps_the_others_for_later(
+    reconstruct: str,
+) -> None:
     # rejects dropping the residual, and an average without the clients' rows
-    small_world = cs_world(sparsity=0.1, dimension_reduction=1.0, first_phase=1.0)
+    small_world = cs_world(reconstruct=reconstruct, sparsity=0.1, dimension_reduction=1.0)
     count, sizes = math.ceil(0.1 * NUMBERS), np.array(SIZES) / sum(SIZES)
     w, rest = start(small_world), np.zeros((len(SIZES), NUMBERS))
     without = w.copy()
@@ -106,7 +111,8 @@ def test_a_client_sends_its_largest_numbers_and_keeps_the_others_for_later() -> 
         forgetful = np.stack(
             [largest(update(small_world, without, c), count) for c in range(len(SIZES))]
         )
-        w = w + largest(sizes @ sent, count)
+        mean = sizes @ sent
+        w = w + (mean if reconstruct == "clients" else largest(mean, count))
         without = without + largest(sizes @ forgetful, count)
     state = trace(small_world, Plan(2)).state
     np.testing.assert_allclose(server_vector(state), w, atol=1e-5)
@@ -127,8 +133,9 @@ def reconstructed(matrix: Floats, votes: Floats, count: int, steps: int) -> Floa
 
 
 def test_a_round_of_signs_moves_by_what_the_majority_of_them_tells() -> None:
-    shares = {"sparsity": 0.05, "dimension_reduction": 0.9, "first_phase": 0.0}
-    small_world = cs_world(reconstruction_steps=3, **shares)
+    small_world = cs_world(
+        sparsity=0.05, dimension_reduction=0.9, first_phase=0.0, reconstruction_steps=3
+    )
     fed = federation(small_world, Plan(2))
     measure = Measurement.draw(fed.server.key, NUMBERS, math.ceil(0.9 * NUMBERS))
     whole = scipy.linalg.hadamard(NUMBERS)[measure.places.numpy()]
@@ -141,6 +148,25 @@ def test_a_round_of_signs_moves_by_what_the_majority_of_them_tells() -> None:
     after = server_vector({f"server/{n}": a for n, a in fed.checkpoint().server.items()})
     np.testing.assert_allclose(after - w, 1e-3 * step, atol=1e-5)
     assert np.count_nonzero(step) == count
+
+
+@pytest.mark.slow
+def test_both_phases_and_totals_of_measurements_obey_the_laws() -> None:
+    check_laws(CSFL(reconstruct="mean", first_phase=0.4))
+
+
+def test_fewer_measurements_find_each_clients_update_but_not_their_mean() -> None:
+    # clients' largest numbers lie in different places, so their mean is not sparse
+    far = {}
+    for reconstruct in ("clients", "mean"):
+        small_world = cs_world(reconstruct=reconstruct, sparsity=0.03, dimension_reduction=0.6)
+        w, sizes = start(small_world), np.array(SIZES) / sum(SIZES)
+        count = math.ceil(0.03 * NUMBERS)
+        sent = [largest(update(small_world, w, c), count) for c in range(len(SIZES))]
+        state = trace(small_world, Plan(2), rounds=1).state
+        far[reconstruct] = abs(server_vector(state) - w - sizes @ np.stack(sent)).max()
+    assert far["clients"] < 1e-5
+    assert far["mean"] > 1e-3
 
 
 def test_bytes_are_measurements_then_bits_and_the_model_comes_down() -> None:

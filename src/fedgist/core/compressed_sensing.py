@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from fedgist.core import random
 
 HALVINGS = 8  # of a step that does not bring a reconstruction nearer
+NEAR = 1e-10  # of the square of what was measured: the rounding of single precision
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,13 @@ def hard_thresholding(measure: Measurement, y: Tensor, count: int, steps: int) -
 
     Iterative hard thresholding, normalized: a gradient step on ``|y - A x|^2``, the best one on the
     entries in use, then all but ``count`` entries are dropped (Blumensath and Davies 2010). A step
-    that leads away is halved; when none leads nearer, the search is over.
+    that leads away is halved; when none leads nearer, or none is needed, the search is over.
     """
     x = torch.zeros_like(measure.flips)
-    rest = y
+    rest, enough = y, NEAR * y.square().sum()
     for _ in range(steps):
+        if bool(rest.square().sum() <= enough):
+            break
         gradient = measure.adjoint(rest)
         in_use = x != 0 if bool(x.any()) else sparse(gradient, count) != 0
         slope = torch.where(in_use, gradient, 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,8 +38,16 @@ class Model:
     key: Tensor
 
 
-@message(reduce="sum", over="architecture")
+@message(reduce="each")
 class Measured:
+    """A client's measurements, (m,), and its rows."""
+
+    measurements: Tensor
+    rows: Tensor
+
+
+@message(reduce="sum", over="architecture")
+class Weighed:
     """A client's measurements (m,) times its rows, and its rows."""
 
     measurements: Tensor
@@ -70,11 +78,16 @@ class Residual:
 
 @dataclass(frozen=True)
 class CSFL(Method):
-    """CS-FL, its second phase being the paper's 1-bit CS-FL."""
+    """CS-FL, its second phase being the paper's 1-bit CS-FL.
+
+    ``reconstruct``: in the first phase the server reconstructs the update of each of the
+    ``clients`` and averages these, or only sees the ``mean`` of their measurements.
+    """
 
     sparsity: Fraction = 0.005  # share of the numbers of an update that are not 0
     dimension_reduction: Fraction = 0.1  # measurements per number
-    first_phase: Share = 0.5  # share of the rounds in which measurements travel as floats
+    reconstruct: Literal["clients", "mean"] = "clients"
+    first_phase: Share = 1.0  # share of the rounds in which measurements travel as floats
     second_phase_lr: Positive = 1e-3  # how far the numbers move in a round of signs: mean square
     reconstruction_steps: PositiveInt = 50
 
@@ -102,16 +115,18 @@ class CSFL(Method):
 
     def upload(
         self, net: Net, own: Residual, sums: Count, down: Model, ctx: Context
-    ) -> tuple[Measured | Signs, Residual]:
+    ) -> tuple[Measured | Weighed | Signs, Residual]:
         """Return measurements of the largest numbers of update and residual; keep the others."""
         update = flat(net.state()) - flat(down.arrays) + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
         own = Residual(update - kept)
-        if ctx.stage == FLOATS:
-            return Measured(sums.rows * measured, sums.rows), own
-        signs = torch.where(measured >= 0, 1.0, -1.0)
-        return Signs(torch.where(measured.isnan(), measured, signs)), own
+        if ctx.stage == ONE_BIT:
+            signs = torch.where(measured >= 0, 1.0, -1.0)
+            return Signs(torch.where(measured.isnan(), measured, signs)), own
+        if self.reconstruct == "mean":
+            return Weighed(sums.rows * measured, sums.rows), own
+        return Measured(measured, sums.rows), own
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return each architecture's weights moved by what its measurements tell."""
@@ -119,7 +134,7 @@ class CSFL(Method):
         for name in replies.architectures:
             old = weights[name].arrays
             vector = flat(old)
-            step = self._reconstructed(server.key, vector, replies.by(name).total())
+            step = self._step(server.key, vector, replies.by(name), ctx)
             weights[name] = Weights(dict(old) | unflat(vector + step, old))
         return Server(Averages(weights), ctx.draw("next measurements"))
 
@@ -127,15 +142,24 @@ class CSFL(Method):
         """Return the global model of each architecture."""
         return self.exchange.models(server.averages, ctx)
 
-    def _reconstructed(self, key: Tensor, like: Tensor, total: Measured | Signs) -> Tensor:
+    def _step(self, key: Tensor, like: Tensor, replies: Replies, ctx: Context) -> Tensor:
+        """Return how the weights move, (n,)."""
         measure, count = self._measurement(key, like), self._count(like)
         steps = self.reconstruction_steps
-        if isinstance(total, Measured):
+        if ctx.stage == ONE_BIT:
+            majority = replies.total().signs.sign()
+            found = binary_hard_thresholding(measure, majority, count, steps)
+            return self.second_phase_lr * found
+        if self.reconstruct == "mean":
+            total = replies.total()
             mean = total.measurements / total.rows.clamp(min=1.0)
             return hard_thresholding(measure, mean, count, steps)
-        majority = total.signs.sign()
-        found = binary_hard_thresholding(measure, majority, count, steps)
-        return self.second_phase_lr * found
+        moved, rows = torch.zeros_like(like), torch.zeros_like(like[0])
+        for reply in replies:
+            sent: Measured = reply.message
+            found = hard_thresholding(measure, sent.measurements, count, steps)
+            moved, rows = moved + sent.rows * found, rows + sent.rows
+        return moved / rows.clamp(min=1.0)
 
     def _count(self, vector: Tensor) -> int:
         return math.ceil(self.sparsity * len(vector))

@@ -32,7 +32,7 @@ class FedLogC(Method):
     bodies, or that of a random pseudo-sum.
     """
 
-    alpha: NonNegative = 1e-2  # of the pull to the mean of a row's class
+    alpha: NonNegative = 0.1  # of the pull to the mean of a row's class
     beta: NonNegative = 1e-4  # of the push from the means of the other classes
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
     head_start: Literal["exchange", "random"] = "exchange"
