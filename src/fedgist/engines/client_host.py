@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.message import Form, payloads
-from fedgist.core.method import Context, Method, Net, Nothing, Task
+from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
 from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import Marks
 from fedgist.core.optim import OptimizerState
@@ -27,7 +27,7 @@ from fedgist.engines import inference, local_training
 from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
 from fedgist.engines.client_store import ClientStore
 from fedgist.engines.cohort import Clients, Cohort
-from fedgist.engines.engine import TESTS, ScoreTable, Split
+from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
@@ -86,9 +86,9 @@ class ClientHost:
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         models = {} if tuned_only else {"": clients}
-        phases = self.method.before_test(cohort.ctx) if split in TESTS else ()
-        if phases:
-            models["finetuned"] = local_training.train(cohort, clients, phases)[0]
+        for name, phases in self.second_tests(cohort.ctx, split).items():
+            factor = self.task.training.lr_factor(sent.round) if name == TRAINED else 1.0
+            models[name] = local_training.train(cohort, clients, phases, factor)[0]
         examples = self.population.examples_of(split)
         table = self.population.table(split, sent.ids).to(self.settings.device)
         return {
@@ -101,6 +101,21 @@ class ClientHost:
             )
             for name, model in models.items()
         }
+
+    def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
+        """Return what copies of the models go through before further tests, by what they become."""
+        if split not in TESTS:
+            return {}
+        tests = {FINETUNED: self.method.before_test(ctx), TRAINED: self._next_training(ctx)}
+        return {name: phases for name, phases in tests.items() if phases}
+
+    def _next_training(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return the local training of a round, where models are tested after it as well."""
+        every, last = self.settings.trained_every, self.task.training.num_rounds
+        if not every or (ctx.round % every and ctx.round != last):
+            return ()
+        stages = [replace(ctx, stage=stage) for stage in self.method.stages(ctx)]
+        return next((phases for at in stages if (phases := self.method.phases(at))), ())
 
     def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
         """Return the marks of rows by the model that all clients share, (rows, ...)."""

@@ -60,7 +60,9 @@ from fedgist.core.replies import Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
 
 __all__ = [
+    "FINETUNED",
     "TESTS",
+    "TRAINED",
     "Answer",
     "Engine",
     "Nothing",
@@ -76,6 +78,9 @@ __all__ = [
 # a client's own test rows, the whole test set, its training rows, those held out from them
 Split = Literal["client", "test", "train", "validation"]
 TESTS: tuple[Split, ...] = ("client", "test")  # before these, models are fine-tuned
+# the names of copies that are tested beside the models: fine-tuned by the method, or trained as in
+# the next round
+FINETUNED, TRAINED = "finetuned", "trained"
 
 
 @message(reduce="each")

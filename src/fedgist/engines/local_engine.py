@@ -19,7 +19,7 @@ from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
 from fedgist.engines.cohort import Clients, Cohort
-from fedgist.engines.engine import TESTS, Answer, Scores, ScoreTable, Split, collect
+from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.shared_scoring import score_shared
 from fedgist.engines.stacking_plan import Plan
@@ -83,12 +83,12 @@ class LocalEngine:
     ) -> Scores:
         """Evaluate each client's model as it would be after this download.
 
-        A model that several clients share is evaluated once. Before a test, each is fine-tuned by
-        its own clients if the method says so.
+        A model that several clients share is evaluated once. Before a second test, each is
+        trained by its own clients, if the method or the settings say so.
         """
         if not self.settings.share_measurements:
             return Scores({})
-        tunes = split in TESTS and bool(self.method.before_test(ctx))
+        tunes = bool(self.host.second_tests(ctx, split))
         tables: dict[str, list[ScoreTable]] = {}
         apart, shared, whole = [], [], None
         names = sorted({o.architecture for o in orders})

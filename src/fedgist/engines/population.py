@@ -63,4 +63,6 @@ class HostSettings:
     workers: int | None = None
     device: str = "cpu"
     share_measurements: bool = True  # losses and scores leave the clients
+    # rounds after which copies of the models are tested once more, trained; 0: never
+    trained_every: int = 0
     source: Source = "seed"  # of noise and of the draws that privacy rests on

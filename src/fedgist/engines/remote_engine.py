@@ -20,7 +20,17 @@ from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.metrics import LOSS
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Answer, Score, Scores, ScoreTable, Split, TrainingLoss, collect
+from fedgist.engines.engine import (
+    FINETUNED,
+    TRAINED,
+    Answer,
+    Score,
+    Scores,
+    ScoreTable,
+    Split,
+    TrainingLoss,
+    collect,
+)
 from fedgist.engines.envelope import Header, Packed, seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.site import SLACK
@@ -28,7 +38,6 @@ from fedgist.engines.wire import Wire
 from fedgist.errors import MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds: a reply that is later still is dropped
-FINETUNED = "finetuned"
 StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
 
 
@@ -201,7 +210,7 @@ class RemoteEngine:
         tables = {}
         for name, score in messages.items():
             model = name.removeprefix("score-")
-            if model not in {"", FINETUNED} or not _sound(score, known, classes):
+            if model not in {"", FINETUNED, TRAINED} or not _sound(score, known, classes):
                 msg = f"client {client} sent something that is not a score"
                 raise MessageError(msg)
             told = score.values

@@ -24,11 +24,11 @@ from fedgist.core.metrics import LOSS
 from fedgist.errors import DataError, first_line, shown
 from fedgist.federation.columns import (
     DOWN_BYTES,
-    FINETUNED,
     MEAN,
     STD,
     TRAIN_LOSS,
     UP_BYTES,
+    metric_of,
 )
 from fedgist.federation.record import (
     METRICS_FILE,
@@ -226,8 +226,7 @@ def _is_kept(column: str, metric: str) -> bool:
     known = column.startswith("eval/") and column.isprintable()
     if not known:
         return False
-    name = column.rpartition("/")[2].removeprefix(FINETUNED)
-    return name in {metric, f"{metric}{MEAN}", f"{metric}{STD}", f"{LOSS.name}{MEAN}"}
+    return metric_of(column) in {metric, f"{metric}{MEAN}", f"{metric}{STD}", f"{LOSS.name}{MEAN}"}
 
 
 def _with_own_numbers(recipe: Mapping[str, object]) -> Mapping[str, object]:

@@ -1,10 +1,10 @@
 """The columns of a record: their names, and what each of them measures.
 
 Names are made and taken apart in this file alone. ``eval/<split>/<metric>_mean`` and ``_std`` are
-taken over clients, with ``finetuned_`` before the metric for the models that went through the
-phases before a test. ``eval/global/<metric>`` is of the one model that serves all clients, on the
-whole test set; ``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test
-sets.
+taken over clients, with ``finetuned_`` before the metric for copies that went through the phases
+before a test, and ``trained_`` for those that did the next round's local training.
+``eval/global/<metric>`` is of the one model that serves all clients, on the whole test set;
+``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from fedgist.core.metrics import LOSS, METRICS, Metric
 
 MEAN, STD, FINETUNED, CONFUSION = "_mean", "_std", "finetuned_", "confusion"
+TRAINED = "trained_"
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"
@@ -65,7 +66,16 @@ def is_confusion(column: str) -> bool:
     >>> is_confusion("eval/client/finetuned_confusion")
     True
     """
-    return column.rpartition("/")[2].removeprefix(FINETUNED) == CONFUSION
+    return metric_of(column) == CONFUSION
+
+
+def metric_of(column: str) -> str:
+    """Return the last part of a column's name without the word for a copy of the models.
+
+    >>> metric_of("eval/client/trained_accuracy_mean")
+    'accuracy_mean'
+    """
+    return column.rpartition("/")[2].removeprefix(FINETUNED).removeprefix(TRAINED)
 
 
 ACCURACY = over_clients("client", "accuracy")
@@ -85,7 +95,7 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     """
     if column in OTHERS:
         return OTHERS[column]
-    name = column.rpartition("/")[2].removeprefix(FINETUNED)
+    name = metric_of(column)
     for statistic in (MEAN, STD):
         name = name.removesuffix(statistic)
     if column.startswith("eval/") and name in metrics:

@@ -112,4 +112,5 @@ def host_settings(recipe: Recipe) -> HostSettings:
         device=recipe.engine.device,
         workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
         share_measurements=recipe.privacy.share_measurements,
+        trained_every=recipe.evaluate.trained_every,
     )

@@ -150,6 +150,9 @@ class EvaluateSection(_Section):
     """What is measured, and when; the last round is always measured."""
 
     every: Annotated[Positive, _role("record")] = 1
+    # after so many rounds, and the last, copies that went through the next round's local training
+    # are tested beside the models; 0: never
+    trained_every: Annotated[int, Field(ge=0), _role("record")] = 0
     # each client's own test rows, the whole test set, or the server's own models alone
     on: Literal["client", "test", "global"] = "client"
     train: bool = False  # also on each client's training rows
