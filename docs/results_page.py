@@ -26,6 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
 REFERENCE = "local"  # what sharing gains is the difference from it
 FINETUNED = "eval/client/finetuned_accuracy_mean"
+TRAINED = "eval/client/trained_accuracy_mean"
 Table = list[list[str]]
 
 
@@ -33,22 +34,25 @@ def accuracies(found: Experiment) -> Table:
     """Return ours beside the paper's, with their difference, and what sharing gains."""
     base = next((cell.values() for cell in found.cells if cell.method == REFERENCE), {})
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
+    head.append("after local training")
     lines = [head]
     for cell in found.cells:
         printed = found.paper.accuracy.get(cell.method)
         paper = f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else ""
         ours = estimate([*cell.values().values()])
         if cell.row is None or ours is None:
-            lines.append([cell.label, "", "", "not yet run", paper, "", ""])
+            lines.append([cell.label, "", "", "not yet run", paper, "", "", ""])
             continue
         gain = compare(cell.values(), base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
         away = _away(ours, printed) if printed else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
-        lines.append([cell.label, rounds, str(ours.count), mean, paper, away, against])
+        trained = estimate([*cell.values(TRAINED).values()])
+        after = plus_minus(trained) if trained else ""
+        lines.append([cell.label, rounds, str(ours.count), mean, paper, away, against, after])
         if tuned := estimate([*cell.values(FINETUNED).values()]):
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
-            lines.append([label, rounds, count, plus_minus(tuned), "", "", ""])
+            lines.append([label, rounds, count, plus_minus(tuned), "", "", "", ""])
     return _without_empty_columns(lines)
 
 
