@@ -148,6 +148,9 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
         yield f"| {' | '.join(picture.title for picture in both)} |"
         yield "|" + "---|" * len(both)
         yield from (f"| {' | '.join(images)} |", "")
+    figure = found.options.get("figure")  # one that a script of its own makes
+    if figure and (RESULTS / figure).is_file():
+        yield from (f"![{found.title}]({figure})", "")
     yield from _wrapped(" ".join(_remarks(found)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -9,10 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from PIL import Image
 
+import fedgist
+import results_circle
+from fedgist.cli.recipe_files import find_recipe
 from fedgist.federation.archived_run import ArchivedRun, to_csv
 from fedgist.federation.recipe import make as make_recipe
+from fedgist.federation.recipe import read
+from fedgist.federation.record import FEATURES
 from results_cells import experiment, over
 from results_page import DATA, RESULTS, accuracies, by_setting, communication, make, section
 from results_pictures import digest, pictures, write
@@ -237,3 +244,31 @@ def test_a_cell_without_the_setting_is_a_level(about: dict[str, Any], tmp_path: 
     assert by_setting(found)[1] == ["fedlog", "-", "51.00", "52.00"]
     (picture,) = pictures(found)
     assert ["centralized", 0.001, 90.0, 0.0] in picture.table
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_circle_shows_what_its_runs_hold(tmp_path: Path) -> None:
+    for method in ("fedlog", "lg_fedavg@1"):
+        for count in (1, 3):
+            settings = [f"method.name={method}", f"{results_circle.ITERATIONS}={count}"]
+            recipe = read(find_recipe(results_circle.RECIPE), settings)
+            fedgist.run(recipe, out=tmp_path / "curves" / f"{method}-{count}")
+    results_circle.run_planes(tmp_path / "planes")
+    picture = results_circle.figure(tmp_path / "curves", tmp_path / "planes")
+    lines = {panel: [line[1:] for line in picture.table if line[0] == panel] for panel in PANELS}
+    assert sum(line[0] == "point" for line in lines["points"]) == 80
+    # LG-FedAvg's clients have lines of their own, and those of the average lie between them
+    assert {line[1] for line in lines["lg_fedavg"] if line[0] == "border"} == {"0", "1"}
+    weights = {
+        name: safetensors.numpy.load_file(tmp_path / "planes" / name / FEATURES)["weight"]
+        for name in ("left", "right", "lg_fedavg")
+    }
+    mean = (weights["left"] + weights["right"]) / 2  # 40 rows each
+    assert np.allclose(weights["lg_fedavg"], mean, atol=1e-5)
+    assert {line[1] for line in lines["fedlog"] if line[0] == "border"} == {"0 1"}
+    run = json.loads((tmp_path / "curves" / "fedlog-3" / "rounds.jsonl").read_text())
+    assert ["fedlog", 3.0, run["eval/client/accuracy_mean"], None] in lines["test"]
+    assert ["fedlog", 3.0, run["eval/train/accuracy_mean"], None] in lines["train"]
+
+
+PANELS = ("points", "start", "lg_fedavg", "fedlog", "train", "test")

@@ -160,6 +160,7 @@ def test_the_last_activation_alone_decides_the_range_of_features(
     torch.testing.assert_close(features(last="clamp"), large.clamp(-2, 2))
     torch.testing.assert_close(features(last="relu"), large.relu())
     torch.testing.assert_close(features(last="tanh"), large.tanh())
+    torch.testing.assert_close(features(last="none"), large)
     default = "tanh" if name in {"lenet5", "resnet9", "resnet18"} else "relu"
     torch.testing.assert_close(features(), features(last=default), rtol=0, atol=0)
 
@@ -177,7 +178,7 @@ def test_a_clamp_stacks() -> None:
     [
         (
             {"name": "mlp", "last": "sigmoid"},
-            "model.last = 'sigmoid': must be 'relu', 'tanh' or 'clamp'",
+            "model.last = 'sigmoid': must be 'relu', 'tanh', 'clamp' or 'none'",
         ),
         ({"name": "mlp", "last": "clamp", "last_bound": 0}, "model.last_bound must be above 0"),
         ({"name": "mlp", "last": "clamp", "last_bound": "x"}, "model.last_bound = 'x': must be a"),

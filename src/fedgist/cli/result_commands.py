@@ -27,6 +27,7 @@ from fedgist.report import (
     run_files,
     run_tables,
     tracking,
+    varied,
     watch,
 )
 from fedgist.report.study_rows import Study
@@ -152,6 +153,13 @@ def report(
     target_accuracy: Target = None,
     metric: Metric = None,
     two_sided: TwoSided = False,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Also draw the metric over this setting; may be given several times.",
+        ),
+    ] = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
     figure_folder: Annotated[
         Path | None,
@@ -167,9 +175,10 @@ def report(
     Examples
     --------
     fedgist report runs/demo --reference fedlog -o demo.html
+    fedgist report runs/alpha --over partition.alpha
     """
     study = _study(folders, reference, metric, target_accuracy, two_sided=two_sided)
-    drawn = pictures.pictures(study)
+    drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
     html = page.render(study, drawn, title)
     atomic_files.write(out, html)

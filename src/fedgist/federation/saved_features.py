@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
+from fedgist.core.net import Net
 from fedgist.core.tree import map_leaves
 from fedgist.federation import atomic_files as files
 from fedgist.federation.record import FEATURES
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import simulation
 from fedgist.federation.world import World
+
+IN_A_PLANE = 2  # numbers of features that can be drawn as they are
 
 
 def save(federation: Federation, world: World, folder: Path) -> None:
@@ -21,20 +26,17 @@ def save(federation: Federation, world: World, folder: Path) -> None:
     ``evaluate.save_features`` says how many rows of each client there are at most.
 
     Arrays: ``features`` (points, widest), zeros where a client's features are narrower; ``client``
-    and ``label`` (points,).
+    and ``label`` (points,). Where all features are 2 numbers, also the heads over them, a line for
+    each of the different clients, in order: ``weight`` (heads, classes, 2), ``bias`` (heads,
+    classes).
     """
-    population, engine = world.population, simulation(federation)
+    population = world.population
     most = federation.side.recipe.evaluate.save_features
-    orders, downs, ctx = federation.downloads(federation.round)
-    features, owners, labels = [], [], []
-    for client in range(len(population.test)):
+    tested = [client for client in range(len(population.test)) if len(population.test[client])]
+    nets = _nets(federation, tested)
+    features, owners, labels, heads = [], [], [], list[tuple[Tensor, Tensor | None]]()
+    for client, net in zip(tested, nets, strict=True):
         rows = population.test[client][:most]
-        if not len(rows):
-            continue
-        place = 0 if federation.method.merges_clients else client
-        net = map_leaves(
-            lambda leaf: leaf.cpu(), engine.client(ctx, orders[place], downs[place])
-        ).net
         batch = map_leaves(
             lambda leaf: leaf[0].cpu(), population.test_examples.batch(rows.unsqueeze(0))
         )
@@ -42,6 +44,7 @@ def save(federation: Federation, world: World, folder: Path) -> None:
             features.append(net.features(batch.x))
         owners.append(torch.full((len(rows),), client))
         labels.append(batch.y)
+        heads += [net.head] * (net.arch.feature_width == IN_A_PLANE)
     if not features:
         return
     widest = max(z.shape[1] for z in features)
@@ -52,4 +55,20 @@ def save(federation: Federation, world: World, folder: Path) -> None:
         "client": torch.cat(owners),
         "label": torch.cat(labels),
     }
+    arrays |= _stacked(heads) if len(heads) == len(features) else {}
     files.write(folder / FEATURES, safetensors.torch.save(arrays))
+
+
+def _stacked(heads: Sequence[tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
+    biases = [torch.zeros(len(weight)) if bias is None else bias for weight, bias in heads]
+    return {"weight": torch.stack([weight for weight, _ in heads]), "bias": torch.stack(biases)}
+
+
+def _nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
+    """Yield the model that each client holds after the last round, on the CPU."""
+    engine = simulation(federation)
+    orders, downs, ctx = federation.downloads(federation.round)
+    for client in clients:
+        place = 0 if federation.method.merges_clients else client
+        held = engine.client(ctx, orders[place], downs[place])
+        yield map_leaves(lambda leaf: leaf.cpu(), held).net

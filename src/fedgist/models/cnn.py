@@ -27,7 +27,7 @@ def fedlog_mnist(
 
     It has two 5x5 convolutions (10 and 20 channels) and a hidden layer of 50.
 
-    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, or ``clamp`` to
+    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
     [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and
@@ -71,7 +71,7 @@ def fedlog_cifar(
     It has two 5x5 convolutions (6 and 16 channels) and hidden layers of 120 and 100 (table A.1).
     The smaller net of the paper's experiment with two architectures is ``hidden = [100]``.
 
-    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, or ``clamp`` to
+    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
     [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Raises
@@ -112,7 +112,7 @@ def lenet5(
     """Return a net like LeNet5, of about 30 thousand parameters, for images of at least 4x4 pixels.
 
     The features before its last layer are 84 numbers in (-1, 1), unless ``last`` is not ``tanh``:
-    ``relu``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
+    ``relu``, ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
 
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4.

@@ -27,7 +27,7 @@ def mlp(
     """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer.
 
     ``last`` is the activation after the last of them, at the end of the body: ``relu``, ``tanh``,
-    or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
+    ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def resnet9(
 
     ``width`` is the channels of the first convolution, and ``features`` the width of the linear
     layer before the last, whose outputs are in (-1, 1) unless ``last`` is not ``tanh``: ``relu``,
-    or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
+    ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
 
     Raises
     ------
@@ -76,7 +76,7 @@ def resnet18(
     """Return ResNet18 with a 3x3 first convolution of ``width`` channels.
 
     ``features`` adds a linear layer of this width and an activation before the last layer: tanh,
-    or with ``last`` ``relu`` or ``clamp``, as in ResNet9. With 256 and tanh it is the net of
+    or what ``last`` says, as in ResNet9. With 256 and tanh it is the net of
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4, of 11.3 million parameters.
 

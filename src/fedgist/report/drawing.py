@@ -126,14 +126,20 @@ def _saved(figure: Figure, form: str, **options: Any) -> bytes:
 
 
 def new_figure(
-    width: float = WIDTH, height: float = HEIGHT, *, rows: int = 1, columns: int = 1
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    shared: bool = True,
 ) -> tuple[Figure, Any]:
-    """Return a figure and its axes: one, or a row or column of axes that share their x or y."""
+    """Return a figure and its axes: one, or rows and columns of axes that may share x and y."""
     matplotlib()
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(width, height), layout="constrained"
     )
-    return figure, figure.subplots(rows, columns, sharey=columns > 1, sharex=rows > 1)
+    sharey, sharex = shared and columns > 1, shared and rows > 1
+    return figure, figure.subplots(rows, columns, sharey=sharey, sharex=sharex)
 
 
 def color(number: int) -> str:

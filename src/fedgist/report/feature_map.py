@@ -1,10 +1,11 @@
-"""Saved features of test rows arranged in a plane by t-SNE, once; kept beside them."""
+"""Saved features of test rows, and their arrangement by t-SNE, once; kept beside them."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,29 +22,53 @@ FEWEST_POINTS = 4  # fewer cannot be arranged
 Points = list[tuple[float, float]]
 
 
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """The saved features of a run: ``features`` (points, width), ``clients``, ``labels`` (points,).
+
+    ``heads`` are weight (heads, classes, width) and bias (heads, classes) of the different clients,
+    in order, where they were saved.
+    """
+
+    features: np.ndarray
+    clients: np.ndarray
+    labels: np.ndarray
+    digest: str
+    heads: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def saved(folder: Path) -> Saved | None:
+    """Return the features saved in a run's folder; None if they are damaged."""
+    blob = (folder / FEATURES).read_bytes()
+    try:
+        arrays = safetensors.numpy.load(blob)
+        features, clients, labels = (arrays[name] for name in ("features", "client", "label"))
+        heads = (arrays["weight"], arrays["bias"]) if "weight" in arrays else None
+    except (safetensors.SafetensorError, KeyError):
+        return None
+    fits = _fit_each_other(features, clients, labels)
+    if not fits or (heads and not _are_heads_of(*heads, features, clients)):
+        return None
+    return Saved(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
+
+
 def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     """Return points by t-SNE (van der Maaten and Hinton 2008), their clients and their classes.
 
     The points are computed once and kept beside the features. None if the features are damaged.
     """
-    blob = (folder / FEATURES).read_bytes()
-    try:
-        arrays = safetensors.numpy.load(blob)
-        features, clients, labels = (arrays[name] for name in ("features", "client", "label"))
-    except (safetensors.SafetensorError, KeyError):
+    found = saved(folder)
+    if found is None:
         return None
-    if not _fit_each_other(features, clients, labels):
-        return None
-    count = len(features)
+    count = len(found.features)
     picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
-    digest = hashlib.sha256(blob).hexdigest()
-    points = _cached_points(folder / CACHE, digest)
+    points = _cached_points(folder / CACHE, found.digest)
     if points is None or len(points) != len(picks):
-        points = _compute_points(features[picks])
+        points = _compute_points(found.features[picks])
         with contextlib.suppress(OSError, ValueError):  # a folder that cannot be written to
-            text = to_json({"of": digest, "points": points}) + "\n"
+            text = to_json({"of": found.digest, "points": points}) + "\n"
             atomic_files.write(folder / CACHE, text)
-    return points, clients[picks].tolist(), labels[picks].tolist()
+    return points, found.clients[picks].tolist(), found.labels[picks].tolist()
 
 
 def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarray) -> bool:
@@ -52,6 +77,15 @@ def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarra
     counts = all(np.issubdtype(array.dtype, np.integer) for array in (clients, labels))
     one_each = clients.shape == labels.shape == features.shape[:1]
     return bool(numbers and counts and one_each and len(features.shape[1:]) == 1 and len(features))
+
+
+def _are_heads_of(
+    weight: np.ndarray, bias: np.ndarray, features: np.ndarray, clients: np.ndarray
+) -> bool:
+    """Return whether there is a head over the features for each client, in finite numbers."""
+    count, width = len(np.unique(clients)), features.shape[1]
+    fits = weight.shape == (count, *bias.shape[1:], width) and bias.shape[:1] == (count,)
+    return bool(fits and all(np.isfinite(array).all() for array in (weight, bias, features)))
 
 
 def _cached_points(path: Path, digest: str) -> Points | None:

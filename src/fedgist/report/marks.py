@@ -222,13 +222,20 @@ def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[st
             alpha=0.85,
             linewidths=0,
         )
-        entries.append((_mark(sign, color(number), 30), short(name, 12)))
-    more = len(entries) - MOST_NAMED
-    if more > 0:
-        entries = [*entries[:MOST_NAMED], (_mark("", INK, 0), f"and {more} more")]
-    _legend(axes, entries, below=True)
+        entries.append((short(name, 12), sign, color(number)))
+    legend_of(axes, entries)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+
+
+def legend_of(axes: Axes, marks: Sequence[tuple[str, str, str]], room: float = 0.0) -> None:
+    """Draw a legend of a name, a sign and a colour each; of many only the first.
+
+    It stands below the axes, after ``room`` for their ticks, a share of their height.
+    """
+    entries = [(_mark(sign, hue, 30), name) for name, sign, hue in marks[:MOST_NAMED]]
+    more = [(_mark("", INK, 0), f"and {len(marks) - MOST_NAMED} more")]
+    _legend(axes, entries + more * (len(marks) > MOST_NAMED), below=room)
 
 
 def _mark(sign: str, hue: str, area: float) -> Line2D:
@@ -239,8 +246,13 @@ def _mark(sign: str, hue: str, area: float) -> Line2D:
     return mark
 
 
-def _legend(axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: bool = False) -> None:
-    """Draw a legend above or below the axes, no wider than they are, to be read line by line."""
+def _legend(
+    axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: float | None = None
+) -> None:
+    """Draw a legend no wider than the axes, to be read line by line.
+
+    It stands above them, or ``below`` by this share of their height.
+    """
     longest = max((len(name) for _, name in entries), default=1)
     count = len(entries)
     lines = math.ceil(count / max(1, LETTERS // (longest + 4)))
@@ -249,8 +261,8 @@ def _legend(axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: bool = 
     axes.legend(
         [entries[i][0] for i in order],
         [f"\u200b{entries[i][1]}" for i in order],  # an underscore first would hide an entry
-        loc="upper center" if below else "lower center",
-        bbox_to_anchor=(0.5, 0.0 if below else 1.0),
+        loc="lower center" if below is None else "upper center",
+        bbox_to_anchor=(0.5, 1.0 if below is None else -below),
         ncols=max(1, columns),
         handletextpad=0.3,
         columnspacing=1.2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,13 @@ from fedgist.report.drawing import (
     new_figure,
     write_png,
 )
-from fedgist.report.feature_map import Points, embedding
+from fedgist.report.feature_map import saved
+from fedgist.report.feature_pictures import of_features
 from fedgist.report.marks import (
     End,
     boxes,
     bubbles,
     byte_ticks,
-    groups,
     name_ends,
     stacked_bars,
     whole_ticks,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 WAYS = {UP_BYTES: "up, to the server", DOWN_BYTES: "down, to clients"}
 FEW = 4  # values that are drawn as points, too: gaps between them may leave no line
-MOST_EMBEDDED = 6  # rows whose features are drawn
 
 
 def pictures(study: Study) -> list[Picture]:
@@ -58,7 +57,7 @@ def pictures(study: Study) -> list[Picture]:
             _traffic(study),
             _privacy(study),
             _times(study),
-            *_embeddings(study),
+            *of_features(study),
         ]
     return [picture for picture in candidates if picture is not None]
 
@@ -229,44 +228,14 @@ def _seconds(run: RunFiles) -> tuple[float, float, float]:
     return max(0.0, total - rounds), training, max(0.0, rounds - training)
 
 
-def _embeddings(study: Study) -> Iterator[Picture]:
-    """Yield t-SNE of the features of each row's first seed, where they were saved."""
-    rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
-    for number, row in enumerate(rows[:MOST_EMBEDDED], 1):
-        run = row.runs[0]
-        if arranged := embedding(run.folder):
-            points, clients, labels = arranged
-            split = run.split or {}
-            classes = _named(labels, split.get("classes"))
-            yield _embedding(f"features-{number}-class", "class", row, points, classes)
-            owners = _named(clients, split.get("clients"))
-            yield _embedding(f"features-{number}-client", "client", row, points, owners)
-
-
-def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
-    known = names or ()
-    return [str(known[i]) if 0 <= i < len(known) else str(i) for i in numbers]
-
-
-def _embedding(
-    name: str, by: str, row: Row, points: Points, groups_of: Sequence[object]
-) -> Picture:
-    figure, axes = new_figure(height=4.6)
-    groups(axes, points, [str(group) for group in groups_of])
-    caption = f"t-SNE of test rows of {row.label}, seed {row.runs[0].seed}; colour and sign: {by}."
-    table: Table = [["x", "y", by]]
-    table += [[*point, group] for point, group in zip(points, groups_of, strict=True)]
-    return Picture(name, f"Features of {row.label}, by {by}", caption, figure, table)
-
-
 def unreadable(study: Study) -> list[str]:
     """Return a sentence for each file whose picture lacks something, as it cannot be used."""
     firsts = [row.runs[0] for row in study.rows]
     runs = [run for row in study.rows for run in row.runs]
     empty = [run for run in firsts if not (run.clients.lines or run.clients.problems)]
     clients = [run.folder / CLIENTS for run in empty if run.done and run.folder.is_dir()]
-    saved = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
-    features = [folder / FEATURES for folder in saved if embedding(folder) is None]
+    there = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
+    features = [folder / FEATURES for folder in there if saved(folder) is None]
     return [
         *(problem for run in firsts for problem in run.split_problems),
         *(problem for run in runs for problem in run.clients.problems),

@@ -42,17 +42,17 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
             notes.append(
                 f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
             )
-    labels = _labels(list(settings_by_text.values()))
+    names = labels(list(settings_by_text.values()))
     groups = [
         Group(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
         for label, settings, by_seed in zip(
-            labels, settings_by_text.values(), members.values(), strict=True
+            names, settings_by_text.values(), members.values(), strict=True
         )
     ]
     return groups, notes
 
 
-def _labels(groups: Sequence[Settings]) -> list[str]:
+def labels(groups: Sequence[Settings]) -> list[str]:
     """Name each group by its method and the settings in which groups of that method differ."""
     short = [_label(settings, groups, briefly=True) for settings in groups]
     return [

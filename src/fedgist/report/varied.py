@@ -1,0 +1,127 @@
+"""A metric over a setting that is varied: a line for each of the other settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedgist.core.metrics import Metric
+from fedgist.errors import ReportError, did_you_mean, shown
+from fedgist.report.drawing import (
+    HEIGHT,
+    STYLE,
+    Picture,
+    Table,
+    color,
+    dashes,
+    matplotlib,
+    new_figure,
+)
+from fedgist.report.marks import End, name_ends
+from fedgist.report.run_groups import labels
+from fedgist.report.stats import Estimate
+from fedgist.report.study_rows import Row, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_TIMES = 50  # of the smallest value: where the largest is more, the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was measured at each value of the setting, in order, and what it was without it."""
+
+    label: str
+    points: tuple[tuple[float, Estimate], ...]
+    without: Estimate | None = None
+
+
+def varied(study: Study, key: str) -> list[Line]:
+    """Return a line for each group of rows that differ in nothing but the setting ``key``.
+
+    Raises
+    ------
+    ReportError
+        If no row has the setting, or one has it but not as a number.
+    """
+    keys = {name for row in study.rows for name in row.settings}
+    if key not in keys:
+        msg = f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}"
+        raise ReportError(msg)
+    groups: dict[str, list[Row]] = {}
+    for row in study.rows:
+        text = json.dumps({**row.settings, key: None}, sort_keys=True, default=str)
+        groups.setdefault(text, []).append(row)
+    names = labels([{**rows[0].settings, key: None} for rows in groups.values()])
+    return [_line(name, rows, key) for name, rows in zip(names, groups.values(), strict=True)]
+
+
+def _line(label: str, rows: Sequence[Row], key: str) -> Line:
+    points, without = [], None
+    for row in rows:
+        value = row.settings.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            msg = f"{key} = {shown(value)} of {row.label}: only numbers have a place on an axis"
+            raise ReportError(msg)
+        if row.final and value is None:
+            without = row.final
+        elif row.final:
+            points.append((float(value or 0), row.final))
+    return Line(label, tuple(sorted(points, key=lambda point: point[0])), without)
+
+
+def over(study: Study, key: str) -> Picture:
+    """Return the picture of the study's metric over a setting.
+
+    Raises
+    ------
+    ReportError
+        If no row has the setting, or one has it but not as a number.
+    """
+    found = varied(study, key)
+    with matplotlib().rc_context(STYLE):
+        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(found) + 1.2))
+        table = draw(axes, found, study.measure, HEIGHT)
+        axes.set_xlabel(key)
+    caption = "Mean over seeds in the last round; band: its standard error."
+    if any(line.without for line in found):
+        caption += " A level: without the setting."
+    return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
+
+
+def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> Table:
+    """Draw the lines with their names; return the numbers. ``inches`` is how high the axes are."""
+    scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
+    table: Table = [["row", "value", "mean", "error"]]
+    ends, values = [], [value for line in lines for value, _ in line.points]
+    if values and min(values) > 0 and max(values) > MOST_TIMES * min(values):
+        axes.set_xscale("log")
+    for i, line in enumerate(lines):
+        table += [[line.label, value, mean.mean, mean.error] for value, mean in line.points]
+        if line.points:
+            ends.append(_curve(axes, i, line, scale))
+        if line.without:
+            table.append([line.label, "", line.without.mean, line.without.error])
+            level = scale * line.without.mean
+            axes.axhline(level, color=color(i), linewidth=1.2, linestyle="--", gid=f"row-{i}")
+            ends.append(End(i, max(values, default=0.0), level, line.label))
+    axes.set_ylabel(f"{title} (%)" if scale > 1 else title)
+    name_ends(axes, ends, inches)
+    return table
+
+
+def _curve(axes: Axes, number: int, line: Line, scale: float) -> End:
+    """Draw a line's means and their errors; return its end."""
+    x = [value for value, _ in line.points]
+    y = [scale * mean.mean for _, mean in line.points]
+    low, high = (
+        [scale * (mean.mean + sign * (mean.error or 0.0)) for _, mean in line.points]
+        for sign in (-1, 1)
+    )
+    hue, name = color(number), f"row-{number}"
+    axes.plot(x, y, color=hue, linestyle=dashes(number), marker="o", markersize=3, gid=name)
+    axes.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0, gid=name)
+    return End(number, x[-1], y[-1], line.label)
