@@ -25,6 +25,7 @@ QUICK: dict[str, Any] = {
     "train": {"num_rounds": 2, "batch_size": 5},
     "engine": {"workers": 1, "cohort_size": 3},
 }
+DEEP = {"hidden": [7, 5]}  # below the two layers that some methods keep to a client
 ONNX_READER = "onnxruntime"
 
 
@@ -48,7 +49,7 @@ def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
-    model = trained(method)
+    model = trained(method, model=DEEP)
     export(model, tmp_path / "m.pt2")
     for count in (1, 7):
         x = blobs().x_test[:count]
@@ -71,7 +72,7 @@ def test_a_file_holds_no_arrays_but_those_that_predictions_use(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_onnx_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
-    model = trained(method)
+    model = trained(method, model=DEEP)
     export(model, tmp_path / "m.onnx")
     for count in (1, 7):
         x = blobs().x_test[:count]

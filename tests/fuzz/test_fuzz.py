@@ -17,7 +17,7 @@ from fuzz.cases import Door, outcome
 
 CASES = {
     "recipe": 100,
-    "setting": 40,
+    "setting": 60,
     "study": 60,
     "record": 15,
     "archive": 40,
