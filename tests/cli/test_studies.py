@@ -223,6 +223,10 @@ def test_a_search_ends_in_a_recipe(cli: Cli, place: Path) -> None:
             "no run has 'eval/x'; columns: eval/client/accuracy_mean",
         ),
         (
+            ("report", "study", "--over", "train.lrr"),
+            "no run has the setting 'train.lrr'; did you mean 'train.lr'?",
+        ),
+        (
             ("sweep", "demo", "--grid", "train.lr"),
             "--grid train.lr: expected section.key=value,value",
         ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.net import split
-from fedgist.core.tree import stack
+from fedgist.core import random
+from fedgist.core.layers import Pass
+from fedgist.core.net import Net, split
+from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import make
 from fedgist.federation.world import make_world
@@ -171,6 +174,20 @@ def test_a_clamp_stacks() -> None:
     both = torch.func.vmap(lambda net, rows: net.features(rows))(stack(nets), x)
     alone = [net.features(rows) for net, rows in zip(nets, x, strict=True)]
     torch.testing.assert_close(both, torch.stack(alone))
+
+
+def test_mobilenet_stacks() -> None:
+    # in double precision: its batch norms enlarge what float32 rounds away
+    arch = split(lambda: MODELS["mobilenetv2"](COLOR, 2, width=0.25), COLOR, 2)
+    nets = [map_leaves(lambda leaf: leaf.double(), arch.start(seed)) for seed in (0, 1)]
+    x = torch.randn(2, 5, *COLOR, dtype=torch.float64)
+
+    def logits(net: Net, rows: Tensor) -> Tensor:
+        run = Pass(torch.ones(5, dtype=torch.bool), random.key(0))
+        return replace(net, run=run)(rows)
+
+    alone = [logits(net, rows) for net, rows in zip(nets, x, strict=True)]
+    torch.testing.assert_close(torch.func.vmap(logits)(stack(nets), x), torch.stack(alone))
 
 
 @pytest.mark.parametrize(
