@@ -31,7 +31,7 @@ Where = Literal["central", "local"]
 # where noise and the draws that privacy rests on come from: a simulation's seed, which its server
 # knows, or the operating system
 Source = Literal["seed", "system"]
-Message = TypeVar("Message")
+M = TypeVar("M")  # a message
 
 # rounding may not carry a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
@@ -88,14 +88,14 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
     return z * torch.where(norm > privacy.clip, privacy.clip * _BELOW / norm, 1.0)
 
 
-def clipped(message: Message, most: float) -> Message:
+def clipped(message: M, most: float) -> M:
     """Return a message whose norm over all its numbers is at most ``most``."""
     norm = torch.stack([leaf.square().sum() for leaf in leaves(message)]).sum().sqrt()
     scale = torch.where(norm > most, most * _BELOW / norm, torch.ones_like(norm))
     return map_leaves(lambda leaf: leaf * scale, message)
 
 
-def noised(message: Message, deviation: float, key: Tensor) -> Message:
+def noised(message: M, deviation: float, key: Tensor) -> M:
     """Return a message with independent normal noise on each of its numbers."""
 
     def array(place: int, values: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def noised(message: Message, deviation: float, key: Tensor) -> Message:
         return values + deviation * noise.to(values.dtype)
 
     arrays = {name: array(i, values) for i, (name, values) in enumerate(named(message).items())}
-    noisy: Message = build(type(message), arrays)
+    noisy: M = build(type(message), arrays)
     return noisy
 
 
