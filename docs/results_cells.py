@@ -34,7 +34,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment of a page, as its file describes it, with its cells."""
+    """One experiment of a page, as its file describes it, with its cells.
+
+    The paper's test is against the method ``reference``, if it has one.
+    """
 
     name: str
     title: str
@@ -43,6 +46,7 @@ class Experiment:
     paper: PaperSection
     cells: tuple[Cell, ...]
     options: Mapping[str, Any]
+    reference: str = ""
 
     @property
     def runs(self) -> list[RunFiles]:
@@ -55,13 +59,16 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
 
     ``about`` has ``name``, ``title``, ``text``, ``commands``, and ``table`` and ``column`` of a
     paper's table, or ``recipe`` and ``folder``; of ``rows`` the folders, all that are there if not
-    given; in ``also`` further labels with their folders, or other labels of those that are there.
+    given; in ``also`` further labels with their folders, or other labels of those that are there;
+    ``reference`` is the method of the test, if not the table's.
     """
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
+    reference = about.get("reference", "")
     if "table" in about:
         table = read_table(find_table(about["table"]))
         folder = f"{about['table']}/{about['column']}"
         recipe, rows = table.columns[about["column"]].recipe, rows or table.table.methods
+        reference = reference or table.table.reference or ""
     if rows is None:
         here = data / folder
         rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
@@ -76,6 +83,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         paper,
         tuple(_cell(label, data / place, paper) for label, place in (places | also).items()),
         about,
+        reference,
     )
 
 
@@ -110,6 +118,21 @@ def over(found: Experiment) -> tuple[list[float], dict[str, dict[float, Cell]]]:
         label = cell.label if math.isinf(place) else _line(some, varied)
         lines.setdefault(label, {})[place] = cell
     return sorted({place for place in places if not math.isinf(place)}), lines
+
+
+def by_method(found: Experiment) -> tuple[list[str], dict[tuple[str, ...], dict[str, Cell]]]:
+    """Return the settings in which cells differ apart from their method, and cells by method.
+
+    Cells with the same values of these settings, which are their key, stand together.
+    """
+    cells = [cell for cell in found.cells if cell.row]
+    every = [dict(cell.row.settings) for cell in cells if cell.row]
+    keys = sorted({key for some in every for key in some if not key.startswith("method.")})
+    varied = [key for key in keys if len({str(some.get(key)) for some in every}) > 1]
+    groups: dict[tuple[str, ...], dict[str, Cell]] = {}
+    for cell, some in zip(cells, every, strict=True):
+        groups.setdefault(tuple(str(some[key]) for key in varied), {})[cell.method] = cell
+    return varied, groups
 
 
 def _line(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:

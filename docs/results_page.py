@@ -19,7 +19,7 @@ from fedgist.report.escapes import markdown_text
 from fedgist.report.formatting import bits, duration
 from fedgist.report.stats import Estimate, compare, estimate
 from fedgist.report.study_rows import Row
-from results_cells import Experiment, experiment, over
+from results_cells import Experiment, by_method, experiment, over
 from results_pictures import pictures, write
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,28 +31,32 @@ Table = list[list[str]]
 
 
 def accuracies(found: Experiment) -> Table:
-    """Return ours beside the paper's, with their difference, and what sharing gains."""
-    base = next((cell.values() for cell in found.cells if cell.method == REFERENCE), {})
+    """Return ours beside the paper's, with their difference, the test, and what sharing gains."""
+    of = {cell.method: cell.values() for cell in found.cells}
+    base, best = of.get(REFERENCE, {}), of.get(found.reference, {})
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
-    head.append("after local training")
+    head += [f"p against {found.reference}", "after local training"]
     lines = [head]
     for cell in found.cells:
         printed = found.paper.accuracy.get(cell.method)
         paper = f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else ""
         ours = estimate([*cell.values().values()])
         if cell.row is None or ours is None:
-            lines.append([cell.label, "", "", "not yet run", paper, "", "", ""])
+            lines.append([cell.label, "", "", "not yet run", paper, "", "", "", ""])
             continue
         gain = compare(cell.values(), base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
         away = _away(ours, printed) if printed else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
+        test = compare(cell.values(), best) if cell.method != found.reference else None
+        chance = f"{test.p:.3f}" if test and test.p is not None else ""
         trained = estimate([*cell.values(TRAINED).values()])
         after = plus_minus(trained) if trained else ""
-        lines.append([cell.label, rounds, str(ours.count), mean, paper, away, against, after])
+        shown = [mean, paper, away, against, chance, after]
+        lines.append([cell.label, rounds, str(ours.count), *shown])
         if tuned := estimate([*cell.values(FINETUNED).values()]):
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
-            lines.append([label, rounds, count, plus_minus(tuned), "", "", "", ""])
+            lines.append([label, rounds, count, plus_minus(tuned), "", "", "", "", ""])
     return _without_empty_columns(lines)
 
 
@@ -102,6 +106,20 @@ def by_setting(found: Experiment) -> Table:
     return _without_empty_columns(table)
 
 
+def gains(found: Experiment) -> Table:
+    """Return local training's accuracy in each setting, and what each method adds, by pairs."""
+    varied, groups = by_method(found)
+    methods = [m for m in dict.fromkeys(cell.method for cell in found.cells) if m != REFERENCE]
+    lines = [[*varied, "seeds", REFERENCE, *methods]]
+    for values, cells in groups.items():
+        base = cells[REFERENCE].values() if REFERENCE in cells else {}
+        level = estimate([*base.values()])
+        pairs = [compare(cells[m].values(), base) if m in cells else None for m in methods]
+        more = [plus_minus(pair.difference, sign="+") if pair else "" for pair in pairs]
+        lines.append([*values, str(len(base)), plus_minus(level) if level else "", *more])
+    return lines
+
+
 def plus_minus(mean: Estimate, sign: str = "") -> str:
     """Return a mean and its standard error in words, with two digits."""
     error = "" if mean.error is None else f" ± {mean.error:.2f}"
@@ -137,10 +155,7 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
     if not found.runs:
         yield "Not yet run."
         return
-    tables = [by_setting(found)] if "over" in found.options else []
-    if not tables:
-        tables = [accuracies(found), communication(found)]
-    for table in filter(None, tables):
+    for table in filter(None, _tables(found)):
         yield from (*in_markdown(table), "")
     for start in range(0, len(drawn), 2):
         both = drawn[start : start + 2]
@@ -152,6 +167,14 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
     if figure and (RESULTS / figure).is_file():
         yield from (f"![{found.title}]({figure})", "")
     yield from _wrapped(" ".join(_remarks(found)))
+
+
+def _tables(found: Experiment) -> list[Table]:
+    if "over" in found.options:
+        return [by_setting(found)]
+    if found.options.get("gains"):
+        return [gains(found)]
+    return [accuracies(found), communication(found)]
 
 
 def _remarks(found: Experiment) -> Iterator[str]:

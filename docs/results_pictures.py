@@ -27,7 +27,7 @@ HIGH = 3.6  # inches
 def pictures(found: Experiment) -> list[Picture]:
     """Return the pictures of an experiment."""
     rows = tuple((cell.label, cell.row.runs) for cell in found.cells if cell.row)
-    if not rows:
+    if not rows or found.options.get("gains"):  # such a table is read, not drawn
         return []
     with matplotlib().rc_context(STYLE):
         if "over" in found.options:

@@ -21,7 +21,7 @@ from fedgist.federation.recipe import make as make_recipe
 from fedgist.federation.recipe import read
 from fedgist.federation.record import FEATURES
 from results_cells import experiment, over
-from results_page import DATA, RESULTS, accuracies, by_setting, communication, make, section
+from results_page import DATA, RESULTS, accuracies, by_setting, communication, gains, make, section
 from results_pictures import digest, pictures, write
 
 PAGES = sorted(RESULTS.glob("*.toml"))
@@ -135,6 +135,16 @@ def test_accuracies_are_beside_the_papers(about: dict[str, Any], tmp_path: Path)
     assert table["local"]["against local training"] == "-"
 
 
+def test_the_papers_test_is_against_its_reference(about: dict[str, Any], tmp_path: Path) -> None:
+    head, *rows = accuracies(experiment(about | {"reference": "fedlog"}, tmp_path))
+    table = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    # all three pairs lie on one side: one of eight equally likely outcomes
+    chances = {label: row["p against fedlog"] for label, row in table.items()}
+    assert chances == {"fedlog": "-", "fedavg": "0.125", "fedprox": "-", "local": "0.125"}
+    head, *rows = accuracies(experiment(about | {"reference": "local"}, tmp_path))
+    assert dict(zip(head, rows[0], strict=True))["p against local"] == "1.000"
+
+
 def test_bits_are_counted_until_the_target(about: dict[str, Any], tmp_path: Path) -> None:
     head, *rows = communication(experiment(about, tmp_path))
     assert head[-2:] == ["the paper's to 80 %", "share of FedAvg's"]
@@ -223,6 +233,30 @@ def test_accuracy_over_a_setting(about: dict[str, Any], tmp_path: Path) -> None:
     text = "\n".join(section(found, [picture]))
     assert "Accuracy over train.local_epochs" in text
     assert "†" not in text
+
+
+def test_gains_are_paired_with_local_training_in_the_same_setting(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    level = {"local": 0.5, "fedlog": 0.52}
+    for method, start in level.items():
+        for rate in (0.1, 0.2):
+            if (method, rate) == ("local", 0.2):
+                continue
+            for seed in (0, 1):
+                place = tmp_path / "grid" / f"train.lr={rate},method.name={method}"
+                last = [start + rate + seed / (50 if method == "local" else 100)]
+                archived(place, method, seed, last, 5, train={"lr": rate})
+    found = experiment(about | {"folder": "grid", "rows": None, "gains": True}, tmp_path)
+    assert pictures(found) == []
+    head, *rows = gains(found)
+    assert head == ["train.lr", "seeds", "local", "fedlog"]
+    # seeds 0 and 1: 62 - 60 and 63 - 62
+    assert sorted(rows) == [
+        ["0.1", "2", "61.00 ± 1.00", "+1.50 ± 0.50"],
+        ["0.2", "0", "", ""],
+    ]
+    assert "| train.lr | seeds |" in "\n".join(section(found, []))
 
 
 def test_a_cell_without_the_setting_is_a_level(about: dict[str, Any], tmp_path: Path) -> None:
