@@ -19,7 +19,7 @@ from fedgist.engines.client_requests import Sent
 from fedgist.engines.cohort import Clients
 from fedgist.engines.engine import Answer, Scores, Split
 from fedgist.engines.population import HostSettings, Population
-from fedgist.engines.process_control import one_thread
+from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.remote_engine import RemoteEngine
 from fedgist.engines.site import Site, population_of_one
 from fedgist.engines.wire import LoopbackWire, Wire
@@ -56,14 +56,14 @@ class LoopbackEngine:
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return what came back."""
-        with one_thread():
+        with as_workers_do():
             return self.remote.ask(ctx, orders, downs)
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
         """Let each site score what it would hold."""
-        with one_thread():
+        with as_workers_do():
             return self.remote.score(ctx, orders, downs, split)
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:

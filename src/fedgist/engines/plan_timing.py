@@ -19,7 +19,7 @@ from fedgist.engines import local_training
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings, Population
-from fedgist.engines.process_control import one_thread
+from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.engines.worker_pool import WorkerPool, default_workers
 
@@ -120,7 +120,7 @@ class _Probe:
 
     def _seconds(self, name: str, plan: Plan) -> float:
         """Return the seconds that a plan takes per client and step."""
-        with one_thread():
+        with as_workers_do():
             cohort, clients, phases = self._prepare(name, plan)
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
             best = math.inf
@@ -142,7 +142,8 @@ class _Probe:
             held += tensor.numel() * tensor.element_size()
             return tensor
 
-        with one_thread(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+        with as_workers_do(), hooks:
             cohort, clients, phases = self._prepare(name, Plan(1, stack=False))
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())

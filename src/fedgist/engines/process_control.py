@@ -1,4 +1,4 @@
-"""How fedgist's own processes behave: their torch threads, their memory, and how they end."""
+"""How fedgist's own processes compute, what they do with memory, and how they end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,31 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt, from mall
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread, as workers do: the same bits, and faster for small nets."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def as_workers_do() -> Iterator[None]:
+    """Run torch as workers do: the same bits, and faster for small nets."""
+    threads, flushed = torch.get_num_threads(), _flushes_denormals()
+    set_up_torch()
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushed)
+
+
+def set_up_torch() -> None:
+    """Run torch on one thread, and take numbers below 1e-38 for zero.
+
+    Where clients have fitted their few rows, gradients and the squares of them that Adam keeps
+    become so small that a processor computes with them in many steps: a round of FedLog's MNIST
+    experiment took twice as long after 80 rounds as after 10.
+    """
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+def _flushes_denormals() -> bool:
+    """Return whether this thread takes the smallest numbers for zero: torch does not tell."""
+    return not bool(torch.tensor(1e-40) * 1.0)
 
 
 def keep_memory() -> None:

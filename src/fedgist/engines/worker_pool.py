@@ -26,7 +26,12 @@ import torch
 from torch import Tensor
 
 from fedgist.core.tree import map_leaves
-from fedgist.engines.process_control import die_with_parent, keep_memory, one_thread
+from fedgist.engines.process_control import (
+    as_workers_do,
+    die_with_parent,
+    keep_memory,
+    set_up_torch,
+)
 from fedgist.errors import WorkerError, exhausted
 
 Work = Callable[[Any], Any]
@@ -55,7 +60,7 @@ class WorkerPool:
             If a task fails in a worker process, or the process dies.
         """
         if self.size == 1:
-            with one_thread():
+            with as_workers_do():
                 return [self.work(task) for task in tasks]
         if not self.workers:
             self.start()
@@ -137,7 +142,7 @@ def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=die_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
+    set_up_torch()
     keep_memory()
     while True:
         try:

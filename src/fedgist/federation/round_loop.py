@@ -19,7 +19,7 @@ from fedgist.core.tree import Tree, build, named
 from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
-from fedgist.engines.process_control import one_thread
+from fedgist.engines.process_control import as_workers_do
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
 from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
@@ -85,7 +85,7 @@ class Federation:
 
     # the server's sums do not depend on the cores, and a waiting thread of torch's takes a
     # worker's core
-    @one_thread()
+    @as_workers_do()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round; round 0 is what a method does before training."""
         begin = time.perf_counter()
