@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip_norm": {"clip_norm": 0.3},
     "class_weights": {"class_weights": "balanced"},
     "label_smoothing": {"label_smoothing": 0.2},
+    "memory": {"optimizer": "momentum", "optimizer_memory": "run"},
     "bfloat16": {"precision": "bfloat16"},
 }
 ALL = {k: v for name in list(OPTIONS)[1:-1] if name != "step" for k, v in OPTIONS[name].items()}

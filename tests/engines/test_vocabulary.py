@@ -176,3 +176,16 @@ def test_optimizers_that_live_for_an_epoch_are_new_in_each() -> None:
     # with one batch an epoch, three epochs of fresh optimizers are three rounds of one epoch
     assert torch.allclose(learned_weights(Epochs(), 1), learned_weights(One(), 3), atol=1e-6)
     assert not torch.allclose(learned_weights(Rounds(), 1), learned_weights(One(), 3), atol=1e-4)
+
+
+def test_a_recipe_says_when_optimizers_start_anew() -> None:
+    def learned_weights(memory: str, rounds: int, epochs: int) -> Tensor:
+        train = {"optimizer": "momentum", "batch_size": max(SIZES), "local_epochs": epochs}
+        small_world = world("local", train=train | {"optimizer_memory": memory})
+        return trace(small_world, Plan(5), rounds=rounds).state["clients/mlp/net/1.weight"]
+
+    # with one batch an epoch, an optimizer that lives for the run sees no difference
+    one_round = learned_weights("round", 1, 3)
+    assert torch.allclose(learned_weights("run", 3, 1), one_round, atol=1e-6)
+    assert not torch.allclose(learned_weights("round", 3, 1), one_round, atol=1e-4)
+    assert not torch.allclose(learned_weights("epoch", 1, 3), one_round, atol=1e-4)

@@ -44,4 +44,4 @@ def test_every_field_of_a_phase_has_a_user() -> None:
     for field in dataclasses.fields(Phase):
         values = [getattr(phase, field.name) for phase in seen]
         assert any(value != field.default for value in values), field.name
-    assert {phase.remembers for phase in seen} == {"epoch", "round", "run"}
+    assert {phase.remembers for phase in seen} == {None, "epoch", "run"}

@@ -91,7 +91,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
 from fedgist.core.task import Context, Task
-from fedgist.core.training import Training
+from fedgist.core.training import Life, Training
 from fedgist.core.tree import Tree
 
 __all__ = [
@@ -130,16 +130,14 @@ __all__ = [
     "message",
 ]
 
-Life = Literal["epoch", "round", "run"]
-
-
 @dataclass(frozen=True)
 class Phase:
     """A piece of local training: what learns, for how long, and by which loss.
 
     ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``).
     It takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. ``loss=None``
-    is the method's, ``optimizer=None`` the recipe's. ``remembers``: how long its state lives.
+    is the method's, ``optimizer=None`` the recipe's, and so is ``remembers=None``, which says how
+    long the optimizer's state lives.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -147,7 +145,7 @@ class Phase:
     steps: int | None = None
     loss: Callable[[Net, Batch, Any, Any, Context], Tensor] | None = None
     optimizer: Optimizer | None = None
-    remembers: Life = "round"
+    remembers: Life | None = None
 
 
 class Method:

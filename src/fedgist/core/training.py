@@ -10,6 +10,7 @@ from fedgist.core.schedules import Schedule
 
 Precision = Literal["float32", "bfloat16"]
 Sampling = Literal["fixed", "poisson"]
+Life = Literal["epoch", "round", "run"]  # how long an optimizer remembers
 CONSTANT = Schedule()
 
 
@@ -22,7 +23,8 @@ class Training:
     round. ``clip_norm`` bounds the norm of each client's gradient, unless it is 0. With
     ``balanced``, a client's classes weigh equally in the task's loss, however many rows it has of
     each, and ``smoothing`` smooths its labels. ``precision`` is that of a training step's forward
-    and backward pass; all else is done in float32.
+    and backward pass; all else is done in float32. ``memory``: how long a client's optimizer keeps
+    its moments.
     """
 
     num_rounds: int
@@ -36,6 +38,7 @@ class Training:
     smoothing: float = 0.0
     precision: Precision = "float32"
     sampling: Sampling = "fixed"
+    memory: Life = "round"
 
     def lr_factor(self, number: int) -> float:
         """Return by what learning rates are multiplied in round ``number``."""

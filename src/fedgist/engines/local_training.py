@@ -22,7 +22,7 @@ from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
-from fedgist.core.training import Precision
+from fedgist.core.training import Life, Precision
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.engines.cohort import Clients, Cohort
@@ -36,7 +36,7 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
     return {
         f"{ctx.stage}-{index}": optim.init(phase.optimizer or ctx.task.training.optimizer, tensors)
         for index, phase in enumerate(method.phases(ctx))
-        if phase.remembers == "run" and (tensors := _learned(phase, clients))
+        if _life(phase, ctx) == "run" and (tensors := _learned(phase, clients))
     }
 
 
@@ -55,6 +55,10 @@ def train(
         clients, sums = _phase(cohort, clients, phase, optimizer, name)
         seen = seen + sums
     return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0)
+
+
+def _life(phase: Phase, ctx: Context) -> Life:
+    return phase.remembers or ctx.task.training.memory
 
 
 def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
@@ -93,20 +97,20 @@ def _phase(
     if not learned:  # a body without parameters
         return clients, seen
     keys = random.fold(cohort.keys, "phase", name)
-    per_epoch = _steps_per_epoch(cohort)
+    per_epoch, life = _steps_per_epoch(cohort), _life(phase, cohort.ctx)
     buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
     clients = replace(clients, net=replace(clients.net, buffers=buffers))
     memory = _memory(clients.memory.get(name), optimizer, learned)
     step = _Step(cohort, phase, optimizer, clients, learned, memory)
     for s, rows in enumerate(_batches(cohort, phase, keys, name)):
         count, present = len(rows), (rows >= 0).sum(1)
-        if phase.remembers == "epoch":
+        if life == "epoch":
             step.forget(per_epoch[:count], s)
         losses = step(count, rows, random.fold(keys[:count], "step", s))
         seen[:count, 0] += losses * present
         seen[:count, 1] += present
     net, own = _install(clients.net, clients.own, learned)
-    kept = clients.memory | ({name: memory} if phase.remembers == "run" else {})
+    kept = clients.memory | ({name: memory} if life == "run" else {})
     return Clients(net, own, kept), seen
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from fedgist.core.optimizer import OptimizerName
 from fedgist.core.schedules import Schedule, ScheduleName
-from fedgist.core.training import Precision, Sampling
+from fedgist.core.training import Life, Precision, Sampling
 from fedgist.federation.section import CLOSED, Positive, Share
 
 MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
@@ -74,6 +74,8 @@ class TrainSection(BaseModel):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     lr_schedule: ScheduleSection = ScheduleSection()
     optimizer: OptimizerName = "adam"
+    # when a client's optimizer starts anew: with each epoch or round, or never within a run
+    optimizer_memory: Life = "round"
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # of optimizer momentum
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # 0.01 of adamw
     # the norm to which each client's gradient is cut back in every step; 0: it never is

@@ -190,6 +190,7 @@ def training_of(recipe: Recipe) -> Training:
         smoothing=t.label_smoothing,
         precision=t.precision,
         sampling=t.sampling,
+        memory=t.optimizer_memory,
     )
 
 

@@ -16,7 +16,7 @@ from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.conjugate_head import Sums, feature_sums, gradient_head, map_head
 from fedgist.core.linear_head import LinearHead, one_feature_width
 from fedgist.core.message import Nothing
-from fedgist.core.method import Batch, Context, Life, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class FedLog(Method):
 
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
     head_start: Literal["random", "exchange"] = "random"
-    optimizer_memory: Life = "round"  # how long a body's optimizer remembers
     solver: Literal["exact", "gradient"] = "exact"
     head_lr: Positive = 1e-2  # of the gradient solver, which is Adam
     head_steps: PositiveInt = 1000  # of the gradient solver
@@ -66,8 +65,7 @@ class FedLog(Method):
         """Return one phase in which only the body learns (eq. 12)."""
         if ctx.stage == "exchange":
             return ()
-        epochs = ctx.task.training.local_epochs
-        return (Phase(("body",), epochs=epochs, remembers=self.optimizer_memory),)
+        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context

@@ -19,7 +19,7 @@ from fedgist.core.conjugate_head import Sums, feature_sums, map_head, random_pse
 from fedgist.core.linear_head import one_feature_width
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import Nothing
-from fedgist.core.method import Batch, Context, Life, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.errors import MethodError
 
 
@@ -36,7 +36,6 @@ class FedLogC(Method):
     beta: NonNegative = 1e-4  # of the push from the means of the other classes
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
     head_start: Literal["exchange", "random"] = "exchange"
-    optimizer_memory: Life = "round"  # how long a body's optimizer remembers
 
     keeps: ClassVar[Part] = "body"
     record_terms: ClassVar[bool] = True
@@ -81,8 +80,7 @@ class FedLogC(Method):
         """Return one phase in which only the body learns."""
         if ctx.stage == "exchange":
             return ()
-        epochs = ctx.task.training.local_epochs
-        return (Phase(("body",), epochs=epochs, remembers=self.optimizer_memory),)
+        return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Sums, ctx: Context) -> Tensor:
         """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
