@@ -130,6 +130,7 @@ __all__ = [
     "message",
 ]
 
+
 @dataclass(frozen=True)
 class Phase:
     """A piece of local training: what learns, for how long, and by which loss.

@@ -25,6 +25,7 @@ METHODS: Registry[type[Method]] = Registry(
         "fedrep": "fedgist.methods.fedrep:FedRep",
         "cs_fl": "fedgist.methods.cs_fl:CSFL",
         "fedproto": "fedgist.methods.fedproto:FedProto",
+        "fd": "fedgist.methods.fd:FD",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",
         "feddbe": "fedgist.methods.feddbe:FedDBE",
         "fedlog": "fedgist.methods.fedlog:FedLog",

@@ -1,0 +1,61 @@
+"""What each client sent last: the memory of a server that relays messages of single clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedgist.core.replies import Replies, Reply
+from fedgist.core.tree import Tree, build, map_leaves, named, tree
+
+NEVER = -1
+
+
+@tree
+class Newest:
+    """The newest message of each client, stacked: arrays ``(clients, ...)`` by name.
+
+    ``round`` (clients,) is the round that each answers, ``NEVER`` for a client that has not been
+    heard or is forgotten, whose arrays are zeros.
+    """
+
+    arrays: dict[str, Tensor]
+    round: Tensor
+
+    @staticmethod
+    def of_nobody(example: Tree, clients: int) -> Newest:
+        """Return a memory for messages like ``example`` of this many clients, none heard yet."""
+        arrays = {
+            name: array.new_zeros(clients, *array.shape) for name, array in named(example).items()
+        }
+        device = next(iter(arrays.values())).device
+        return Newest(arrays, torch.full((clients,), NEVER, device=device))
+
+    def messages(self, kind: type) -> Tree:
+        """Return the messages as one stack of this type."""
+        return build(kind, self.arrays)
+
+    def having(self, replies: Replies) -> Newest:
+        """Return the memory with these replies in the places of older ones.
+
+        A reply that answers an earlier round than what is kept is dropped.
+        """
+        kept = self.round.tolist()
+        newest: dict[int, Reply] = {}
+        for reply in replies:
+            client = reply.order.client
+            if reply.round >= kept[client]:  # replies of one client are in the order of rounds
+                newest[client] = reply
+        if not newest:
+            return self
+        at = torch.tensor(list(newest), device=self.round.device)
+        rounds = torch.tensor([reply.round for reply in newest.values()], device=at.device)
+        sent = map_leaves(lambda *leaf: torch.stack(leaf), *(r.message for r in newest.values()))
+        arrays = {name: self.arrays[name].index_copy(0, at, a) for name, a in named(sent).items()}
+        return Newest(arrays, self.round.index_copy(0, at, rounds))
+
+    def without(self, client: int) -> Newest:
+        """Return the memory without what a client sent."""
+        at = torch.tensor([client], device=self.round.device)
+        arrays = {name: array.index_fill(0, at, 0) for name, array in self.arrays.items()}
+        return Newest(arrays, self.round.index_fill(0, at, NEVER))

@@ -1,0 +1,149 @@
+"""FD: clients share their mean logits of each class, and learn to give what the others give.
+
+Jeong, Oh, Kim, Park, Bennis, Kim 2018, "Communication-efficient on-device machine learning:
+Federated distillation and augmentation under non-IID private data", section 2. See
+docs/methods/fd.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core.bounds import NonNegative
+from fedgist.core.linear_head import class_sums
+from fedgist.core.losses import masked_mean
+from fedgist.core.message import message
+from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
+from fedgist.core.newest import Newest
+from fedgist.core.tree import tree
+from fedgist.core.wire_form import FLAGS, rows_where
+
+
+@message(reduce="each")
+class ClassLogits:
+    """Mean logits by class, (classes, classes), and which classes there are: 1 or 0, (classes,)."""
+
+    mean: Tensor = field(metadata=rows_where("there"))
+    there: Tensor = field(metadata=FLAGS)
+
+
+@message(reduce="each")
+class DenseClassLogits:
+    """Mean logits by class, (classes, classes), all of which travel: zeros for absent classes."""
+
+    mean: Tensor
+
+    @property
+    def there(self) -> Tensor:
+        """Which classes there are: 1 or 0, (classes,)."""
+        return (self.mean != 0).any(-1).to(self.mean.dtype)
+
+
+AnyLogits = ClassLogits | DenseClassLogits
+
+
+@tree
+class Board:
+    """Server state: each client's newest logits, their sums and numbers by class, and means."""
+
+    newest: Newest
+    total: Tensor
+    count: Tensor
+    everyone: ClassLogits
+
+
+@tree
+class LogitSums:
+    """Sums of logits by class, (classes, classes), and how many rows they are over, (classes,)."""
+
+    total: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class FD(Method):
+    """Federated distillation.
+
+    ``leave_own_out``: a client's teacher is the mean over the others, as in Jeong et al.; else over
+    all. ``declare_classes``: classes that a client does not have cost a bit in a message; else they
+    travel as zeros.
+    """
+
+    gamma: NonNegative = 1.0  # the weight of the distance to the teacher's logits
+    leave_own_out: bool = True
+    declare_classes: bool = True
+
+    keeps: ClassVar[Part] = "all"
+    accepts_late: ClassVar[bool] = True
+
+    def init_server(self, ctx: Context) -> Board:
+        """Return a board on which nobody has written."""
+        classes, device = ctx.task.num_classes, ctx.key.device
+        mean, there = torch.zeros(classes, classes, device=device), torch.zeros(classes).to(device)
+        newest = Newest.of_nobody(self._message(mean, there), ctx.task.num_clients)
+        return Board(newest, mean, there, ClassLogits(mean, there))
+
+    def _message(self, mean: Tensor, there: Tensor) -> AnyLogits:
+        return ClassLogits(mean, there) if self.declare_classes else DenseClassLogits(mean)
+
+    def download(self, server: Board, order: Order, ctx: Context) -> AnyLogits:
+        """Return the mean logits of each class over the (other) clients that have it."""
+        mean = server.everyone
+        if self.leave_own_out:
+            own = take_logits(self._newest(server.newest), order.client)
+            total = server.total - own.mean * own.there.unsqueeze(1)
+            mean = means(total, server.count - own.there)
+        return self._message(mean.mean, mean.there)
+
+    def _newest(self, newest: Newest) -> AnyLogits:
+        kind = ClassLogits if self.declare_classes else DenseClassLogits
+        logits: AnyLogits = newest.messages(kind)
+        return logits
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context) -> Tensor:
+        """Return the task's loss plus gamma times the mean squared distance to the teacher.
+
+        The teacher of a row is the mean logits of its class; a class without any has no distance.
+        """
+        logits = net(batch.x)
+        distance = (logits - down.mean[batch.y]).square().mean(1) * down.there[batch.y]
+        return ctx.task.objective.loss(logits, batch) + self.gamma * masked_mean(
+            distance, batch.mask
+        )
+
+    def summarize(
+        self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context
+    ) -> LogitSums:
+        """Return sums of logits by class."""
+        logits, classes = net(batch.x), ctx.task.num_classes
+        rows = class_sums(torch.ones_like(logits[:, :1]), batch.y, batch.mask, classes)
+        return LogitSums(class_sums(logits, batch.y, batch.mask, classes), rows[:, 0])
+
+    def upload(
+        self, net: Net, own: Nothing, sums: LogitSums, down: AnyLogits, ctx: Context
+    ) -> tuple[AnyLogits, Nothing]:
+        """Return the mean logits of each class that the client has."""
+        local = means(sums.total, sums.rows)
+        return self._message(local.mean, local.there), own
+
+    def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
+        """Keep each client's newest logits, and average them by class."""
+        newest = server.newest.having(replies)
+        logits = self._newest(newest)
+        total, count = logits.mean.sum(0), logits.there.sum(0)
+        return Board(newest, total, count, means(total, count))
+
+
+def means(total: Tensor, count: Tensor) -> ClassLogits:
+    """Return totals (classes, width) divided by their counts (classes,), zeros where it is 0."""
+    there = (count > 0).to(total.dtype)
+    return ClassLogits(total / count.clamp(min=1.0).unsqueeze(1) * there.unsqueeze(1), there)
+
+
+def take_logits(stack: AnyLogits, client: int) -> ClassLogits:
+    """Return one client's logits out of a stack of all."""
+    return ClassLogits(stack.mean[client], stack.there[client])
