@@ -41,7 +41,7 @@ def plain_rounds(small_world: World, rounds: int, gamma: float, *, left_out: boo
                     if k in means and not (left_out and i == number)
                 ]
                 if others:
-                    loss = loss + gamma * F.mse_loss(logits, sum(others) / len(others)) / len(out)
+                    loss = loss + gamma * F.mse_loss(logits, torch.stack(others).mean(0)) / len(out)
             grads = torch.autograd.grad(loss, [*net.parameters()])
             with torch.no_grad():
                 for p, g in zip(net.parameters(), grads, strict=True):
