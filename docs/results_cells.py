@@ -31,6 +31,12 @@ class Cell:
         found = {run.seed: run.last(column or run.main) for run in runs}
         return {seed: 100 * value for seed, value in found.items() if value is not None}
 
+    def best(self) -> dict[int, float]:
+        """Return each seed's highest value of the main column, in percent."""
+        runs = self.row.runs if self.row else ()
+        curves = {run.seed: run.column(run.main)[1] for run in runs}
+        return {seed: 100 * max(curve) for seed, curve in curves.items() if curve}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -63,16 +69,16 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     ``reference`` is the method of the test, if not the table's.
     """
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
-    reference = about.get("reference", "")
+    reference, own = about.get("reference", ""), {}
     if "table" in about:
         table = read_table(find_table(about["table"]))
-        folder = f"{about['table']}/{about['column']}"
-        recipe, rows = table.columns[about["column"]].recipe, rows or table.table.methods
+        folder, column = f"{about['table']}/{about['column']}", table.columns[about["column"]]
+        recipe, own, rows = column.recipe, column.own, rows or table.table.methods
         reference = reference or table.table.reference or ""
     if rows is None:
         here = data / folder
         rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
-    paper = read(find_recipe(recipe)).paper
+    paper = read(find_recipe(recipe), own=own).paper
     also = about.get("also", {})
     places = {row: f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()}
     return Experiment(

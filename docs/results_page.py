@@ -16,7 +16,7 @@ from pathlib import Path
 from fedgist.federation.columns import EPSILON
 from fedgist.report.drawing import Picture
 from fedgist.report.escapes import markdown_text
-from fedgist.report.formatting import bits, duration
+from fedgist.report.formatting import bits, duration, printed
 from fedgist.report.stats import Estimate, compare, estimate
 from fedgist.report.study_rows import Row
 from results_cells import Experiment, by_method, experiment, over
@@ -35,28 +35,30 @@ def accuracies(found: Experiment) -> Table:
     of = {cell.method: cell.values() for cell in found.cells}
     base, best = of.get(REFERENCE, {}), of.get(found.reference, {})
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
-    head += [f"p against {found.reference}", "after local training"]
+    head += [f"p against {found.reference}", "best round", "after local training"]
     lines = [head]
     for cell in found.cells:
-        printed = found.paper.accuracy.get(cell.method)
-        paper = f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else ""
+        theirs = found.paper.accuracy.get(cell.method)
+        paper = printed(theirs) if theirs else ""
         ours = estimate([*cell.values().values()])
         if cell.row is None or ours is None:
-            lines.append([cell.label, "", "", "not yet run", paper, "", "", "", ""])
+            lines.append([cell.label, "", "", "not yet run", paper, *[""] * 5])
             continue
         gain = compare(cell.values(), base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
-        away = _away(ours, printed) if printed else ""
+        away = _away(ours, theirs) if theirs else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
         test = compare(cell.values(), best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
         trained = estimate([*cell.values(TRAINED).values()])
         after = plus_minus(trained) if trained else ""
-        shown = [mean, paper, away, against, chance, after]
+        best_round = estimate([*cell.best().values()])
+        highest = plus_minus(best_round) if best_round else ""
+        shown = [mean, paper, away, against, chance, highest, after]
         lines.append([cell.label, rounds, str(ours.count), *shown])
         if tuned := estimate([*cell.values(FINETUNED).values()]):
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
-            lines.append([label, rounds, count, plus_minus(tuned), "", "", "", "", ""])
+            lines.append([label, rounds, count, plus_minus(tuned), *[""] * 6])
     return _without_empty_columns(lines)
 
 
@@ -126,10 +128,11 @@ def plus_minus(mean: Estimate, sign: str = "") -> str:
     return f"{mean.mean:{sign}.2f}{error}"
 
 
-def _away(ours: Estimate, printed: tuple[float, float]) -> str:
+def _away(ours: Estimate, theirs: Sequence[float]) -> str:
     """Return the difference from the paper's number, also in standard errors of both together."""
-    away = ours.mean - printed[0]
-    both = None if ours.error is None else math.hypot(ours.error, printed[1])
+    mean, *error = theirs
+    away = ours.mean - mean
+    both = math.hypot(ours.error, *error) if ours.error is not None and error else None
     return f"{away:+.2f}" + (f" ({away / both:+.1f} s.e.)" if both else "")
 
 

@@ -130,6 +130,10 @@ def test_accuracies_are_beside_the_papers(about: dict[str, Any], tmp_path: Path)
     # not the errors' sum, nor ours alone
     away = 1.0 / math.hypot(100 * np.array(LAST["fedavg"]).std(ddof=1) / math.sqrt(3), 0.4)
     assert table["fedavg"]["difference"] == f"+1.00 ({away:+.1f} s.e.)"
+    archived(tmp_path / "some" / "fedlog", "fedlog", 0, [0.5, 0.97, 0.91], 1000)
+    head, *rows = accuracies(experiment(about, tmp_path))
+    best = dict(zip(head, rows[0], strict=True))["best round"]
+    assert best.startswith(f"{100 * np.mean([0.97, 0.92, 0.90]):.2f} ±")
     assert table["fedprox"]["ours"] == "not yet run"
     assert table["fedprox"]["the paper's"] == "61.00 ± 0.40"
     assert table["local"]["against local training"] == "-"

@@ -92,7 +92,7 @@ def test_a_damaged_line_is_named_with_its_number_and_left_out(
         ('train = 3\n[method]\nname = "local"', "has train = 3, not a table"),
         (
             '[method]\nname = "local"\n[paper]\naccuracy = {local = 3}',
-            "has paper.accuracy = {'local': 3}, not a table of pairs",
+            "has paper.accuracy = {'local': 3}, not a table of means",
         ),
         (
             '[method]\nname = "local"\n[paper]\ntarget_accuracy = "x"',

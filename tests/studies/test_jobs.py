@@ -119,9 +119,10 @@ def test_every_table_names_recipes_and_methods_that_the_paper_has_numbers_for() 
             paper = read(find_recipe(column.recipe)).paper
             assert paper.source == table.table.source
             methods = set(table.table.methods)
-            for printed in (paper.accuracy, paper.communication):
-                # of local training papers say nothing, of some experiments one of the two
-                assert methods - set(printed) == {"local"} or not printed
+            for printed in (paper.accuracy, paper.communication, column.paper):
+                assert set(printed) <= methods
+                # of these papers say nothing, or once for several columns
+                assert not printed or methods - set(printed) <= {"local", "centralized"}
 
 
 def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None:
@@ -136,6 +137,18 @@ def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None
     )
     assert [(job.recipe.train.num_rounds, job.recipe.seed) for job in small] == [(20, 0), (20, 1)]
     assert small[0].recipe.paper.departs == ("train.num_rounds = 20",)
+
+
+def test_columns_of_one_recipe_have_settings_and_numbers_of_their_own(tmp_path: Path) -> None:
+    table = read_table(find_table("repshare/table1"))
+    jobs_, recipes = cells(table, "paper", find_recipe, tmp_path, methods=["repshare"], seeds=1)
+    counts = {job.name.split()[0]: job.recipe.clients.num_clients for job in jobs_}
+    assert (counts["mnist_2"], counts["mnist_5"], counts["mnist_10"]) == (2, 5, 10)
+    assert {job.recipe.paper.departs for job in jobs_} == {()}  # they are the paper's
+    assert recipes["mnist_5"].paper.accuracy["repshare"] == (90.63,)
+    assert recipes["mnist_10"].paper.accuracy["repshare"] == (82.07,)
+    assert jobs_[0].recipe.paper.accuracy == recipes["mnist_2"].paper.accuracy
+    assert recipes["mnist_2"].paper.accuracy["centralized"] == (94.0,)
 
 
 def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:

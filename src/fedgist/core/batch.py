@@ -10,18 +10,28 @@ from fedgist.core.tree import tree
 
 
 @tree
+class Labels:
+    """All rows of a client without their inputs: labels ``y`` (rows,), ``mask`` (rows,)."""
+
+    y: Tensor
+    mask: Tensor
+
+
+@tree
 class Batch:
     """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
 
     ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
     whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each
     row is multiplied by, where the recipe weighs classes, else None: the task's loss reads it.
+    ``picks`` (batch, choices) is what ``Method.pick`` said of each row, in summaries alone.
     """
 
     x: Tensor
     y: Tensor
     mask: Tensor
     weight: Tensor | None = None
+    picks: Tensor | None = None
 
 
 class RowSet(Protocol):

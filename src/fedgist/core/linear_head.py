@@ -49,6 +49,15 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
     return members.to(values.dtype).T @ values
 
 
+def class_means(total: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums (..., width) over numbers of rows (...), and where there are any: 1 or 0.
+
+    Where there are none, the mean is 0.
+    """
+    there = (rows > 0).to(total.dtype)
+    return total / rows.clamp(min=1.0).unsqueeze(-1) * there.unsqueeze(-1), there
+
+
 def one_feature_width(
     task: Task, method: str, shares: Literal["one head", "class means"] = "one head"
 ) -> int:

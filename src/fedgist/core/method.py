@@ -70,12 +70,14 @@ select         server  no    -           stage's   once a round          orders,
 orders         server  no    -           stage's   once a stage          some of them; None: nobody
 download       server  no    -           stage's   order and evaluation  a message
 server_update  server  no    -           stage's   once a stage          the next server state
+forget         server  no    -           -         when asked to         the state without a client
 models         server  no    -           stage's   at evaluation         nets by name
 report         server  no    -           stage's   once a round          numbers by name
 init_client    client  no    -           client's  once a client         own
 receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
 phases         client  no    -           -         once a stage          what learns, how long
 loss           client  yes   training    step's    once a step           scalar; x (batch, ...)
+pick           client  yes   -           client's  once a stage          (rows, choices)
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
 upload         client  yes   evaluation  client's  once a stage          (a message, own)
 before_test    client  no    -           -         before a test         phases on a copy
@@ -96,7 +98,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch, RowSet
+from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
@@ -115,6 +117,7 @@ __all__ = [
     "Context",
     "Count",
     "Exchange",
+    "Labels",
     "Life",
     "Method",
     "Net",
@@ -226,6 +229,14 @@ class Method:
         """Return the loss of one batch, a scalar averaged over the rows present: the task's."""
         return ctx.task.objective.loss(net(batch.x), batch)
 
+    def pick(self, rows: Labels, own: Tree, ctx: Context) -> Tensor:
+        """Return what a client chooses of its rows, (rows, choices), before it summarizes them.
+
+        Batches are cut anew for every stack; this is decided once, by the labels of all rows, and
+        ``summarize`` finds it as ``batch.picks``. By default nothing is chosen, (rows, 0).
+        """
+        return torch.zeros(len(rows.y), 0)
+
     def summarize(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tree:
         """Return sums over one batch, in the order of the rows; the engine adds them up."""
         return Count(batch.mask.sum().to(torch.float32))
@@ -239,6 +250,10 @@ class Method:
     def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
         """Return the server's new state; any non-empty subset of those asked may have answered."""
         return self.exchange.server_update(server, replies, ctx)
+
+    def forget(self, server: Tree, client: int) -> Tree:
+        """Return the server's state without what it keeps of one client: by default as it is."""
+        return server
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """Return the server's own models by name: each is scored on the server's test sets."""

@@ -70,12 +70,10 @@ class Dataset:
         """What each class is called: its name, or its number if classes have none."""
         return self.classes or tuple(str(label) for label in range(self.num_classes))
 
-    def first(self, rows: int | None) -> Dataset:
-        """Return the same data with only the first ``rows`` training rows, or all for None."""
-        if rows is None:
-            return self
-        clients = None if self.clients is None else self.clients[:rows]
-        return replace(self, x=self.x[:rows], y=self.y[:rows], clients=clients)
+    def only(self, rows: Tensor | slice) -> Dataset:
+        """Return the same data with only these training rows."""
+        clients = None if self.clients is None else self.clients[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients)
 
 
 def check(data: Dataset) -> Dataset:

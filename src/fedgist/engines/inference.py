@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.method import Batch, Count, Method, Net
+from fedgist.core.method import Batch, Count, Labels, Method, Net
 from fedgist.core.objective import Marks
 from fedgist.core.privacy import protected
 from fedgist.core.tree import Tree, leaves, map_leaves, take
@@ -56,14 +56,35 @@ def _summaries(cohort: Cohort, clients: Clients) -> Any:
         return method.summarize(net, batch, own, down, cohort.at(key))
 
     summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
+    picks, at = _picks(cohort, clients), 0
     sums: Tree = None
     for count, rows in _pieces(cohort.table):
         first, down = _first(cohort, clients, count)
-        part = summarize(
-            first.net, cohort.examples.batch(rows), first.own, down, cohort.keys[:count]
-        )
+        batch = cohort.examples.batch(rows)
+        if picks is not None:
+            batch = replace(batch, picks=picks[:count, at : at + rows.shape[1]])
+        part = summarize(first.net, batch, first.own, down, cohort.keys[:count])
+        at += rows.shape[1]
         sums = part if sums is None else map_leaves(_add_first, sums, part)
     return sums
+
+
+def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
+    """Return what each client chooses of its rows, (K, rows, choices), if the method lets it."""
+    method = cohort.method
+    if type(method).pick is Method.pick:
+        return None
+
+    def one_client(rows: Labels, own: Tree, key: Tensor) -> Tensor:
+        return method.pick(rows, own, cohort.at(key))
+
+    table = cohort.table
+    if not table.shape[1]:  # as in pieces: a place without a row
+        table = table.new_full((len(table), 1), -1)
+    mask = table >= 0
+    y = torch.where(mask, cohort.examples.y[table.clamp(min=0)], 0)
+    picks: Tensor = cohort.lift(one_client, (0, 0, 0))(Labels(y, mask), clients.own, cohort.keys)
+    return picks
 
 
 def _add_first(total: Tensor, part: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ Where clients are simulated, the first message of a stage is the form of the oth
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch
+from fedgist.core.batch import Batch, Labels
 from fedgist.core.message import Form, is_finite, reduction, refuse, unaddable
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
@@ -32,6 +33,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         y = torch.zeros(1, dtype=torch.int64, device=x.device)
         batch = Batch(x, y, torch.ones(1, dtype=torch.bool, device=x.device))
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
+        batch = replace(batch, picks=method.pick(Labels(batch.y, batch.mask), own, ctx))
         sums = method.summarize(net, batch, own, down, ctx)
         message, _ = method.upload(net, own, sums, down, ctx)
         return message

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.batch import Batch
+from fedgist.core.batch import Batch, Labels
 from fedgist.core.layers import Pass
 from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
@@ -131,7 +131,7 @@ class Trial:
         own = self._call("init_client", self.net)
         self.net, self.own = self._pair("receive", self._call("receive", self.net, own, self.down))
         notes = self._check_mask()
-        batch = self.batch(0.0)
+        batch = self._picked(self.batch(0.0))
         sums = self._call("summarize", self.net, batch, self.own, self.down)
         pair = self._call("upload", self.net, self.own, sums, self.down)
         self._message("upload", self._pair("upload", pair)[0])
@@ -150,10 +150,17 @@ class Trial:
         mask = torch.arange(ROWS, device=device) < PRESENT
         return Batch(x.to(device), torch.where(mask, y, 0), mask)
 
+    def _picked(self, batch: Batch) -> Batch:
+        """Return the batch as summaries see it, with what the client chooses of its rows."""
+        picks = self._call("pick", Labels(batch.y, batch.mask), self.own)
+        if not isinstance(picks, Tensor) or tuple(picks.shape[:-1]) != (ROWS,):
+            self._complain("pick", f"returned {kind_of(picks)}, not (rows, choices)")
+        return replace(batch, picks=picks)
+
     def unstackable(self) -> str | None:
         """Return which function fails on two clients stacked, if the model does not."""
         self.look()
-        batch = self.batch(0.0)
+        batch = self._picked(self.batch(0.0))
 
         def body(net: Net, batch: Batch, own: Tree) -> Tensor:
             del own  # the model does not need it
@@ -189,7 +196,7 @@ class Trial:
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)
         sums = [
-            self._call("summarize", self.net, batch, self.own, self.down)
+            self._call("summarize", self.net, self._picked(batch), self.own, self.down)
             for batch in (first, other)
         ]
         pairs = zip(*(leaves(value) for value in sums), strict=True)

@@ -25,8 +25,14 @@ __all__ = ["Recipe", "flat", "make", "read", "read_recorded", "role_of"]
 OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
 
 
-def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
+def read(
+    path: Path | None,
+    settings: Sequence[str] = (),
+    own: Mapping[str, object] = MappingProxyType({}),
+) -> Recipe:
     """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults.
+
+    Values by dotted key in ``own`` stand as if they were in the file.
 
     Raises
     ------
@@ -37,6 +43,8 @@ def read(path: Path | None, settings: Sequence[str] = ()) -> Recipe:
         return make({}, settings)
     raw = _read_toml(path)
     try:
+        for key, value in own.items():
+            _put(raw, key, value)
         return make(raw, settings)
     except InputError as error:
         msg = f"{path}: {error}"

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedgist.core import random
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.normalization import own_moments, with_moments
@@ -40,13 +42,24 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
             **section.options,
         )
     data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
-    data = data.first(recipe.data.train_rows)
+    data = _some(recipe, data)
     if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
         msg = (
             f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
         )
         raise RecipeError(msg)
     return data
+
+
+def _some(recipe: Recipe, data: Dataset) -> Dataset:
+    """Return the data with as many training rows as the recipe wants: the first, or drawn."""
+    wanted, count = recipe.data.train_rows, len(data.y)
+    if wanted is None or wanted >= count:
+        return data
+    if recipe.data.draw == "first":
+        return data.only(slice(wanted))
+    key = random.key(recipe.seed, "training rows")
+    return data.only(torch.tensor(random.choice(key, count, wanted)))
 
 
 def check_moments(recipe: Recipe, *, named_sets: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedgist.core.metrics import CLASS_METRICS, OBJECTIVES
 from fedgist.data import PARTITIONS, Augmentation
@@ -81,10 +81,18 @@ class Data(_Open):
     # of each channel or column of numbers, or one for all; measured if not given
     mean: tuple[float, ...] = ()
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    train_rows: Positive | None = None  # only this many training rows, from the first
+    train_rows: Positive | None = None  # only this many training rows
+    draw: Literal["first", "random"] = "first"  # which: the first, or drawn from the run's seed
     # share of each client's training rows that is held out
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     augment: tuple[Augmentation, ...] = ()
+
+    @model_validator(mode="after")
+    def _draws_some(self) -> Data:
+        if self.draw != "first" and self.train_rows is None:
+            msg = f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn"
+            raise ValueError(msg)
+        return self
 
 
 class Partitioning(_Open):
@@ -183,7 +191,8 @@ class PaperSection(_Section):
 
     source: str = ""
     target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None  # percent
-    accuracy: dict[str, tuple[float, float]] = {}  # by method: percent, and its standard error
+    # by method: percent, and its standard error if it is printed
+    accuracy: dict[str, tuple[float, float] | tuple[float]] = {}
     communication: dict[str, float] = {}  # by method: bits both ways until the target accuracy
     departs: tuple[str, ...] = ()  # settings that differ from the paper's, filled in by reading
 

@@ -211,6 +211,10 @@ class Federation:
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
 
+    def forget(self, client: int) -> None:
+        """Drop what the server keeps of one client."""
+        self.server = check_state(self.method.forget(self.server, client), self.method, "forget")
+
     def keep_this_round(self) -> None:
         """Remember the state as it is now as that of the best round."""
         self.best = self.checkpoint().copied()

@@ -26,6 +26,7 @@ METHODS: Registry[type[Method]] = Registry(
         "cs_fl": "fedgist.methods.cs_fl:CSFL",
         "fedproto": "fedgist.methods.fedproto:FedProto",
         "fd": "fedgist.methods.fd:FD",
+        "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",
         "feddbe": "fedgist.methods.feddbe:FedDBE",
         "fedlog": "fedgist.methods.fedlog:FedLog",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.linear_head import class_sums
+from fedgist.core.linear_head import class_means, class_sums
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
@@ -96,7 +96,7 @@ class FD(Method):
         if self.leave_own_out:
             own = take_logits(self._newest(server.newest), order.client)
             total = server.total - own.mean * own.there.unsqueeze(1)
-            mean = means(total, server.count - own.there)
+            mean = ClassLogits(*class_means(total, server.count - own.there))
         return self._message(mean.mean, mean.there)
 
     def _newest(self, newest: Newest) -> AnyLogits:
@@ -127,21 +127,20 @@ class FD(Method):
         self, net: Net, own: Nothing, sums: LogitSums, down: AnyLogits, ctx: Context
     ) -> tuple[AnyLogits, Nothing]:
         """Return the mean logits of each class that the client has."""
-        local = means(sums.total, sums.rows)
-        return self._message(local.mean, local.there), own
+        return self._message(*class_means(sums.total, sums.rows)), own
 
     def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
         """Keep each client's newest logits, and average them by class."""
-        newest = server.newest.having(replies)
+        return self._board(server.newest.having(replies))
+
+    def forget(self, server: Board, client: int) -> Board:
+        """Return the board without what a client wrote."""
+        return self._board(server.newest.without(client))
+
+    def _board(self, newest: Newest) -> Board:
         logits = self._newest(newest)
         total, count = logits.mean.sum(0), logits.there.sum(0)
-        return Board(newest, total, count, means(total, count))
-
-
-def means(total: Tensor, count: Tensor) -> ClassLogits:
-    """Return totals (classes, width) divided by their counts (classes,), zeros where it is 0."""
-    there = (count > 0).to(total.dtype)
-    return ClassLogits(total / count.clamp(min=1.0).unsqueeze(1) * there.unsqueeze(1), there)
+        return Board(newest, total, count, ClassLogits(*class_means(total, count)))
 
 
 def take_logits(stack: AnyLogits, client: int) -> ClassLogits:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.linear_head import class_sums, one_feature_width, with_constant
+from fedgist.core.linear_head import class_means, class_sums, one_feature_width, with_constant
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
@@ -99,16 +99,14 @@ class FedProto(Method):
         """Return sums and counts, or means that weigh 1; nothing for absent classes."""
         if self.aggregate == "weighted":
             return sums, own
-        means = sums.total / sums.weight.clamp(min=1.0).unsqueeze(1)
-        return ClassTotals(means, (sums.weight > 0).to(means.dtype)), own
+        return ClassTotals(*class_means(sums.total, sums.weight)), own
 
     def server_update(self, server: Prototypes, replies: Replies, ctx: Context) -> Prototypes:
         """Return the new mean of each class that was sent, and the old ones of others."""
         total: ClassTotals = replies.total()
-        sent = total.weight > 0
-        new = total.total / total.weight.clamp(min=1.0).unsqueeze(1)
-        mean = torch.where(sent.unsqueeze(1), new, server.mean)
-        return Prototypes(mean, torch.where(sent, 1.0, server.exists))
+        new, sent = class_means(total.total, total.weight)
+        mean = torch.where(sent.unsqueeze(1) > 0, new, server.mean)
+        return Prototypes(mean, torch.maximum(sent, server.exists))
 
     def predict(self, net: Net, own: Nothing, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
         """Return minus the squared distances to the prototypes, or the head's logits.

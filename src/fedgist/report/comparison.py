@@ -180,5 +180,5 @@ def _paper(run: RunFiles, method: str) -> Paper | None:
     bits = printed.get("communication", {}).get(method)
     if pair is None and bits is None:
         return None
-    accuracy = None if pair is None else (pair[0] / 100, pair[1] / 100)
+    accuracy = None if pair is None else tuple(value / 100 for value in pair)
     return Paper(printed.get("source", ""), accuracy, bits, tuple(printed.get("departs", ())))

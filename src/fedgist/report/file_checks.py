@@ -40,8 +40,8 @@ def _is_entry(value: object) -> bool:
     return isinstance(value, dict) and _is_whole(value.get("client"))
 
 
-def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and [_is_number(number) for number in value] == [True, True]
+def _is_mean(value: object) -> bool:
+    return isinstance(value, list) and len(value) in {1, 2} and all(map(_is_number, value))
 
 
 def _all(fits: Callable[[Any], bool], kind: type = list) -> Callable[[Any], bool]:
@@ -62,7 +62,7 @@ TEXTS = Kind(_all(TEXT.fits), "a list of texts")
 TABLE = Kind(lambda v: isinstance(v, dict), "a table")
 ENTRIES = Kind(_all(_is_entry), "a list with a table for each client")
 NUMBERS = Kind(_all(_is_number, dict), "a table of numbers")
-PAIRS = Kind(_all(_is_pair, dict), "a table of pairs of numbers")
+MEANS = Kind(_all(_is_mean, dict), "a table of means, each with its error or alone")
 COUNTS = Kind(_all(ROUND.fits), "a list of whole numbers")
 
 OF_ROUND = {
@@ -81,7 +81,7 @@ OF_RECIPE = {
     "paper.source": TEXT,
     "paper.departs": TEXTS,
     "paper.target_accuracy": NUMBER,
-    "paper.accuracy": PAIRS,
+    "paper.accuracy": MEANS,
     "paper.communication": NUMBERS,
 }
 OF_RESULT = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 MINUTE = 60  # seconds; and an hour has as many minutes
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -11,6 +12,11 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def percent(value: float | None, digits: int = 2) -> str:
     """Return a fraction as percent."""
     return "-" if value is None else f"{100 * value:.{digits}f} %"
+
+
+def printed(numbers: Iterable[float]) -> str:
+    """Return a mean and, if it is given, its standard error, in the papers' way: two digits."""
+    return " ± ".join(f"{number:.2f}" for number in numbers)
 
 
 def size(count: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.federation.recipe import Recipe
-from fedgist.report.formatting import bits
+from fedgist.report.formatting import bits, printed
 from fedgist.report.sheet import Sheet
 from fedgist.report.study_rows import Row, Study
 
@@ -56,8 +56,8 @@ def _accuracy(row: Row | None, recipe: Recipe, method: str) -> list[str]:
     ours = f"{100 * final.mean:.2f}" if final else "-"
     if final and final.error is not None:
         ours += f" ± {100 * final.error:.2f}"
-    printed = recipe.paper.accuracy.get(method)
-    return [ours, f"{printed[0]:.2f} ± {printed[1]:.2f}" if printed else "-"]
+    theirs = recipe.paper.accuracy.get(method)
+    return [ours, printed(theirs) if theirs else "-"]
 
 
 def _communication(row: Row | None, recipe: Recipe, method: str) -> list[str]:

@@ -32,10 +32,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper printed: accuracy and its standard error (fractions), bits to its target."""
+    """What the paper printed: accuracy and, if given, its error (fractions); bits to its target."""
 
     source: str
-    accuracy: tuple[float, float] | None
+    accuracy: tuple[float, ...] | None
     bits: float | None
     departs: tuple[str, ...]
 

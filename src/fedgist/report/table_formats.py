@@ -98,7 +98,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         data |= {"p": row.versus.p, "p_holm": row.versus.p_holm}
     data |= _estimate_data(row)
     if row.paper:
-        mean, error = row.paper.accuracy or (None, None)
+        mean, error = (*(row.paper.accuracy or ()), None, None)[:2]
         data |= {
             "paper_accuracy_mean": mean,
             "paper_accuracy_se": error,

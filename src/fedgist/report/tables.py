@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedgist.core.metrics import Metric
 from fedgist.federation.columns import over_clients, spread_of
-from fedgist.report.formatting import bits, percent, size
+from fedgist.report.formatting import bits, percent, printed, size
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Paper, Row, Study, Target
@@ -166,5 +166,4 @@ def _with_error(value: Estimate, show: Callable[[float], str]) -> str:
 def _printed(paper: Paper | None) -> str:
     if paper is None or paper.accuracy is None:
         return "-"
-    mean, error = paper.accuracy
-    return f"{100 * mean:.2f} ± {100 * error:.2f}"
+    return printed(100 * value for value in paper.accuracy)

@@ -44,10 +44,21 @@ class Header(_Part):
 
 
 class Column(_Part):
-    """One experiment of the table: its recipe, and the settings changed at the small scale."""
+    """One experiment of the table: its recipe, and what it has in place of the recipe's own.
+
+    ``set`` holds settings of the paper, ``paper`` accuracies that it printed, and ``small`` the
+    settings that are changed at the small scale.
+    """
 
     recipe: str
+    set: dict[str, object] = {}
+    paper: dict[str, tuple[float, float] | tuple[float]] = {}
     small: dict[str, Any] = {}
+
+    @property
+    def own(self) -> dict[str, object]:
+        """What the column has in place of the recipe's own, by dotted key."""
+        return self.set | ({"paper.accuracy": self.paper} if self.paper else {})
 
 
 class Table(_Part):
@@ -111,15 +122,15 @@ def cells(
     for name, column in table.columns.items():
         if columns and name not in columns:
             continue
-        path = find(column.recipe)
-        recipes[name] = read(path)
+        path, own = find(column.recipe), column.own
+        recipes[name] = read(path, own=own)
         small = (
             [f"{key}={json.dumps(value)}" for key, value in column.small.items()]
             if scale == "small"
             else []
         )
         for method in [method for method in available if not methods or method in methods]:
-            recipe = read(path, [*small, *settings, f"method.name={method}"])
+            recipe = read(path, [*small, *settings, f"method.name={method}"], own)
             jobs += jobs_of_seeds(f"{name} {method}", recipe, count, out / name / method)
     return jobs, recipes
 

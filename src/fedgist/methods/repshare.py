@@ -1,0 +1,258 @@
+"""Representation sharing: clients share class means of features, and learn from each other's.
+
+Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing". The
+server relays and averages; it trains nothing. See docs/methods/repshare.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax, logsigmoid, one_hot, pad
+
+from fedgist.core import random
+from fedgist.core.bounds import NonNegative, NonNegativeInt, PositiveInt
+from fedgist.core.linear_head import class_means, one_feature_width
+from fedgist.core.losses import masked_mean
+from fedgist.core.message import message
+from fedgist.core.method import (
+    Batch,
+    Context,
+    Labels,
+    Method,
+    Net,
+    Nothing,
+    Order,
+    Part,
+    Phase,
+    Replies,
+    Task,
+)
+from fedgist.core.newest import Newest
+from fedgist.core.tree import tree
+from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+
+SURE = 1.0 - 1e-6  # a discriminator is never surer than this, so that losses stay finite
+
+
+@message(reduce="each")
+class Released:
+    """What a client releases: sums of features by class, and how many rows they are over.
+
+    ``total`` (1 + M_up, classes, m) and ``rows`` (1 + M_up, classes): first over all of its rows,
+    then over those of each observation. A class without rows is not sent.
+    """
+
+    total: Tensor = field(metadata=rows_where("rows"))
+    rows: Tensor = field(metadata=NONZERO)
+
+
+@message(reduce="each")
+class Representations:
+    """What a client gets: the global mean of each class, and others' observations.
+
+    ``mean`` (classes, m) and ``known`` (classes,); ``seen`` (M_down, classes, m) and ``there``
+    (M_down, classes). The flags are 1 or 0.
+    """
+
+    mean: Tensor = field(metadata=rows_where("known"))
+    known: Tensor = field(metadata=FLAGS)
+    seen: Tensor = field(metadata=rows_where("there"))
+    there: Tensor = field(metadata=FLAGS)
+
+
+@tree
+class Relay:
+    """Server state: what each client released last, and the mean of each class over all."""
+
+    newest: Newest
+    mean: Tensor
+    known: Tensor
+
+
+@tree
+class Discriminator:
+    """The form of a learned discriminator, (m, m)."""
+
+    form: Tensor
+
+
+@dataclass(frozen=True)
+class RepShare(Method):
+    """Representation sharing; weights and numbers are the paper's, reductions its authors'.
+
+    ``reduction``: the terms are means over features and classes, or sums, as printed. ``draw``:
+    each observation that a client gets is of one other client, or is drawn class by class from all
+    others. ``start``: before anything was shared both terms are masked, or means and observations
+    are random. ``discriminator``: the client's own classifier, or a bilinear form that it learns.
+    """
+
+    lambda_kd: NonNegative = 10.0
+    lambda_disc: NonNegative = 1.0
+    n_avg: PositiveInt = 10  # rows in an observation, if the class has so many
+    m_up: NonNegativeInt = 1  # observations of each class that a client releases
+    m_down: PositiveInt = 1  # observations of each class that it gets
+    reduction: Literal["mean", "paper"] = "mean"
+    draw: Literal["client", "class"] = "client"
+    start: Literal["masked", "random"] = "masked"
+    discriminator: Literal["classifier", "learned"] = "classifier"
+
+    keeps: ClassVar[Part] = "all"
+    accepts_late: ClassVar[bool] = True
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless all bodies have one feature width."""
+        one_feature_width(task, "repshare", shares="class means")
+
+    def init_server(self, ctx: Context) -> Relay:
+        """Return a relay that has heard nobody."""
+        width = one_feature_width(ctx.task, "repshare", shares="class means")
+        classes, device = ctx.task.num_classes, ctx.key.device
+        rows = torch.zeros(1 + self.m_up, classes, device=device)
+        nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows)
+        return _relay(Newest.of_nobody(nothing, ctx.task.num_clients))
+
+    def init_client(self, net: Net, ctx: Context) -> Discriminator | Nothing:
+        """Return the discriminator's form: features that agree are told from those that do not."""
+        if self.discriminator == "classifier":
+            return Nothing()
+        width = net.arch.feature_width
+        return Discriminator(torch.eye(width, device=ctx.key.device) / width**0.5)
+
+    def download(self, server: Relay, order: Order, ctx: Context) -> Representations:
+        """Return the global means, and M_down observations of other clients, drawn by key."""
+        key = ctx.draw("download", order.client)
+        if self.start == "random" and not bool((server.newest.round >= 0).any()):
+            return self._random(server, key)
+        seen, there = self._drawn(server, order.client, key)
+        return Representations(server.mean, server.known, seen, there)
+
+    def _random(self, server: Relay, key: Tensor) -> Representations:
+        shape = tuple(server.mean.shape)
+        seen = random.normal(random.fold(key, "seen"), (self.m_down, *shape))
+        mean = random.normal(random.fold(key, "mean"), shape)
+        there = torch.ones_like(seen[:, :, 0])
+        return Representations(mean, there[0], seen, there)
+
+    def _drawn(self, server: Relay, client: int, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return observations (M_down, classes, m), and of which classes they are there."""
+        if not self.m_up:
+            seen = torch.zeros(self.m_down, *server.mean.shape, device=key.device)
+            return seen, seen[:, :, 0]
+        released: Released = server.newest.messages(Released)
+        there = released.rows[:, 1:] > 0  # (clients, M_up, classes)
+        there[client] = False  # never its own
+        there = there.flatten(0, 1)
+        lines = there.any(1).unsqueeze(0) if self.draw == "client" else there.T
+        keys = random.fold(key, torch.arange(len(lines), device=key.device).unsqueeze(1))
+        places = random.order(keys, lines)[:, : self.m_down]  # those that are there come first
+        short = (0, self.m_down - places.shape[1])
+        found = pad(lines.gather(1, places), short).T
+        places = pad(places, short).T
+        at = (places // self.m_up, 1 + places % self.m_up, torch.arange(there.shape[1]))
+        return class_means(released.total[at], released.rows[at] * found)
+
+    def phases(self, ctx: Context) -> tuple[Phase, ...]:
+        """Return one phase in which the net learns, and the discriminator with it."""
+        learns = ("all",) if self.discriminator == "classifier" else ("all", "own.form")
+        return (Phase(learns, epochs=ctx.task.training.local_epochs),)
+
+    def loss(
+        self,
+        net: Net,
+        batch: Batch,
+        own: Discriminator | Nothing,
+        down: Representations,
+        ctx: Context,
+    ) -> Tensor:
+        """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
+        z = net.features(batch.x)
+        logits = net.logits(z)
+        far = (z - down.mean[batch.y]).square()
+        far = far.mean(1) if self.reduction == "mean" else far.sum(1)
+        kd = masked_mean(far * down.known[batch.y], batch.mask)
+        # one m for each row, of the observations that have any class
+        lots = down.there.amax(1).sum().clamp(min=1.0)
+        m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
+        log_h = self._log_h(net, own, z, logits, down.seen)[torch.arange(len(m)), m]
+        terms = contrast(log_h, batch.y) * down.there[m]
+        disc = terms.mean(1) if self.reduction == "mean" else terms.sum(1)
+        loss = ctx.task.objective.loss(logits, batch)
+        return loss + self.lambda_kd * kd + self.lambda_disc * masked_mean(disc, batch.mask)
+
+    def _log_h(
+        self, net: Net, own: Discriminator | Nothing, z: Tensor, logits: Tensor, seen: Tensor
+    ) -> Tensor:
+        """Return ln h(s, t) of every row and observation, (batch, M_down, classes) (eq. 5)."""
+        if isinstance(own, Discriminator):
+            return logsigmoid(torch.einsum("bi,ij,mcj->bmc", z, own.form, seen))
+        of_row = log_softmax(logits, 1)
+        of_seen = log_softmax(net.logits(seen.flatten(0, 1)), 1).view(*seen.shape[:2], -1)
+        return torch.logsumexp(of_row[:, None, None] + of_seen, 3)
+
+    def pick(self, rows: Labels, own: Discriminator | Nothing, ctx: Context) -> Tensor:
+        """Return the rows of each observation: of each class n_avg, or all if there are fewer."""
+        picks = [
+            drawn_of_each_class(ctx.draw("pick", m), rows, ctx.task.num_classes, self.n_avg)
+            for m in range(self.m_up)
+        ]
+        return torch.stack(picks, 1) if picks else super().pick(rows, own, ctx)
+
+    def summarize(
+        self,
+        net: Net,
+        batch: Batch,
+        own: Discriminator | Nothing,
+        down: Representations,
+        ctx: Context,
+    ) -> Released:
+        """Return sums of features by class, over all rows and over those picked."""
+        z = net.features(batch.x)
+        assert batch.picks is not None  # for the type checker
+        chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
+        members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
+        members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)
+        return Released(members.transpose(1, 2) @ z, members.sum(1))
+
+    def upload(
+        self,
+        net: Net,
+        own: Discriminator | Nothing,
+        sums: Released,
+        down: Representations,
+        ctx: Context,
+    ) -> tuple[Released, Discriminator | Nothing]:
+        """Return the sums."""
+        return sums, own
+
+    def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
+        """Keep what each client released last, and average it."""
+        return _relay(server.newest.having(replies))
+
+    def forget(self, server: Relay, client: int) -> Relay:
+        """Return the relay without what a client released."""
+        return _relay(server.newest.without(client))
+
+
+def _relay(newest: Newest) -> Relay:
+    """Return the state with the global mean of each class, by clients' numbers of rows."""
+    total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
+    return Relay(newest, *class_means(total, rows))
+
+
+def contrast(log_h: Tensor, y: Tensor) -> Tensor:
+    """Return -ln h at a row's own class, -ln(1 - h) at the others: (batch, classes)."""
+    own = one_hot(y, log_h.shape[1]).bool()
+    return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
+
+
+def drawn_of_each_class(key: Tensor, rows: Labels, num_classes: int, size: int) -> Tensor:
+    """Draw exactly ``size`` rows of each class, or all where there are fewer: 1 or 0, (rows,)."""
+    (order,) = random.order(key.unsqueeze(0), rows.mask.unsqueeze(0))
+    members = one_hot(rows.y, num_classes) * rows.mask.unsqueeze(1)
+    rank = (members[order].cumsum(0) * members[order]).sum(1)  # 1, 2, ... within the class
+    chosen = ((rank >= 1) & (rank <= size)).to(torch.float32)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)

@@ -1,0 +1,41 @@
+"""Which training rows of a data set are used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedgist.errors import RecipeError
+from fedgist.federation.recipe import make
+from fedgist.federation.recipe_data import read_data
+
+
+def rows_of(**settings: object) -> torch.Tensor:
+    seed = settings.pop("seed", 0)
+    return read_data(make({"seed": seed, "data": {"name": "digits", **settings}})).x
+
+
+def test_the_first_rows_or_random_ones() -> None:
+    everything = rows_of().flatten(1)
+    first = rows_of(train_rows=50).flatten(1)
+    assert torch.equal(first, everything[:50])
+    drawn = rows_of(train_rows=50, draw="random").flatten(1)
+    places = (drawn.unsqueeze(1) == everything).all(2).nonzero()[:, 1]
+    assert len(set(places.tolist())) == 50  # each one at most once; digits has no row twice
+    assert places.max() > 500
+    assert torch.equal(rows_of(train_rows=50, draw="random").flatten(1), drawn)
+    other = rows_of(train_rows=50, draw="random", seed=1).flatten(1)
+    assert not torch.equal(other, drawn)
+
+
+@pytest.mark.parametrize("draw", ["first", "random"])
+def test_as_many_rows_as_there_are(draw: str) -> None:
+    everything = rows_of()
+    assert torch.equal(rows_of(train_rows=10**6, draw=draw), everything)
+
+
+def test_a_draw_of_no_number_of_rows_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"draw = 'random' needs data\.train_rows"):
+        make({"data": {"draw": "random"}})
+    with pytest.raises(RecipeError, match=r"data\.draw"):
+        make({"data": {"draw": "last", "train_rows": 5}})

@@ -1,0 +1,353 @@
+"""Representation sharing against plain modules, and its relay against what it may not do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedgist.core import random
+from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
+from fedgist.core.replies import gather
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import InputError
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World
+from fedgist.methods.repshare import (
+    Relay,
+    Released,
+    Representations,
+    RepShare,
+    contrast,
+    drawn_of_each_class,
+)
+from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
+
+WHOLE = {"local_epochs": 1, "batch_size": 32, "lr": 0.2}
+
+
+def two_clients(**options: Any) -> World:
+    """Two clients, so that whose observation is heard is no matter of chance."""
+    rows = [list(range(14)), list(range(10, 32))]
+    given = {"clients": rows, "clients_test": [[0, 1], [2, 3]]}
+    return world("repshare", options=options, given=given, train=WHOLE)
+
+
+def plain_rounds(small_world: World, rounds: int, method: RepShare) -> list[Tensor]:
+    """Two clients by full-batch gradient steps, with observations over all rows of a class."""
+    start = small_world.server.task.starts["mlp"].params
+    x, y = (small_world.data.x - 0.5) / 2.0, small_world.data.y
+    clients = []
+    for client in range(2):
+        body, head = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 3)
+        body.load_state_dict({f"0.{n}": start[f"1.{n}"].clone() for n in ("weight", "bias")})
+        head.load_state_dict({n: start[f"4.{n}"].clone() for n in ("weight", "bias")})
+        own = small_world.population.train[client]
+        clients.append((body, head, x[own], y[own]))
+    average = method.reduction == "mean"
+    sums: list[dict[int, tuple[Tensor, int]]] = [{}, {}]
+    for _ in range(rounds):
+        told = list(sums)
+        for number, (body, head, rows_x, rows_y) in enumerate(clients):
+            z = body(rows_x)
+            logits = head(z)
+            loss = F.cross_entropy(logits, rows_y)
+            for phi, out, k in zip(z, logits, rows_y.tolist(), strict=True):
+                parts = [of[k] for of in told if k in of]
+                if parts:
+                    mean = sum(s for s, _ in parts) / sum(n for _, n in parts)
+                    far = (phi - mean).square()
+                    kd = far.mean() if average else far.sum()
+                    loss = loss + method.lambda_kd * kd / len(z)
+                disc = torch.zeros(())
+                for c, (total, n) in told[1 - number].items():
+                    h = (out.softmax(0) * head(total / n).softmax(0)).sum()
+                    disc = disc - (h.log() if c == k else (1 - h).log())
+                disc = disc / CLASSES if average else disc
+                loss = loss + method.lambda_disc * disc / len(z)
+            params = [*body.parameters(), *head.parameters()]
+            grads = torch.autograd.grad(loss, params)
+            with torch.no_grad():
+                for p, g in zip(params, grads, strict=True):
+                    p.sub_(0.2 * g)
+                z = body(rows_x)
+            sums[number] = {
+                k: (z[rows_y == k].sum(0), int((rows_y == k).sum())) for k in set(rows_y.tolist())
+            }
+    return [next(body.parameters()).detach() for body, *_ in clients]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "paper"])
+def test_rounds_are_those_of_plain_modules(reduction: str) -> None:
+    # rejects means weighted by clients, observations of oneself, a detached classifier on t, a
+    # contrast without the other classes, and the other reduction
+    weights = {"lambda_kd": 0.7, "lambda_disc": 0.6, "n_avg": 100, "reduction": reduction}
+    small_world = two_clients(**weights)
+    state = trace(small_world, Plan(2), rounds=3).state
+    method = small_world.server.method
+    assert isinstance(method, RepShare)
+    expected = torch.stack(plain_rounds(small_world, 3, method))
+    assert torch.allclose(state["clients/mlp/net/1.weight"], expected, atol=1e-5)
+    other = replace(method, reduction="paper" if reduction == "mean" else "mean")
+    assert not torch.allclose(torch.stack(plain_rounds(small_world, 3, other)), expected, atol=1e-3)
+
+
+def test_the_first_round_is_local_training() -> None:
+    shared, alone = (
+        trace(world(name, train=WHOLE), Plan(5), rounds=1).state for name in ("repshare", "local")
+    )
+    assert torch.equal(shared["clients/mlp/net/1.weight"], alone["clients/mlp/net/1.weight"])
+    begun = trace(world("repshare", options={"start": "random"}, train=WHOLE), Plan(5), rounds=1)
+    assert not torch.equal(
+        begun.state["clients/mlp/net/1.weight"], alone["clients/mlp/net/1.weight"]
+    )
+
+
+def test_the_contrast_is_the_papers() -> None:
+    h = torch.tensor([[0.9, 0.2, 0.4], [0.3, 0.6, 0.5]], dtype=torch.float64)
+    terms = contrast(h.log(), torch.tensor([0, 2]))
+    expected = -torch.log(torch.tensor([[0.9, 0.8, 0.6], [0.7, 0.4, 0.5]], dtype=torch.float64))
+    assert torch.allclose(terms, expected)
+    sure = contrast(torch.zeros(1, 2), torch.tensor([0]))  # h = 1 at a negative: no infinity
+    assert torch.isfinite(sure).all()
+
+
+ROWS = st.lists(st.integers(-1, CLASSES - 1), min_size=1, max_size=30)  # -1: absent
+
+
+@given(ROWS, st.integers(1, 6), st.integers(0, 99))
+def test_observations_are_of_exactly_so_many_rows(labels: list[int], size: int, seed: int) -> None:
+    present = [label for label in labels if label >= 0]
+    y = torch.tensor([*present, *(0 for _ in range(len(labels) - len(present)))])
+    mask = torch.arange(len(y)) < len(present)
+    key = random.key(seed)
+    picked = drawn_of_each_class(key, Labels(y, mask), CLASSES, size)
+    counts = Counter(y[picked > 0].tolist())
+    assert not picked[~mask].any()
+    for label, count in Counter(present).items():
+        assert counts[label] == min(size, count)
+    longer = Labels(F.pad(y, (0, 5)), F.pad(mask, (0, 5)))
+    wider = drawn_of_each_class(key, longer, CLASSES, size)
+    assert torch.equal(wider[: len(y)], picked)  # padding changes no draw
+
+
+def test_every_row_is_picked_alike() -> None:
+    y, mask = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool)
+    counts = sum(drawn_of_each_class(random.key(s), Labels(y, mask), 1, 3) for s in range(4000))
+    # 4000 draws of 3 of 8: 1500 each, deviation 31
+    assert isinstance(counts, Tensor)
+    assert (counts - 1500).abs().max() < 5 * 31
+
+
+# the relay
+
+WIDTH = 2
+
+
+def released(client: int, classes: dict[int, int], m_up: int = 1) -> Released:
+    """A release whose observations say whose they are: client + 1, and which observation."""
+    rows = torch.zeros(1 + m_up, CLASSES)
+    total = torch.zeros(1 + m_up, CLASSES, WIDTH)
+    for label, count in classes.items():
+        rows[:, label] = count
+        for m in range(1 + m_up):
+            total[m, label] = count * torch.tensor([client + 1.0, float(m)])
+    return Released(total, rows)
+
+
+def heard(method: RepShare, messages: dict[int, Released], rounds: dict[int, int]) -> Any:
+    """A relay that has heard these clients of five, and a context."""
+    small_world = world(
+        "repshare", options={"m_up": method.m_up}, model={"name": "mlp", "hidden": [2]}
+    )
+    ctx = Context(random.key(3), small_world.server.task, 1, "train")
+    replies = [
+        Reply(Order(c, "mlp"), rounds.get(c, 1), "train", message)
+        for c, message in messages.items()
+    ]
+    relay = method.init_server(ctx)
+    return (method.server_update(relay, gather([], replies), ctx) if replies else relay), ctx
+
+
+ALL = dict.fromkeys(range(CLASSES), 4)
+
+
+def owners(down: Representations) -> set[int]:
+    return {int(v) - 1 for v in down.seen[..., 0][down.there > 0].tolist()}
+
+
+@pytest.mark.parametrize("draw", ["client", "class"])
+def test_a_client_gets_all_others_in_turn_and_never_its_own(draw: Any) -> None:
+    method = RepShare(draw=draw, m_down=2)
+    relay, ctx = heard(method, {c: released(c, ALL) for c in range(4)}, {})
+    counts: Counter[int] = Counter()
+    for number in range(300):
+        at = replace(ctx, key=random.key(number))
+        down = method.download(relay, Order(1, "mlp"), at)
+        assert down.there.all()
+        assert not torch.equal(down.seen[0], down.seen[1])  # without replacement
+        whose = owners(down)
+        if draw == "client":  # each observation is of one client in all classes
+            assert all(len(set(line.tolist())) == 1 for line in down.seen[..., 0])
+        counts.update(whose)
+    assert set(counts) == {0, 2, 3}
+    if draw == "client":  # 2 of 3, 300 times: 200 each, deviation 8
+        assert all(abs(count - 200) < 5 * 8 for count in counts.values())
+
+
+def test_class_by_class_each_class_is_drawn_by_itself() -> None:
+    method = RepShare(draw="class")
+    relay, ctx = heard(method, {c: released(c, ALL) for c in range(4)}, {})
+    downs = [
+        method.download(relay, Order(1, "mlp"), replace(ctx, key=random.key(n))) for n in range(50)
+    ]
+    assert any(len(set(down.seen[0, :, 0].tolist())) > 1 for down in downs)
+
+
+def test_observations_of_a_class_come_from_who_has_it() -> None:
+    method = RepShare(draw="class", m_down=3)
+    relay, ctx = heard(method, {0: released(0, {0: 2}), 2: released(2, {0: 5, 1: 1})}, {})
+    down = method.download(relay, Order(4, "mlp"), ctx)
+    assert down.there.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert {int(v) for v in down.seen[:2, 0, 0]} == {1, 3}
+    assert down.seen[0, 1, 0] == 3
+    assert down.known.tolist() == [1, 1, 0]
+    # the mean of class 0 is over rows: (2 * 1 + 5 * 3) / 7
+    assert down.mean[0, 0] == pytest.approx(17 / 7)
+
+
+def test_who_releases_nothing_or_is_forgotten_is_not_heard() -> None:
+    method = RepShare()
+    both = {0: released(0, ALL), 1: released(1, ALL)}
+    for silent in ("release", "forget"):
+        relay, ctx = heard(method, both, {})
+        if silent == "forget":
+            relay = method.forget(relay, 1)
+        else:
+            nothing = Reply(Order(1, "mlp"), 2, "train", released(1, {}))
+            relay = method.server_update(relay, gather([], [nothing]), ctx)
+        down = method.download(relay, Order(3, "mlp"), ctx)
+        assert owners(down) == {0}
+        assert down.mean[0, 0] == 1.0
+        assert not method.download(relay, Order(0, "mlp"), ctx).there.any()
+
+
+def test_late_messages_count_unless_a_newer_one_is_there() -> None:
+    method = RepShare()
+    relay, ctx = heard(method, {0: released(0, ALL)}, {0: 5})
+    for number, kept in ((4, 1.0), (6, 3.0)):
+        late = Reply(Order(0, "mlp"), number, "train", released(2, ALL))
+        after = method.server_update(relay, gather([], [late]), ctx)
+        assert method.download(after, Order(3, "mlp"), ctx).mean[0, 0] == kept
+
+
+def test_several_observations_are_told_apart() -> None:
+    method = RepShare(m_up=3, m_down=2)
+    relay, ctx = heard(method, {0: released(0, ALL, 3)}, {})
+    seen: set[int] = set()
+    for number in range(40):
+        down = method.download(relay, Order(1, "mlp"), replace(ctx, key=random.key(number)))
+        which = down.seen[:, 0, 1].tolist()
+        assert len(set(which)) == 2
+        seen |= {int(w) for w in which}
+    assert seen == {1, 2, 3}  # never the mean over all rows
+
+
+@pytest.mark.parametrize("m_up", [0, 2])
+def test_without_observations_the_means_alone_are_learned_from(m_up: int) -> None:
+    small_world = world("repshare", options={"m_up": m_up, "m_down": 3}, train=WHOLE)
+    lines = trace(small_world, Plan(2), rounds=2).rounds
+    labels = torch.split(blobs().y, list(SIZES))
+    there = sum(len(set(own.tolist())) for own in labels)
+    bits = -(-(1 + m_up) * CLASSES // 8)
+    # a row of 5 features and a count for each class that is there, and bits that say which
+    assert lines[0]["comm/up_bytes"] == (1 + m_up) * there * (5 + 1) * 4 + 5 * bits
+
+
+# clients that come and go
+
+
+def only(fed: Federation, ids: list[int]) -> None:
+    some = [ClientInfo(c, ("mlp",)) for c in ids]
+    object.__setattr__(fed.side, "online", lambda _: some)
+
+
+def test_all_but_two_are_away_for_long_and_are_still_heard() -> None:
+    fed = federation(world("repshare", train={"num_rounds": 60}, evaluate={"every": 60}))
+    fed.advance()
+    before = {name: array.clone() for name, array in fed.server.newest.arrays.items()}
+    only(fed, [0, 4])
+    for _ in range(20):
+        fed.advance()
+    relay: Relay = fed.server
+    assert relay.newest.round.tolist() == [21, 1, 1, 1, 21]
+    for name, array in relay.newest.arrays.items():
+        assert torch.equal(array[1:4], before[name][1:4])
+    rows = relay.newest.arrays["rows"][:, 0].sum(0)
+    assert torch.equal(rows, torch.bincount(blobs().y).float())  # all of them are in the mean
+    fed.engine.close()
+
+
+def test_one_joins_late_and_learns_from_what_is_there() -> None:
+    fed = federation(world("repshare", train={"num_rounds": 60}, evaluate={"every": 60}))
+    only(fed, [0, 2])
+    for _ in range(49):
+        fed.advance()
+    assert fed.server.newest.round.tolist() == [49, -1, 49, -1, -1]
+    down = fed.method.download(fed.server, Order(3, "mlp"), fed.context("train", 50))
+    assert down.known.any()
+    assert down.there.any()
+    only(fed, [0, 2, 3])
+    line, _ = fed.advance()
+    assert line["clients/replied"] == 3
+    assert fed.server.newest.round.tolist() == [50, -1, 50, 50, -1]
+    fed.engine.close()
+
+
+def test_a_federation_of_one_client_is_local_training() -> None:
+    rows = {"clients": [list(range(20))], "clients_test": [[0, 1, 2]]}
+    shared, alone = (
+        trace(world(name, options=options, given=rows, train=WHOLE), Plan(1), rounds=3).state[
+            "clients/mlp/net/1.weight"
+        ]
+        for name, options in (("repshare", {"lambda_kd": 0.0}), ("local", {}))
+    )
+    assert torch.equal(shared, alone)  # it hears nobody; the global mean is its own
+
+
+def test_a_learned_discriminator_learns() -> None:
+    small_world = world("repshare", options={"discriminator": "learned"}, train=WHOLE)
+    first, third = (trace(small_world, Plan(2), rounds=n).state for n in (1, 3))
+    name = "clients/mlp/own/form"
+    assert torch.equal(first[name][0], torch.eye(5) / 5**0.5)  # nothing to learn from yet
+    assert not torch.allclose(third[name][0], first[name][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_avg": 0}, "method.n_avg"),
+        ({"m_down": 0}, "method.m_down"),
+        ({"lambda_kd": -1.0}, "method.lambda_kd"),
+        ({"draw": "user"}, "method.draw"),
+    ],
+)
+def test_impossible_settings_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        world("repshare", options=options)
+
+
+def test_widths_that_differ_are_refused() -> None:
+    models = {
+        "wide": {"model": "mlp", "hidden": [7], "share": 0.5},
+        "thin": {"model": "mlp", "hidden": [4], "share": 0.5},
+    }
+    with pytest.raises(InputError, match="one feature width"):
+        world("repshare", architectures=models)
