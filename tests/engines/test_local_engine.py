@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Mo
         small_world.server.method,
         small_world.server.task,
         small_world.population,
-        host_settings(small_world.server.recipe),
+        host_settings(small_world),
         start_server(small_world.server),
         {},
     )["mine"]
@@ -160,7 +160,7 @@ def test_a_model_that_draws_from_torch_is_a_function_of_the_seed_all_the_same() 
         small_world.server.method,
         small_world.server.task,
         small_world.population,
-        host_settings(small_world.server.recipe),
+        host_settings(small_world),
         start_server(small_world.server),
         {},
     )["mine"]
@@ -294,7 +294,7 @@ def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
 
 def test_the_memory_limit_bounds_the_stack() -> None:
     small_world = world()
-    settings = host_settings(small_world.server.recipe)
+    settings = host_settings(small_world)
     tight = choose_plans(
         small_world.server.method,
         small_world.server.task,

@@ -159,7 +159,7 @@ def released(client: int, classes: dict[int, int], m_up: int = 1) -> Released:
         rows[:, label] = count
         for m in range(1 + m_up):
             total[m, label] = count * torch.tensor([client + 1.0, float(m)])
-    return Released(total, rows)
+    return Released(total, rows, torch.zeros(0), torch.zeros(0))
 
 
 def heard(method: RepShare, messages: dict[int, Released], rounds: dict[int, int]) -> Any:

@@ -28,7 +28,7 @@ PositiveInt = Annotated[int, Bounds(1)]
 NonNegativeInt = Annotated[int, Bounds(0)]
 
 
-def check_bounds(method: object) -> None:
+def check_bounds(method: object, table: str = "method") -> None:
     """Raise MethodError if a number of a dataclass is not finite, or outside its type's bounds."""
     if not dataclasses.is_dataclass(method):
         return
@@ -36,7 +36,7 @@ def check_bounds(method: object) -> None:
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
         if isinstance(value, float) and not math.isfinite(value):
-            msg = f"method.{field.name} must be a finite number, not {value}"
+            msg = f"{table}.{field.name} must be a finite number, not {value}"
             raise MethodError(msg)
         for bounds in getattr(hints[field.name], "__metadata__", ()):
             if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
@@ -47,5 +47,5 @@ def check_bounds(method: object) -> None:
                     f"greater than {bounds.least}" if bounds.above else f"at least {bounds.least}"
                 )
                 words += f" and at most {bounds.most}" if math.isfinite(bounds.most) else ""
-                msg = f"method.{field.name} must be {words}, not {value}"
+                msg = f"{table}.{field.name} must be {words}, not {value}"
                 raise MethodError(msg)

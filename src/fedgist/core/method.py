@@ -64,6 +64,7 @@ What a function is given:
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
 =============  ======  ====  ==========  ========  ====================  ===========================
 check          server  no    -           -         once                  raises if it does not fit
+check_settings server  no    -           -         once for some         raises if they do not fit
 stages         both    no    -           -         once a round          names; ``()``: no round
 init_server    server  no    -           init's    once                  the first server state
 select         server  no    -           stage's   once a round          orders, of those online
@@ -107,7 +108,7 @@ from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
-from fedgist.core.task import Context, Task
+from fedgist.core.task import Context, Settings, Task
 from fedgist.core.training import Life, Training
 from fedgist.core.tree import Tree
 
@@ -128,6 +129,7 @@ __all__ = [
     "Replies",
     "Reply",
     "RowSet",
+    "Settings",
     "Task",
     "Training",
     "message",
@@ -157,6 +159,8 @@ class Method:
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
+    # what each client may set for itself, a frozen dataclass: init_client finds it in ctx.settings
+    own_settings: ClassVar[type | None] = None
 
     @property
     def keeps(self) -> Part:
@@ -182,6 +186,9 @@ class Method:
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
+
+    def check_settings(self, settings: Settings, task: Task) -> None:
+        """Raise MethodError if a client's own settings do not fit the method or the task."""
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return the stages of round ``ctx.round``; round 0 comes before training."""

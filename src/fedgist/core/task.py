@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from fedgist.core.objective import Objective
 from fedgist.core.privacy import Privacy
 from fedgist.core.training import Training
 from fedgist.core.tree import STATIC, tree
+
+#: A client's own settings: a dataclass that the method declares, or None.
+Settings: TypeAlias = Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +47,15 @@ class Context:
     ``key`` is the source of all randomness: a different one for every round and stage, and in a
     client's functions for every client. ``round`` is 0 before training.
     ``stage`` is one of the method's stages, or ``"init"`` where a state is made, or ``"evaluate"``
-    where a model is downloaded to be tested, predicted with or exported.
+    where a model is downloaded to be tested, predicted with or exported. ``settings`` are a
+    client's own (``Method.own_settings``), where it makes what it keeps; None: the defaults.
     """
 
     key: Tensor
     task: Task = field(metadata=STATIC)
     round: int = field(metadata=STATIC)
     stage: str = field(metadata=STATIC)
+    settings: Settings = field(default=None, metadata=STATIC)
 
     def draw(self, *purpose: random.Word) -> Tensor:
         """Return a key for one purpose, to be used with :mod:`fedgist.core.random`."""

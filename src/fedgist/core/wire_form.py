@@ -173,7 +173,7 @@ def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str,
 
 def _packed(bits: Tensor) -> Tensor:
     flat = bits.flatten().to(torch.uint8)
-    in_bytes = pad(flat, (0, -len(flat) % BYTE)).view(-1, BYTE)
+    in_bytes = pad(flat, (0, -len(flat) % BYTE)).view(_bytes(len(flat)), BYTE)
     return (in_bytes << torch.arange(BYTE, dtype=torch.uint8)).sum(1).to(torch.uint8)
 
 

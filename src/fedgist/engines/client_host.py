@@ -223,7 +223,8 @@ class ClientHost:
             fresh = replace(arch.start(seed), arch=arch)
             net = map_leaves(lambda leaf: leaf.to(self.settings.device), fresh)
         key = random.fold(self.key, "client", client, "init")
-        own = self.method.init_client(net, Context(key, self.task, 0, "init"))
+        ctx = Context(key, self.task, 0, "init", self.settings.own.get(client))
+        own = self.method.init_client(net, ctx)
         return replace(self._client(architecture, own), net=net)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fedgist.core.method import ClientInfo
+from fedgist.core.method import ClientInfo, Settings
 from fedgist.core.privacy import Source
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
@@ -56,7 +56,7 @@ class Population:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How clients are hosted; only ``seed`` and ``own_start`` change results."""
+    """How clients are hosted; only ``seed``, ``own_start`` and ``own`` change results."""
 
     seed: int
     own_start: bool = False
@@ -66,3 +66,5 @@ class HostSettings:
     # rounds after which copies of the models are tested once more, trained; 0: never
     trained_every: int = 0
     source: Source = "seed"  # of noise and of the draws that privacy rests on
+    # clients' own settings, of those that have any
+    own: Mapping[int, Settings] = field(default_factory=dict)

@@ -35,7 +35,8 @@ def open_world(
     """
     world = make_world(recipe, given)
     server = start_server(world.server)
-    side, settings = world.server, host_settings(world.server.recipe)
+    side = world.server
+    settings = host_settings(world)
     key = random.key(recipe.seed).to(settings.device)
     for note in check_method(side.method, side.task, server, key):
         say(note)
@@ -73,7 +74,7 @@ def make_engine(world: World, workers: int | None = None) -> Engine:
         If the engine cannot do what the recipe asks for.
     """
     recipe, side = world.server.recipe, world.server
-    settings = host_settings(recipe)
+    settings = host_settings(world)
     if workers is not None:
         settings = replace(settings, workers=workers)
     engine: Engine
@@ -104,8 +105,9 @@ def _check_loopback(world: World) -> None:
         raise RecipeError(msg)
 
 
-def host_settings(recipe: Recipe) -> HostSettings:
-    """Return how the clients of a world's recipe are hosted on this machine."""
+def host_settings(world: World) -> HostSettings:
+    """Return how the clients of a world are hosted on this machine."""
+    recipe = world.server.recipe
     return HostSettings(
         seed=recipe.seed,
         own_start=recipe.clients.init == "own",
@@ -113,4 +115,5 @@ def host_settings(recipe: Recipe) -> HostSettings:
         workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
         share_measurements=recipe.privacy.share_measurements,
         trained_every=recipe.evaluate.trained_every,
+        own=world.settings,
     )

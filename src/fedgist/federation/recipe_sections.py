@@ -111,6 +111,8 @@ class ClientsSection(_Section):
     # chance to be online in a round, or a file of "round,client" lines
     availability: Share | str = 1.0
     delay: Share = 0.0  # chance that a reply reaches the server a round late
+    # what some clients set for themselves, as the method lets them
+    settings: dict[str, dict[str, Any]] = {}
 
 
 class ModelSection(_Open):

@@ -7,14 +7,14 @@ server has only its own side.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
-from fedgist.core.method import ClientInfo, Context, Method, Task, Training
+from fedgist.core.method import ClientInfo, Context, Method, Settings, Task, Training
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
 from fedgist.core.optimizer import Optimizer
@@ -28,6 +28,7 @@ from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
 from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
+from fedgist.federation.client_settings import client_settings
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import (
@@ -67,6 +68,7 @@ class World:
     data: Dataset
     partition: Partition
     population: Population
+    settings: Mapping[int, Settings] = field(default_factory=dict)  # of clients that have their own
 
 
 def make_world(recipe: Recipe, given: Given | None = None) -> World:
@@ -101,13 +103,16 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
+    settings = client_settings(
+        recipe.clients.settings, method, task, len(clients), random.fold(root, "client settings")
+    )
     online = availability(recipe, clients, random.fold(root, "online"))
     notes = *(g.note for g in groups.values() if g.note), *(spending.notes() if spending else ())
     holds_out = len(held_out) > 0
     side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes, spending)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
-    return World(side, data, parts, _as_seen(population, recipe, data, parts))
+    return World(side, data, parts, _as_seen(population, recipe, data, parts), settings)
 
 
 def _as_seen(population: Population, recipe: Recipe, data: Dataset, parts: Partition) -> Population:

@@ -24,7 +24,6 @@ from fedgist.core.method import (
     Labels,
     Method,
     Net,
-    Nothing,
     Order,
     Part,
     Phase,
@@ -34,6 +33,7 @@ from fedgist.core.method import (
 from fedgist.core.newest import Newest
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+from fedgist.errors import MethodError
 
 SURE = 1.0 - 1e-6  # a discriminator is never surer than this, so that losses stay finite
 
@@ -43,11 +43,23 @@ class Released:
     """What a client releases: sums of features by class, and how many rows they are over.
 
     ``total`` (1 + M_up, classes, m) and ``rows`` (1 + M_up, classes): first over all of its rows,
-    then over those of each observation. A class without rows is not sent.
+    then over those of each observation. A class without rows is not sent. Where the method asks for
+    wishes, ``gets`` (1,) is the number of observations that the client wants, and ``hears``
+    (clients,) says of whom.
     """
 
     total: Tensor = field(metadata=rows_where("rows"))
     rows: Tensor = field(metadata=NONZERO)
+    gets: Tensor
+    hears: Tensor = field(metadata=FLAGS)
+
+
+@tree
+class Sums:
+    """Sums of features by class and their numbers of rows, shaped as what is released."""
+
+    total: Tensor
+    rows: Tensor
 
 
 @message(reduce="each")
@@ -73,11 +85,33 @@ class Relay:
     known: Tensor
 
 
-@tree
-class Discriminator:
-    """The form of a learned discriminator, (m, m)."""
+@dataclass(frozen=True)
+class Release:
+    """What a client sets for itself: what it releases, and what it wishes to hear.
 
-    form: Tensor
+    ``m_up``: observations of each class, at most the method's; ``classes``: those that it releases,
+    all if empty. ``m_down``: observations that it gets, at most the method's; ``hears``: the
+    clients that it hears, all others if empty. None: as the method has it.
+    """
+
+    m_up: int | None = None
+    classes: tuple[int, ...] = ()
+    m_down: int | None = None
+    hears: tuple[int, ...] = ()
+
+
+@tree
+class Own:
+    """What a client keeps: what it releases, what it wishes, and the form of its discriminator.
+
+    ``releases`` (1 + M_up, classes) is 1 or 0; ``gets`` (1,) and ``hears`` (clients,), 1 or 0, are
+    sent, or empty if the method asks for no wishes; ``form`` (m, m) is there if it is learned.
+    """
+
+    releases: Tensor
+    gets: Tensor
+    hears: Tensor
+    form: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +122,7 @@ class RepShare(Method):
     each observation that a client gets is of one other client, or is drawn class by class from all
     others. ``start``: before anything was shared both terms are masked, or means and observations
     are random. ``discriminator``: the client's own classifier, or a bilinear form that it learns.
+    ``wishes``: clients say with what they release how many observations they want, and of whom.
     """
 
     lambda_kd: NonNegative = 10.0
@@ -99,28 +134,65 @@ class RepShare(Method):
     draw: Literal["client", "class"] = "client"
     start: Literal["masked", "random"] = "masked"
     discriminator: Literal["classifier", "learned"] = "classifier"
+    wishes: bool = False
 
     keeps: ClassVar[Part] = "all"
     accepts_late: ClassVar[bool] = True
+    own_settings: ClassVar[type] = Release
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width."""
         one_feature_width(task, "repshare", shares="class means")
+
+    def check_settings(self, settings: Release, task: Task) -> None:
+        """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
+        least_up, least_down = settings.m_up or 0, settings.m_down or 0
+        strange = [c for c in settings.classes if not 0 <= c < task.num_classes]
+        unknown = [c for c in settings.hears if not 0 <= c < task.num_clients]
+        unheard = not self.wishes and (settings.m_down is not None or settings.hears)
+        problems = {
+            f"m_up must be from 0 to {self.m_up}, the method's": not 0 <= least_up <= self.m_up,
+            f"m_down must be from 0 to {self.m_down}, the method's": (
+                not 0 <= least_down <= self.m_down
+            ),
+            f"classes has {strange}; there are 0..{task.num_classes - 1}": bool(strange),
+            f"hears has {unknown}; there are 0..{task.num_clients - 1}": bool(unknown),
+            "m_down and hears need method.wishes = true, for the server to hear of them": unheard,
+        }
+        if problem := next((text for text, wrong in problems.items() if wrong), None):
+            raise MethodError(problem)
 
     def init_server(self, ctx: Context) -> Relay:
         """Return a relay that has heard nobody."""
         width = one_feature_width(ctx.task, "repshare", shares="class means")
         classes, device = ctx.task.num_classes, ctx.key.device
         rows = torch.zeros(1 + self.m_up, classes, device=device)
-        nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows)
+        wishes = self._wishes(Release(), ctx)
+        nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows, *wishes)
         return _relay(Newest.of_nobody(nothing, ctx.task.num_clients))
 
-    def init_client(self, net: Net, ctx: Context) -> Discriminator | Nothing:
-        """Return the discriminator's form: features that agree are told from those that do not."""
-        if self.discriminator == "classifier":
-            return Nothing()
-        width = net.arch.feature_width
-        return Discriminator(torch.eye(width, device=ctx.key.device) / width**0.5)
+    def init_client(self, net: Net, ctx: Context) -> Own:
+        """Return what the client releases and wishes, and the first form of its discriminator.
+
+        Under that form, features that agree are told from those that do not.
+        """
+        settings, classes = ctx.settings or Release(), ctx.task.num_classes
+        releases = torch.zeros(1 + self.m_up, classes, device=ctx.key.device)
+        m_up = self.m_up if settings.m_up is None else settings.m_up
+        releases[: 1 + m_up, list(settings.classes or range(classes))] = 1.0
+        width, form = net.arch.feature_width, None
+        if self.discriminator == "learned":
+            form = torch.eye(width, device=ctx.key.device) / width**0.5
+        return Own(releases, *self._wishes(settings, ctx), form)
+
+    def _wishes(self, settings: Release, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Return how many observations a client gets (1,), and whom it hears (clients,)."""
+        if not self.wishes:
+            return torch.zeros(0, device=ctx.key.device), torch.zeros(0, device=ctx.key.device)
+        m_down = self.m_down if settings.m_down is None else settings.m_down
+        hears = torch.zeros(ctx.task.num_clients, device=ctx.key.device)
+        hears[list(settings.hears or range(len(hears)))] = 1.0
+        return torch.full((1,), float(m_down), device=hears.device), hears
 
     def download(self, server: Relay, order: Order, ctx: Context) -> Representations:
         """Return the global means, and M_down observations of other clients, drawn by key."""
@@ -145,10 +217,14 @@ class RepShare(Method):
         released: Released = server.newest.messages(Released)
         there = released.rows[:, 1:] > 0  # (clients, M_up, classes)
         there[client] = False  # never its own
+        wanted = self.m_down
+        if self.wishes and bool(server.newest.round[client] >= 0):
+            there &= released.hears[client].bool()[:, None, None]
+            wanted = int(released.gets[client])
         there = there.flatten(0, 1)
         lines = there.any(1).unsqueeze(0) if self.draw == "client" else there.T
         keys = random.fold(key, torch.arange(len(lines), device=key.device).unsqueeze(1))
-        places = random.order(keys, lines)[:, : self.m_down]  # those that are there come first
+        places = random.order(keys, lines)[:, :wanted]  # those that are there come first
         short = (0, self.m_down - places.shape[1])
         found = pad(lines.gather(1, places), short).T
         places = pad(places, short).T
@@ -164,7 +240,7 @@ class RepShare(Method):
         self,
         net: Net,
         batch: Batch,
-        own: Discriminator | Nothing,
+        own: Own,
         down: Representations,
         ctx: Context,
     ) -> Tensor:
@@ -183,17 +259,15 @@ class RepShare(Method):
         loss = ctx.task.objective.loss(logits, batch)
         return loss + self.lambda_kd * kd + self.lambda_disc * masked_mean(disc, batch.mask)
 
-    def _log_h(
-        self, net: Net, own: Discriminator | Nothing, z: Tensor, logits: Tensor, seen: Tensor
-    ) -> Tensor:
+    def _log_h(self, net: Net, own: Own, z: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
         """Return ln h(s, t) of every row and observation, (batch, M_down, classes) (eq. 5)."""
-        if isinstance(own, Discriminator):
+        if own.form is not None:
             return logsigmoid(torch.einsum("bi,ij,mcj->bmc", z, own.form, seen))
         of_row = log_softmax(logits, 1)
         of_seen = log_softmax(net.logits(seen.flatten(0, 1)), 1).view(*seen.shape[:2], -1)
         return torch.logsumexp(of_row[:, None, None] + of_seen, 3)
 
-    def pick(self, rows: Labels, own: Discriminator | Nothing, ctx: Context) -> Tensor:
+    def pick(self, rows: Labels, own: Own, ctx: Context) -> Tensor:
         """Return the rows of each observation: of each class n_avg, or all if there are fewer."""
         picks = [
             drawn_of_each_class(ctx.draw("pick", m), rows, ctx.task.num_classes, self.n_avg)
@@ -205,28 +279,29 @@ class RepShare(Method):
         self,
         net: Net,
         batch: Batch,
-        own: Discriminator | Nothing,
+        own: Own,
         down: Representations,
         ctx: Context,
-    ) -> Released:
+    ) -> Sums:
         """Return sums of features by class, over all rows and over those picked."""
         z = net.features(batch.x)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
         members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
         members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)
-        return Released(members.transpose(1, 2) @ z, members.sum(1))
+        return Sums(members.transpose(1, 2) @ z, members.sum(1))
 
     def upload(
         self,
         net: Net,
-        own: Discriminator | Nothing,
-        sums: Released,
+        own: Own,
+        sums: Sums,
         down: Representations,
         ctx: Context,
-    ) -> tuple[Released, Discriminator | Nothing]:
-        """Return the sums."""
-        return sums, own
+    ) -> tuple[Released, Own]:
+        """Return what the client releases of its sums, and its wishes."""
+        rows, total = sums.rows * own.releases, sums.total * own.releases.unsqueeze(2)
+        return Released(total, rows, own.gets, own.hears), own
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
         """Keep what each client released last, and average it."""

@@ -101,7 +101,7 @@ def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
     """Return a local engine that stacks all architectures by the same plan."""
     side = small_world.server
     plans = dict.fromkeys(side.task.architectures, plan)
-    settings = host_settings(side.recipe)
+    settings = host_settings(small_world)
     return LocalEngine(side.method, side.task, small_world.population, settings, plans)
 
 

@@ -49,7 +49,7 @@ def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -
     """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
     del plan
     side = small_world.server
-    settings = host_settings(side.recipe)
+    settings = host_settings(small_world)
     return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
 
 

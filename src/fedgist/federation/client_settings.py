@@ -1,0 +1,97 @@
+"""What clients set for themselves: in a simulation's recipe, or in the file of a real site.
+
+A method declares what can be set (``Method.own_settings``), a frozen dataclass of plain values. In
+a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for those
+whose numbers are listed; other clients have the defaults.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.bounds import check_bounds
+from fedgist.core.method import Method, Settings, Task
+from fedgist.errors import MethodError, RecipeError, first_line
+from fedgist.federation.model_factories import Clients
+from fedgist.options import check_options, checked
+
+Tables = Mapping[str, Mapping[str, object]]
+Share = Annotated[float, Field(gt=0, le=1)]
+HALF = 0.5
+
+
+def client_settings(
+    tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
+) -> dict[int, Settings]:
+    """Return the settings of the clients that have any of their own, by client.
+
+    Raises
+    ------
+    RecipeError
+        If the method has no such settings, a value or a share is not valid, or a client has more
+        than one table or does not exist.
+    """
+    order = random.permutation(key, num_clients).tolist()
+    given: dict[int, Settings] = {}
+    drawn = 0.0
+    for name, table in tables.items():
+        where = f"clients.settings.{name}"
+        values = {key: value for key, value in table.items() if key not in {"share", "clients"}}
+        settings = _made(values, method, task, where)
+        if ("share" in table) == ("clients" in table):
+            msg = f"{where}: give share or clients: whose settings are these?"
+            raise RecipeError(msg)
+        if "clients" in table:
+            members = checked(Clients, table["clients"], f"{where}.clients")
+        else:
+            before, drawn = drawn, drawn + checked(Share, table["share"], f"{where}.share")
+            first, last = (int(share * num_clients + HALF) for share in (before, drawn))
+            members = tuple(order[first:last])
+        for client in members:
+            if client in given or client >= num_clients:
+                why = "has other settings" if client in given else "does not exist"
+                msg = f"{where}: client {client} {why}"
+                raise RecipeError(msg)
+            given[client] = settings
+    if drawn > 1.0 + 1e-9:
+        msg = f"clients.settings: the shares add up to {drawn:g}, more than all clients"
+        raise RecipeError(msg)
+    return given
+
+
+def read_settings(path: Path, method: Method, task: Task) -> Settings:
+    """Return the settings in a site's own file: TOML, keys without a table.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or a value is not valid.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        msg = f"{path}: {first_line(error)}"
+        raise RecipeError(msg) from error
+    return _made(values, method, task, str(path))
+
+
+def _made(values: Mapping[str, object], method: Method, task: Task, where: str) -> Settings:
+    kind, name = method.own_settings, type(method).__name__
+    if kind is None:
+        msg = f"{where}: clients of {name} have no settings of their own"
+        raise RecipeError(msg)
+    settings = kind(**check_options(kind, values, f"the clients' settings of {name}", where))
+    try:
+        check_bounds(settings, where)
+        method.check_settings(settings, task)
+    except MethodError as error:
+        text = str(error)
+        raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error
+    return settings
