@@ -33,7 +33,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "memory": {"optimizer": "momentum", "optimizer_memory": "run"},
     "bfloat16": {"precision": "bfloat16"},
 }
-ALL = {k: v for name in list(OPTIONS)[1:-1] if name != "step" for k, v in OPTIONS[name].items()}
+TOGETHER = [name for name in OPTIONS if name not in {"adamw", "step", "memory", "bfloat16"}]
+ALL = {key: value for name in TOGETHER for key, value in OPTIONS[name].items()}
 SUBJECTS: dict[str, Method] = {
     **{name: METHODS[name]() for name in ("fedlog", "fedprox")},
     **{name: EXAMPLES[name] for name in ("relay", "two_stages")},

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core import random
+from fedgist.core.representation_relay import Release
 from fedgist.errors import RecipeError
 from fedgist.federation.client_settings import client_settings, read_settings
 from fedgist.federation.world import World
-from fedgist.methods.repshare import Release
 from fedgist.testing.small_worlds import PAIRS, federation, trace, world
 from fedgist.testing.wire_laws import loopback
 

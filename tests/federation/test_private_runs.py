@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,62 @@ def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(
 
 
 SILENT = ("centralized", "local")
+RELAYED: dict[str, dict[str, Any]] = {"fd": {"declare_classes": False}, "repshare": {}}
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in SILENT])
+@pytest.mark.parametrize("name", RELAYED)
+def test_messages_that_are_relayed_are_protected_at_the_client(name: str) -> None:
+    section, options = CLIENT | {"epsilon": 5.0, "clip": 0.5}, RELAYED[name]
+    with pytest.raises(RecipeError, match=r"not summed: use privacy\.where = 'local'"):
+        world(name, options=options, privacy=section)
+    local = {"options": options, "privacy": section | {"where": "local"}}
+    alone, stacked = (trace(world(name, **deepcopy(local)), plan) for plan in (ALONE, Plan(3)))
+    assert close(alone.state, stacked.state, 1e-4)
+    assert alone.rounds[-1]["privacy/epsilon"] == pytest.approx(5.0)
+    fed = federation(world(name, **deepcopy(local)))
+    fed.advance()
+    sent = fed.server.newest.arrays["total" if name == "repshare" else "mean"]
+    assert (sent != 0).all()  # noise is on every number, whoever has a class
+    fed.engine.close()
+
+
+def test_each_observation_is_a_release() -> None:
+    def noise(m_up: int) -> float:
+        section = {"unit": "record", "epsilon": 1.0, "delta": 0.01, "clip": 1.0, "where": "local"}
+        options = {"m_up": m_up, "pick_rate": 0.5}
+        spending = world("repshare", options=options, privacy=section).server.spending
+        assert spending is not None
+        assert spending.described()["releases"] == 3 * (1 + m_up)
+        return spending.noise
+
+    # composed Gaussian mechanisms: the root of how many there are
+    assert noise(3) == pytest.approx(2 * noise(0), rel=1e-6)
+
+
+def test_exactly_so_many_rows_depend_on_each_other() -> None:
+    section = {"unit": "record", "epsilon": 1.0, "delta": 0.01, "clip": 1.0, "where": "local"}
+    with pytest.raises(RecipeError, match="not sums of one term a row"):
+        world("repshare", privacy=section)
+    with pytest.raises(RecipeError, match="single bits"):
+        world("repshare", options={"wishes": True, "pick_rate": 0.1}, privacy=section)
+    with pytest.raises(RecipeError, match="single bits"):
+        world("fd", privacy=section | {"unit": "client"})
+
+
+def test_counts_that_noise_alone_makes_are_not_heard() -> None:
+    section = {"unit": "record", "epsilon": 50.0, "delta": 0.01, "clip": 1.0, "where": "local"}
+    options = {"pick_rate": 1.0, "m_down": 4}
+    fed = federation(world("repshare", options=options, privacy=section))
+    fed.advance()
+    counts = fed.server.newest.arrays["rows"][:, 1:]
+    floor = 2 * fed.task.privacy.deviation  # type: ignore[union-attr]
+    down = fed.method.download(fed.server, Order(0, "mlp"), fed.context("train", 2))
+    assert down.there.sum() == (counts[1:] > floor).sum()
+    assert (counts[1:] > 0).sum() > down.there.sum() > 0
+    fed.engine.close()
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in {*SILENT, *RELAYED}])
 def test_clients_of_every_method_that_sums_numbers_are_protected(name: str) -> None:
     section = CLIENT | {"epsilon": 5.0, "clip": 0.5}
     if name in SIGNS:

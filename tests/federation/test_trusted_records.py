@@ -195,7 +195,7 @@ def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
     monkeypatch.setattr(atomic_files, "sync", seen_sync)
     monkeypatch.setattr(atomic_files, "write", seen_write)
     run(tmp_path / "run")
-    assert done[:9] == ["rounds.jsonl", "clients.jsonl", STATE.name] * 3
+    assert done[:12] == ["rounds.jsonl", "clients.jsonl", "edges.jsonl", STATE.name] * 3
 
 
 CHANGES = [

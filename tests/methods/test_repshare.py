@@ -14,20 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedgist.core import random
+from fedgist.core.losses import contrast
 from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
 from fedgist.core.replies import gather
+from fedgist.core.representation_relay import Relay, Released, Representations
+from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
-from fedgist.methods.repshare import (
-    Relay,
-    Released,
-    Representations,
-    RepShare,
-    contrast,
-    drawn_of_each_class,
-)
+from fedgist.methods.repshare import RepShare
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
 
 WHOLE = {"local_epochs": 1, "batch_size": 32, "lr": 0.2}
@@ -229,7 +225,7 @@ def test_who_releases_nothing_or_is_forgotten_is_not_heard() -> None:
     for silent in ("release", "forget"):
         relay, ctx = heard(method, both, {})
         if silent == "forget":
-            relay = method.forget(relay, 1)
+            relay = method.forget(relay, 1, ctx)
         else:
             nothing = Reply(Order(1, "mlp"), 2, "train", released(1, {}))
             relay = method.server_update(relay, gather([], [nothing]), ctx)

@@ -49,12 +49,12 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
     return members.to(values.dtype).T @ values
 
 
-def class_means(total: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def class_means(total: Tensor, rows: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return sums (..., width) over numbers of rows (...), and where there are any: 1 or 0.
 
-    Where there are none, the mean is 0.
+    Where there are none, or with noise no more than ``floor``, the mean is 0.
     """
-    there = (rows > 0).to(total.dtype)
+    there = (rows > floor).to(total.dtype)
     return total / rows.clamp(min=1.0).unsqueeze(-1) * there.unsqueeze(-1), there
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import Tensor
 
+SURE = 1.0 - 1e-6  # a discriminator is never surer than this, so that losses stay finite
+
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of ``values`` (batch,) over the rows present; 0 if there are none."""
@@ -69,3 +71,13 @@ def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tens
     return (
         0.5 * torch.stack([(params[name] - anchor[name]).square().sum() for name in params]).sum()
     )
+
+
+def contrast(log_h: Tensor, y: Tensor) -> Tensor:
+    """Return -ln h at a row's own class, -ln(1 - h) at the others: (batch, classes).
+
+    h (batch, classes) is the chance, for a discriminator, that a row is of the class that it sees
+    (Berdoz et al. 2022, l_disc).
+    """
+    own = F.one_hot(y, log_h.shape[1]).bool()
+    return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))

@@ -72,6 +72,7 @@ orders         server  no    -           stage's   once a stage          some of
 download       server  no    -           stage's   order and evaluation  a message
 server_update  server  no    -           stage's   once a stage          the next server state
 forget         server  no    -           -         when asked to         the state without a client
+kept_of        server  no    -           -         once a round          a message, or None
 models         server  no    -           stage's   at evaluation         nets by name
 report         server  no    -           stage's   once a round          numbers by name
 init_client    client  no    -           client's  once a client         own
@@ -161,6 +162,7 @@ class Method:
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
     # what each client may set for itself, a frozen dataclass: init_client finds it in ctx.settings
     own_settings: ClassVar[type | None] = None
+    among_peers: ClassVar[bool] = False  # whether downloads can be of those alone that one hears
 
     @property
     def keeps(self) -> Part:
@@ -171,9 +173,12 @@ class Method:
         return "all"
 
     @property
-    def record_terms(self) -> bool:
-        """Whether uploads are sums of one term a row: 1 and its bounded features, by its label."""
-        return False
+    def record_terms(self) -> int:
+        """How many sums an upload holds of one term a row, 1 and its bounded features; 0: others.
+
+        A term is added at the row's label, and does not depend on other rows.
+        """
+        return 0
 
     @property
     def exchange(self) -> Exchange:
@@ -258,9 +263,13 @@ class Method:
         """Return the server's new state; any non-empty subset of those asked may have answered."""
         return self.exchange.server_update(server, replies, ctx)
 
-    def forget(self, server: Tree, client: int) -> Tree:
+    def forget(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Return the server's state without what it keeps of one client: by default as it is."""
         return server
+
+    def kept_of(self, server: Tree, client: int) -> Tree | None:
+        """Return the message of one client that the server keeps: what its peers are sent."""
+        return None
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """Return the server's own models by name: each is scored on the server's test sets."""

@@ -107,6 +107,14 @@ def noised(message: M, deviation: float, key: Tensor) -> M:
     return noisy
 
 
+def noise_floor(privacy: Privacy | None) -> float:
+    """Return what a client's count must exceed to be taken for rows: two deviations of its noise.
+
+    Where clients add no noise it is 0.
+    """
+    return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
+
+
 def protected(message: Tree, privacy: Privacy, key: Tensor) -> Tree:
     """Return a client's message as it may leave the client: the first seam."""
     if privacy.unit == "client":

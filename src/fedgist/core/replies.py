@@ -25,10 +25,14 @@ class ClientInfo:
 
 @dataclass(frozen=True)
 class Order:
-    """One client asked to do its part of a stage, with the model of one architecture."""
+    """One client asked to do its part of a stage, with the model of one architecture.
+
+    ``hears`` are the clients that it hears, among peers; None: it hears all, through the server.
+    """
 
     client: int
     architecture: str
+    hears: tuple[int, ...] | None = None
 
 
 @message(reduce="sum")

@@ -1,12 +1,15 @@
-"""Which clients take part in a round."""
+"""Draws: which clients take part in a round, and which rows of a class a client chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedgist.core import random
+from fedgist.core.batch import Labels
 from fedgist.core.replies import ClientInfo, Order
 from fedgist.core.training import Training
 
@@ -27,3 +30,12 @@ def drawn_clients(
         size = max(1, round(share * num_clients))
         chosen = [online[i] for i in random.choice(key, len(online), size)]
     return [Order(client.id, client.architectures[0]) for client in chosen]
+
+
+def drawn_of_each_class(key: Tensor, rows: Labels, num_classes: int, size: int) -> Tensor:
+    """Draw exactly ``size`` rows of each class, or all where there are fewer: 1 or 0, (rows,)."""
+    (order,) = random.order(key.unsqueeze(0), rows.mask.unsqueeze(0))
+    members = one_hot(rows.y, num_classes) * rows.mask.unsqueeze(1)
+    rank = (members[order].cumsum(0) * members[order]).sum(1)  # 1, 2, ... within the class
+    chosen = ((rank >= 1) & (rank <= size)).to(torch.float32)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)

@@ -24,7 +24,8 @@ from fedgist.options import check_options, checked
 
 Tables = Mapping[str, Mapping[str, object]]
 Share = Annotated[float, Field(gt=0, le=1)]
-HALF = 0.5
+WHOSE = ("share", "clients")
+EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 
 
 def client_settings(
@@ -43,27 +44,30 @@ def client_settings(
     drawn = 0.0
     for name, table in tables.items():
         where = f"clients.settings.{name}"
-        values = {key: value for key, value in table.items() if key not in {"share", "clients"}}
+        values = {key: value for key, value in table.items() if key not in WHOSE}
         settings = _made(values, method, task, where)
-        if ("share" in table) == ("clients" in table):
-            msg = f"{where}: give share or clients: whose settings are these?"
-            raise RecipeError(msg)
-        if "clients" in table:
-            members = checked(Clients, table["clients"], f"{where}.clients")
-        else:
-            before, drawn = drawn, drawn + checked(Share, table["share"], f"{where}.share")
-            first, last = (int(share * num_clients + HALF) for share in (before, drawn))
-            members = tuple(order[first:last])
-        for client in members:
+        share, members = _whose(table, where)
+        first, drawn = round(drawn * num_clients), drawn + share
+        for client in (*members, *order[first : round(drawn * num_clients)]):
             if client in given or client >= num_clients:
                 why = "has other settings" if client in given else "does not exist"
                 msg = f"{where}: client {client} {why}"
                 raise RecipeError(msg)
             given[client] = settings
-    if drawn > 1.0 + 1e-9:
+    if drawn > 1.0 + EXCESS:
         msg = f"clients.settings: the shares add up to {drawn:g}, more than all clients"
         raise RecipeError(msg)
     return given
+
+
+def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, ...]]:
+    """Return the share of the clients, or the clients listed, that a table is for."""
+    if ("share" in table) == ("clients" in table):
+        msg = f"{where}: give share or clients: whose settings are these?"
+        raise RecipeError(msg)
+    if "share" in table:
+        return checked(Share, table["share"], f"{where}.share"), ()
+    return 0.0, checked(Clients, table["clients"], f"{where}.clients")
 
 
 def read_settings(path: Path, method: Method, task: Task) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -181,7 +182,8 @@ def _releases(
                 known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
                 for form in known[key]:
                     _check_form(recipe, method, form)
-            count += any(form.arrays for form in known[key])
+            terms = method.record_terms if recipe.privacy.unit == "record" else 1
+            count += terms * any(form.arrays for form in known[key])
         counts.append(count)
     if not any(counts):
         msg = f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
@@ -227,13 +229,15 @@ def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
     if not form.arrays:
         return
     name, unit = recipe.method.name, recipe.privacy.unit
-    if reduction(form.kind) != "sum":
-        msg = f"privacy.unit = {unit!r}: method {name} sends messages that are not summed"
-        raise RecipeError(msg)
+    if reduction(form.kind) != "sum" and recipe.privacy.where == "central":
+        msg = f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
+        raise RecipeError(msg + "privacy.where = 'local', noise at each client")
     if unit == "record" and not method.record_terms:
         msg = f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
         raise RecipeError(msg + "row; use unit = 'client'")
-    for array, (dtype, _) in form.arrays.items():
+    for array, (dtype, shape) in form.arrays.items():
+        if not math.prod(shape):
+            continue
         kind = "" if dtype.is_floating_point else f"{str(dtype).removeprefix('torch.')} numbers"
         if isinstance(form_of(form.kind, array), Bits):
             kind = "single bits"

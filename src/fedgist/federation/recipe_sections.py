@@ -21,6 +21,7 @@ from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError, RecipeError, one_of, shown
+from fedgist.federation.graph_section import GraphSection
 from fedgist.federation.privacy_section import PrivacySection
 from fedgist.federation.section import CLOSED, Device, Positive, Share
 from fedgist.federation.training_section import TrainSection
@@ -111,8 +112,9 @@ class ClientsSection(_Section):
     # chance to be online in a round, or a file of "round,client" lines
     availability: Share | str = 1.0
     delay: Share = 0.0  # chance that a reply reaches the server a round late
+    graph: GraphSection = GraphSection()  # whom each hears, or a relay
     # what some clients set for themselves, as the method lets them
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, object]] = {}
 
 
 class ModelSection(_Open):

@@ -1,8 +1,9 @@
 """The record of a run: a directory of small files, or memory alone.
 
 ``rounds.jsonl`` has a line per round, ``clients.jsonl`` a line per client and evaluation,
-``result.json`` how the run ended. Lines are appended; they are on the disk before a checkpoint that
-counts on them. After a kill, the files are cut back to the checkpoint's round.
+``edges.jsonl`` one for what a peer was sent by another, ``result.json`` how the run ended. Lines
+are appended; they are on the disk before a checkpoint that counts on them. After a kill, the files
+are cut back to the checkpoint's round.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from fedgist.errors import CheckpointError, DataError, first_line, shown
 from fedgist.federation import atomic_files as files
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
+EDGES = "edges.jsonl"
 PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
-LINES = (ROUNDS, CLIENTS)
+LINES = (ROUNDS, CLIENTS, EDGES)
 Line = dict[str, Any]
 
 
@@ -41,8 +43,9 @@ class Record:
         self.folder = folder
         self.rounds: list[Line] = []
         self.clients: list[Line] = []
+        self.edges: list[Line] = []
         self._digests = {name: hashlib.sha256() for name in LINES}
-        for name, lines in zip(LINES, (self.rounds, self.clients), strict=True):
+        for name, lines in zip(LINES, (self.rounds, self.clients, self.edges), strict=True):
             kept = b""
             if folder and last_round >= 0:
                 kept = _kept(folder / name, last_round, (digests or {}).get(name))
@@ -51,13 +54,16 @@ class Record:
             if folder and (folder / name).exists():
                 files.write(folder / name, kept)
 
-    def add(self, line: Line, clients: Iterable[Line] = ()) -> None:
-        """Append the line of a round, and the clients' lines of its evaluation."""
-        client_lines = list(clients)
+    def add(self, line: Line, clients: Iterable[Line] = (), edges: Iterable[Line] = ()) -> None:
+        """Append the line of a round, the clients' lines of its evaluation, and those of edges."""
+        client_lines, edge_lines = list(clients), list(edges)
         self.rounds.append(line)
         self.clients += client_lines
+        self.edges += edge_lines
         if self.folder:
             self._append(self.folder / CLIENTS, client_lines)
+            if edge_lines:  # most runs have no such file
+                self._append(self.folder / EDGES, edge_lines)
             self._append(self.folder / ROUNDS, [line])
 
     def seal(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fedgist.core import random
@@ -26,7 +26,7 @@ from fedgist.federation.central_privacy import central_seam, drawing, hides_abse
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import EPSILON
 from fedgist.federation.record import Line
-from fedgist.federation.round_record import RoundRecord
+from fedgist.federation.round_record import RoundRecord, edges_of
 from fedgist.federation.server_side import ServerSide
 
 EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
@@ -51,7 +51,8 @@ class Federation:
 
     ``best`` is its state after the best round so far, where that is to be kept. ``source`` is where
     its noise and its draws of clients come from, under privacy; ``again`` counts the rounds that
-    were done once more with other noise, and so released more.
+    were done once more with other noise, and so released more. ``edges`` says what crossed from
+    peer to peer in the last round.
     """
 
     side: ServerSide
@@ -61,6 +62,7 @@ class Federation:
     best: Checkpoint | None = None
     source: Source = "seed"
     again: int = 0
+    edges: list[Line] = field(default_factory=list)
 
     @property
     def method(self) -> Method:
@@ -89,12 +91,14 @@ class Federation:
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round; round 0 is what a method does before training."""
         begin = time.perf_counter()
-        record = RoundRecord(number)
+        record, self.edges = RoundRecord(number), []
         stages = self.method.stages(self.context("", number))
         selected = self._select(number, stages)
         for stage in stages:
             self._do_stage(self.context(stage, number), selected, record)
         line = record.line()
+        if self.side.hears is not None:
+            line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
         numbers = self.method.report(self.server, self.context(EVALUATE, number))
         if not isinstance(numbers, Mapping):
             broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
@@ -116,7 +120,14 @@ class Federation:
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
-        return chosen
+        return self._hearing(chosen, number)
+
+    def _hearing(self, orders: list[Order], number: int) -> list[Order]:
+        """Return the orders with whom their clients hear in a round, where they are peers."""
+        if self.side.hears is None:
+            return orders
+        neighbors = self.side.hears(number)
+        return [replace(order, hears=neighbors[order.client]) for order in orders]
 
     def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
         able = [order for order in selected if order.client not in record.failed]
@@ -128,6 +139,7 @@ class Federation:
             return
         downs = [self.method.download(self.server, order, ctx) for order in orders]
         record.asked(orders, downs)
+        self.edges += edges_of(self.method, self.server, orders, ctx.round)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)
         replies = central_seam(self.side, self.server, replies, orders, ctx, self.source)
@@ -188,6 +200,7 @@ class Federation:
         """Return what every client would receive now."""
         ctx = self.context(EVALUATE, number)
         orders = [Order(c.id, c.architectures[0]) for c in self.side.clients]
+        orders = self._hearing(orders, number)
         return orders, [self.method.download(self.server, order, ctx) for order in orders], ctx
 
     def checkpoint(self) -> Checkpoint:
@@ -213,7 +226,8 @@ class Federation:
 
     def forget(self, client: int) -> None:
         """Drop what the server keeps of one client."""
-        self.server = check_state(self.method.forget(self.server, client), self.method, "forget")
+        state = self.method.forget(self.server, client, self.context(EVALUATE))
+        self.server = check_state(state, self.method, "forget")
 
     def keep_this_round(self) -> None:
         """Remember the state as it is now as that of the best round."""

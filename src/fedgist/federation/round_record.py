@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fedgist.core.message import payload_bytes
-from fedgist.core.method import Order, Replies
+from fedgist.core.method import Method, Order, Replies
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
 from fedgist.federation.record import Line
@@ -82,3 +82,16 @@ class RoundRecord:
         if self.wire_bytes is not None:
             line["comm/wire_up_bytes"], line["comm/wire_down_bytes"] = self.wire_bytes
         return line
+
+
+def edges_of(method: Method, server: Tree, orders: Sequence[Order], number: int) -> list[Line]:
+    """Return what crosses from peer to peer: of each whom a client hears, what it released last."""
+    heard = {peer for order in orders for peer in order.hears or ()}
+    kept = {peer: method.kept_of(server, peer) for peer in sorted(heard)}
+    sizes = {peer: payload_bytes(message) for peer, message in kept.items() if message is not None}
+    return [
+        {"round": number, "from": peer, "to": order.client, "bytes": sizes[peer]}
+        for order in orders
+        for peer in order.hears or ()
+        if peer in sizes
+    ]

@@ -11,8 +11,8 @@ from filelock import FileLock, Timeout
 
 from fedgist.errors import RecipeError
 from fedgist.federation.record import (
-    CLIENTS,
     FEATURES,
+    LINES,
     METRICS_FILE,
     PARTITION,
     RECIPE,
@@ -94,15 +94,6 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder}; or replace it: --overwrite"
         )
         raise RecipeError(msg)
-    for name in (
-        str(STATE),
-        ROUNDS,
-        CLIENTS,
-        RESULT,
-        RECIPE,
-        PARTITION,
-        METRICS_FILE,
-        FEATURES,
-    ):
+    for name in (str(STATE), *LINES, RESULT, RECIPE, PARTITION, METRICS_FILE, FEATURES):
         (folder / name).unlink(missing_ok=True)
     return False

@@ -180,7 +180,7 @@ def _go(
     selection = selection_of(federation.side)
 
     def keep(line: Line, details: Sequence[Line]) -> None:
-        record.add(binding.with_events(line), details)
+        record.add(binding.with_events(line), details, federation.edges)
         if selection and selection.keeps and selection.best(record.rounds) is line:
             federation.keep_this_round()
         try:

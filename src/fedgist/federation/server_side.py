@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedgist.core.method import ClientInfo, Method, Task
+from fedgist.federation.graph import Neighbors
 from fedgist.federation.private_run import Spending
 from fedgist.federation.recipe import Recipe
+
+Online = Callable[[int], list[ClientInfo]]  # in a round
+Hears = Callable[[int], Neighbors] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,15 +20,17 @@ class ServerSide:
 
     ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
     training rows for validation; ``notes`` are what a user should know before the first round;
-    ``spending`` says what the run spends of its privacy, if it has any.
+    ``spending`` says what the run spends of its privacy, if it has any;
+    ``hears`` whom each client hears in a round, among peers.
     """
 
     recipe: Recipe
     method: Method
     task: Task
     clients: tuple[ClientInfo, ...]
-    online: Callable[[int], list[ClientInfo]]
+    online: Online
     data_name: str
     holds_out: bool = False
     notes: tuple[str, ...] = ()
     spending: Spending | None = None
+    hears: Hears = None

@@ -30,6 +30,7 @@ from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.client_settings import client_settings
 from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
+from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import (
     Group,
@@ -41,7 +42,7 @@ from fedgist.federation.model_groups import (
 from fedgist.federation.private_run import private_task
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
-from fedgist.federation.server_side import ServerSide
+from fedgist.federation.server_side import Hears, Online, ServerSide
 from fedgist.federation.training_section import MOMENTUM
 
 TestSets = Mapping[str, tuple[object, object]]
@@ -103,16 +104,24 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    settings = client_settings(
-        recipe.clients.settings, method, task, len(clients), random.fold(root, "client settings")
-    )
-    online = availability(recipe, clients, random.fold(root, "online"))
+    online, hears, settings = _who(recipe, method, task, clients)
     notes = *(g.note for g in groups.values() if g.note), *(spending.notes() if spending else ())
-    holds_out = len(held_out) > 0
-    side = ServerSide(recipe, method, task, clients, online, data.name, holds_out, notes, spending)
+    about = data.name, len(held_out) > 0, notes, spending, hears
+    side = ServerSide(recipe, method, task, clients, online, *about)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings)
+
+
+def _who(
+    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
+) -> tuple[Online, Hears, dict[int, Settings]]:
+    """Return who is online in a round, whom each client hears, and what clients set themselves."""
+    root, tables = random.key(recipe.seed), recipe.clients.settings
+    online = availability(recipe, clients, random.fold(root, "online"))
+    hears = neighbors_of(recipe, method, task, random.fold(root, "graph"))
+    key = random.fold(root, "client settings")
+    return online, hears, client_settings(tables, method, task, len(clients), key)
 
 
 def _as_seen(population: Population, recipe: Recipe, data: Dataset, parts: Partition) -> Population:

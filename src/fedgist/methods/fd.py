@@ -133,7 +133,7 @@ class FD(Method):
         """Keep each client's newest logits, and average them by class."""
         return self._board(server.newest.having(replies))
 
-    def forget(self, server: Board, client: int) -> Board:
+    def forget(self, server: Board, client: int, ctx: Context) -> Board:
         """Return the board without what a client wrote."""
         return self._board(server.newest.without(client))
 

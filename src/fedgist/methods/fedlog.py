@@ -34,7 +34,7 @@ class FedLog(Method):
     head_steps: PositiveInt = 1000  # of the gradient solver
 
     keeps: ClassVar[Part] = "body"
-    record_terms: ClassVar[bool] = True
+    record_terms: ClassVar[int] = 1
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""

@@ -38,7 +38,7 @@ class FedLogC(Method):
     head_start: Literal["exchange", "random"] = "exchange"
 
     keeps: ClassVar[Part] = "body"
-    record_terms: ClassVar[bool] = True
+    record_terms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Check the bounds, and that a random head has a prior to come from."""

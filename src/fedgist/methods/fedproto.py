@@ -56,9 +56,9 @@ class FedProto(Method):
     keeps: ClassVar[Part] = "all"
 
     @property
-    def record_terms(self) -> bool:
-        """Whether uploads are sums of a term a row: class sums and counts are, means are not."""
-        return self.aggregate == "weighted"
+    def record_terms(self) -> int:
+        """Class sums and counts are one sum of a term a row; means are none."""
+        return int(self.aggregate == "weighted")
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width."""

@@ -6,18 +6,17 @@ server relays and averages; it trains nothing. See docs/methods/repshare.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, logsigmoid, one_hot, pad
+from torch.nn.functional import log_softmax, logsigmoid, one_hot
 
 from fedgist.core import random
-from fedgist.core.bounds import NonNegative, NonNegativeInt, PositiveInt
-from fedgist.core.linear_head import class_means, one_feature_width
-from fedgist.core.losses import masked_mean
-from fedgist.core.message import message
+from fedgist.core.bounds import Fraction, NonNegative, NonNegativeInt, PositiveInt
+from fedgist.core.linear_head import one_feature_width
+from fedgist.core.losses import contrast, masked_mean
 from fedgist.core.method import (
     Batch,
     Context,
@@ -31,27 +30,18 @@ from fedgist.core.method import (
     Task,
 )
 from fedgist.core.newest import Newest
+from fedgist.core.privacy import bounded, noise_floor
+from fedgist.core.representation_relay import (
+    Draw,
+    Relay,
+    Release,
+    Released,
+    Representations,
+    download,
+)
+from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.tree import tree
-from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError
-
-SURE = 1.0 - 1e-6  # a discriminator is never surer than this, so that losses stay finite
-
-
-@message(reduce="each")
-class Released:
-    """What a client releases: sums of features by class, and how many rows they are over.
-
-    ``total`` (1 + M_up, classes, m) and ``rows`` (1 + M_up, classes): first over all of its rows,
-    then over those of each observation. A class without rows is not sent. Where the method asks for
-    wishes, ``gets`` (1,) is the number of observations that the client wants, and ``hears``
-    (clients,) says of whom.
-    """
-
-    total: Tensor = field(metadata=rows_where("rows"))
-    rows: Tensor = field(metadata=NONZERO)
-    gets: Tensor
-    hears: Tensor = field(metadata=FLAGS)
 
 
 @tree
@@ -60,44 +50,6 @@ class Sums:
 
     total: Tensor
     rows: Tensor
-
-
-@message(reduce="each")
-class Representations:
-    """What a client gets: the global mean of each class, and others' observations.
-
-    ``mean`` (classes, m) and ``known`` (classes,); ``seen`` (M_down, classes, m) and ``there``
-    (M_down, classes). The flags are 1 or 0.
-    """
-
-    mean: Tensor = field(metadata=rows_where("known"))
-    known: Tensor = field(metadata=FLAGS)
-    seen: Tensor = field(metadata=rows_where("there"))
-    there: Tensor = field(metadata=FLAGS)
-
-
-@tree
-class Relay:
-    """Server state: what each client released last, and the mean of each class over all."""
-
-    newest: Newest
-    mean: Tensor
-    known: Tensor
-
-
-@dataclass(frozen=True)
-class Release:
-    """What a client sets for itself: what it releases, and what it wishes to hear.
-
-    ``m_up``: observations of each class, at most the method's; ``classes``: those that it releases,
-    all if empty. ``m_down``: observations that it gets, at most the method's; ``hears``: the
-    clients that it hears, all others if empty. None: as the method has it.
-    """
-
-    m_up: int | None = None
-    classes: tuple[int, ...] = ()
-    m_down: int | None = None
-    hears: tuple[int, ...] = ()
 
 
 @tree
@@ -131,14 +83,25 @@ class RepShare(Method):
     m_up: NonNegativeInt = 1  # observations of each class that a client releases
     m_down: PositiveInt = 1  # observations of each class that it gets
     reduction: Literal["mean", "paper"] = "mean"
-    draw: Literal["client", "class"] = "client"
+    draw: Draw = "client"
     start: Literal["masked", "random"] = "masked"
     discriminator: Literal["classifier", "learned"] = "classifier"
     wishes: bool = False
+    # the chance of a row to be in an observation, each by itself, in place of exactly n_avg
+    pick_rate: Fraction | None = None
 
     keeps: ClassVar[Part] = "all"
     accepts_late: ClassVar[bool] = True
     own_settings: ClassVar[type] = Release
+    among_peers: ClassVar[bool] = True
+
+    @property
+    def record_terms(self) -> int:
+        """Every row has a term in the sums over all rows, and one in each observation.
+
+        Not so if exactly so many rows are picked: then it depends on the other rows which.
+        """
+        return 0 if self.m_up and self.pick_rate is None else 1 + self.m_up
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width."""
@@ -169,7 +132,7 @@ class RepShare(Method):
         rows = torch.zeros(1 + self.m_up, classes, device=device)
         wishes = self._wishes(Release(), ctx)
         nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows, *wishes)
-        return _relay(Newest.of_nobody(nothing, ctx.task.num_clients))
+        return Relay.of(Newest.of_nobody(nothing, ctx.task.num_clients), ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Own:
         """Return what the client releases and wishes, and the first form of its discriminator.
@@ -199,8 +162,7 @@ class RepShare(Method):
         key = ctx.draw("download", order.client)
         if self.start == "random" and not bool((server.newest.round >= 0).any()):
             return self._random(server, key)
-        seen, there = self._drawn(server, order.client, key)
-        return Representations(server.mean, server.known, seen, there)
+        return download(server, order, self.m_down, self.draw, key, noise_floor(ctx.task.privacy))
 
     def _random(self, server: Relay, key: Tensor) -> Representations:
         shape = tuple(server.mean.shape)
@@ -208,28 +170,6 @@ class RepShare(Method):
         mean = random.normal(random.fold(key, "mean"), shape)
         there = torch.ones_like(seen[:, :, 0])
         return Representations(mean, there[0], seen, there)
-
-    def _drawn(self, server: Relay, client: int, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return observations (M_down, classes, m), and of which classes they are there."""
-        if not self.m_up:
-            seen = torch.zeros(self.m_down, *server.mean.shape, device=key.device)
-            return seen, seen[:, :, 0]
-        released: Released = server.newest.messages(Released)
-        there = released.rows[:, 1:] > 0  # (clients, M_up, classes)
-        there[client] = False  # never its own
-        wanted = self.m_down
-        if self.wishes and bool(server.newest.round[client] >= 0):
-            there &= released.hears[client].bool()[:, None, None]
-            wanted = int(released.gets[client])
-        there = there.flatten(0, 1)
-        lines = there.any(1).unsqueeze(0) if self.draw == "client" else there.T
-        keys = random.fold(key, torch.arange(len(lines), device=key.device).unsqueeze(1))
-        places = random.order(keys, lines)[:, :wanted]  # those that are there come first
-        short = (0, self.m_down - places.shape[1])
-        found = pad(lines.gather(1, places), short).T
-        places = pad(places, short).T
-        at = (places // self.m_up, 1 + places % self.m_up, torch.arange(there.shape[1]))
-        return class_means(released.total[at], released.rows[at] * found)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net learns, and the discriminator with it."""
@@ -247,9 +187,10 @@ class RepShare(Method):
         """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
         z = net.features(batch.x)
         logits = net.logits(z)
-        far = (z - down.mean[batch.y]).square()
+        mean, known = down.targets()
+        far = (z - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
-        kd = masked_mean(far * down.known[batch.y], batch.mask)
+        kd = masked_mean(far * known[batch.y], batch.mask)
         # one m for each row, of the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
@@ -269,10 +210,14 @@ class RepShare(Method):
 
     def pick(self, rows: Labels, own: Own, ctx: Context) -> Tensor:
         """Return the rows of each observation: of each class n_avg, or all if there are fewer."""
-        picks = [
-            drawn_of_each_class(ctx.draw("pick", m), rows, ctx.task.num_classes, self.n_avg)
-            for m in range(self.m_up)
-        ]
+
+        def picked(key: Tensor) -> Tensor:
+            if self.pick_rate is None:
+                return drawn_of_each_class(key, rows, ctx.task.num_classes, self.n_avg)
+            draws = random.uniform(key, (len(rows.y),)) < self.pick_rate
+            return (draws & rows.mask).to(torch.float32)
+
+        picks = [picked(ctx.draw("pick", m)) for m in range(self.m_up)]
         return torch.stack(picks, 1) if picks else super().pick(rows, own, ctx)
 
     def summarize(
@@ -284,7 +229,7 @@ class RepShare(Method):
         ctx: Context,
     ) -> Sums:
         """Return sums of features by class, over all rows and over those picked."""
-        z = net.features(batch.x)
+        z = bounded(net.features(batch.x), ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
         members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
@@ -305,29 +250,12 @@ class RepShare(Method):
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
         """Keep what each client released last, and average it."""
-        return _relay(server.newest.having(replies))
+        return Relay.of(server.newest.having(replies), ctx)
 
-    def forget(self, server: Relay, client: int) -> Relay:
+    def forget(self, server: Relay, client: int, ctx: Context) -> Relay:
         """Return the relay without what a client released."""
-        return _relay(server.newest.without(client))
+        return Relay.of(server.newest.without(client), ctx)
 
-
-def _relay(newest: Newest) -> Relay:
-    """Return the state with the global mean of each class, by clients' numbers of rows."""
-    total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
-    return Relay(newest, *class_means(total, rows))
-
-
-def contrast(log_h: Tensor, y: Tensor) -> Tensor:
-    """Return -ln h at a row's own class, -ln(1 - h) at the others: (batch, classes)."""
-    own = one_hot(y, log_h.shape[1]).bool()
-    return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
-
-
-def drawn_of_each_class(key: Tensor, rows: Labels, num_classes: int, size: int) -> Tensor:
-    """Draw exactly ``size`` rows of each class, or all where there are fewer: 1 or 0, (rows,)."""
-    (order,) = random.order(key.unsqueeze(0), rows.mask.unsqueeze(0))
-    members = one_hot(rows.y, num_classes) * rows.mask.unsqueeze(1)
-    rank = (members[order].cumsum(0) * members[order]).sum(1)  # 1, 2, ... within the class
-    chosen = ((rank >= 1) & (rank <= size)).to(torch.float32)
-    return torch.zeros_like(chosen).scatter(0, order, chosen)
+    def kept_of(self, server: Relay, client: int) -> Released | None:
+        """Return what a client released last."""
+        return server.of_client(client)

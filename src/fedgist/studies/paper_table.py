@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -53,7 +53,7 @@ class Column(_Part):
     recipe: str
     set: dict[str, object] = {}
     paper: dict[str, tuple[float, float] | tuple[float]] = {}
-    small: dict[str, Any] = {}
+    small: dict[str, object] = {}
 
     @property
     def own(self) -> dict[str, object]:
