@@ -31,6 +31,12 @@ class Cell:
         found = {run.seed: run.last(column or run.main) for run in runs}
         return {seed: 100 * value for seed, value in found.items() if value is not None}
 
+    def at(self, number: int) -> dict[int, float]:
+        """Return each seed's value of the main column in a round, in percent."""
+        runs = self.row.runs if self.row else ()
+        curves = {run.seed: dict(zip(*run.column(run.main), strict=True)) for run in runs}
+        return {seed: 100 * curve[number] for seed, curve in curves.items() if number in curve}
+
     def best(self) -> dict[int, float]:
         """Return each seed's highest value of the main column, in percent."""
         runs = self.row.runs if self.row else ()
@@ -66,7 +72,8 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     ``about`` has ``name``, ``title``, ``text``, ``commands``, and ``table`` and ``column`` of a
     paper's table, or ``recipe`` and ``folder``; of ``rows`` the folders, all that are there if not
     given; in ``also`` further labels with their folders, or other labels of those that are there;
-    ``reference`` is the method of the test, if not the table's.
+    ``reference`` is the method of the test, if not the table's; ``at`` is another round that is
+    shown.
     """
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
     reference, own = about.get("reference", ""), {}
@@ -138,7 +145,15 @@ def by_method(found: Experiment) -> tuple[list[str], dict[tuple[str, ...], dict[
     groups: dict[tuple[str, ...], dict[str, Cell]] = {}
     for cell, some in zip(cells, every, strict=True):
         groups.setdefault(tuple(str(some[key]) for key in varied), {})[cell.method] = cell
-    return varied, groups
+    return varied, dict(sorted(groups.items(), key=lambda item: [_order(v) for v in item[0]]))
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Return by what values of settings are sorted: numbers by size, then texts."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
 
 
 def _line(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:

@@ -26,7 +26,6 @@ RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
 REFERENCE = "local"  # what sharing gains is the difference from it
 FINETUNED = "eval/client/finetuned_accuracy_mean"
-TRAINED = "eval/client/trained_accuracy_mean"
 Table = list[list[str]]
 
 
@@ -35,7 +34,8 @@ def accuracies(found: Experiment) -> Table:
     of = {cell.method: cell.values() for cell in found.cells}
     base, best = of.get(REFERENCE, {}), of.get(found.reference, {})
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
-    head += [f"p against {found.reference}", "best round", "after local training"]
+    other = found.options.get("at", 0)
+    head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
     lines = [head]
     for cell in found.cells:
         theirs = found.paper.accuracy.get(cell.method)
@@ -50,11 +50,8 @@ def accuracies(found: Experiment) -> Table:
         against = plus_minus(gain.difference, sign="+") if gain else ""
         test = compare(cell.values(), best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
-        trained = estimate([*cell.values(TRAINED).values()])
-        after = plus_minus(trained) if trained else ""
-        best_round = estimate([*cell.best().values()])
-        highest = plus_minus(best_round) if best_round else ""
-        shown = [mean, paper, away, against, chance, highest, after]
+        beside = [estimate([*values.values()]) for values in (cell.at(other), cell.best())]
+        shown = [mean, paper, away, against, chance, *(plus_minus(e) if e else "" for e in beside)]
         lines.append([cell.label, rounds, str(ours.count), *shown])
         if tuned := estimate([*cell.values(FINETUNED).values()]):
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
