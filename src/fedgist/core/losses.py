@@ -6,6 +6,7 @@ hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -81,3 +82,24 @@ def contrast(log_h: Tensor, y: Tensor) -> Tensor:
     """
     own = F.one_hot(y, log_h.shape[1]).bool()
     return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
+
+
+def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor) -> Tensor:
+    """Return what each row adds to a lower bound on mutual information, in nats: (batch,).
+
+    With K = classes - 1 negatives that are drawn as classes occur, a row's own included,
+    I >= ln K + E[ln h(s, t^y) + K sum_c p_c ln(1 - h(s, t^c))] for every h below 1 (Berdoz et al.
+    2022, theorem 1, after Tian, Krishnan, Isola 2020). Negatives of other classes alone would make
+    it too high where classes are skewed. ``log_h`` (batch, lots, classes), ``frequency`` (classes,)
+    are the p_c, ``there`` (lots, classes) says of which classes there are representations: p is
+    that among them. The mean over lots; NaN for a class of which there is none.
+    """
+    present = there * frequency
+    share = present / present.sum(1, keepdim=True).clamp(min=torch.finfo(present.dtype).tiny)
+    negatives = log_h.shape[2] - 1
+    apart = torch.log1p(-log_h.exp().clamp(max=SURE))
+    own = log_h.gather(2, y.view(-1, 1, 1).expand(-1, log_h.shape[1], 1)).squeeze(2)
+    bounds = math.log(max(negatives, 1)) + own + negatives * (apart * share).sum(2)
+    has = there[:, y].T  # (batch, lots)
+    mean = (bounds * has).sum(1) / has.sum(1).clamp(min=1.0)
+    return torch.where(has.sum(1) > 0, mean, torch.nan)

@@ -83,6 +83,7 @@ pick           client  yes   -           client's  once a stage          (rows, 
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
 upload         client  yes   evaluation  client's  once a stage          (a message, own)
 before_test    client  no    -           -         before a test         phases on a copy
+measure        client  yes   evaluation  client's  every batch           (batch,) by metric
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
 =============  ======  ====  ==========  ========  ====================  ===========================
 
@@ -104,6 +105,7 @@ from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
+from fedgist.core.metrics import Metric
 from fedgist.core.net import Net
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
@@ -181,6 +183,11 @@ class Method:
         return 0
 
     @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What :meth:`measure` returns, beside the metrics of the task."""
+        return ()
+
+    @property
     def exchange(self) -> Exchange:
         """What crosses in a stage: a constant or a property, as ``keeps``."""
         return Silence()
@@ -242,10 +249,9 @@ class Method:
         return ctx.task.objective.loss(net(batch.x), batch)
 
     def pick(self, rows: Labels, own: Tree, ctx: Context) -> Tensor:
-        """Return what a client chooses of its rows, (rows, choices), before it summarizes them.
+        """Return what a client chooses of its rows, (rows, choices): ``picks`` of its batches.
 
-        Batches are cut anew for every stack; this is decided once, by the labels of all rows, and
-        ``summarize`` finds it as ``batch.picks``. By default nothing is chosen, (rows, 0).
+        Batches depend on the stack; this is decided once, by the labels of all rows.
         """
         return torch.zeros(len(rows.y), 0)
 
@@ -282,6 +288,12 @@ class Method:
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
         """Return phases that a copy of the client's model goes through before a second test."""
         return ()
+
+    def measure(
+        self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context
+    ) -> Mapping[str, Tensor]:
+        """Return further numbers of each row at evaluation, (batch,) by metric; NaN: none."""
+        return {}
 
     def predict(self, net: Net, own: Tree, down: Tree, x: Tensor, ctx: Context) -> Tensor:
         """Return logits (batch, classes) of ``x``, ``(batch, *input)``."""

@@ -32,6 +32,9 @@ class Metric:
 
 LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
 
+# what features of one client and means of another say of each other, at least
+INFORMATION = Metric("information_bound", "Mutual information, at least", "nats", "higher")
+
 #: The metrics of classification, by name.
 CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
@@ -45,7 +48,9 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )
 #: Every metric there is, by name.
-METRICS: Mapping[str, Metric] = MappingProxyType({LOSS.name: LOSS, **CLASS_METRICS})
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {LOSS.name: LOSS, **CLASS_METRICS, INFORMATION.name: INFORMATION}
+)
 #: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
 #: are smoothed.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(

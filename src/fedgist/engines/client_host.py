@@ -91,16 +91,13 @@ class ClientHost:
             models[name] = local_training.train(cohort, clients, phases, factor)[0]
         examples = self.population.examples_of(split)
         table = self.population.table(split, sent.ids).to(self.settings.device)
-        return {
-            name: score_table(
-                cohort.ctx,
-                sent.ids,
-                inference.predict(cohort, model, table, examples),
-                table,
-                examples.y,
-            )
-            for name, model in models.items()
-        }
+        tables = {}
+        for name, model in models.items():
+            marks = inference.predict(cohort, model, table, examples)
+            scored = score_table(cohort.ctx, sent.ids, marks, table, examples.y)
+            own = inference.measure(cohort, model, table, examples)
+            tables[name] = replace(scored, values=scored.values | own)
+        return tables
 
     def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
         """Return what copies of the models go through before further tests, by what they become."""

@@ -55,7 +55,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.message import Nothing, message
-from fedgist.core.method import Context, Order, Reply
+from fedgist.core.method import Context, Method, Order, Reply, Task
+from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
 
@@ -73,6 +74,7 @@ __all__ = [
     "Split",
     "TrainingLoss",
     "collect",
+    "metrics_of",
 ]
 
 # a client's own test rows, the whole test set, its training rows, those held out from them
@@ -175,6 +177,11 @@ class Simulation(Protocol):
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's state back."""
+
+
+def metrics_of(method: Method, task: Task) -> tuple[Metric, ...]:
+    """Return all metrics by which models are looked at: the task's, the method's, and the loss."""
+    return (*task.objective.metrics, *method.metrics, LOSS)
 
 
 def collect(tables: Sequence[ScoreTable]) -> ScoreTable:

@@ -16,6 +16,7 @@ from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.cohort import Clients, Cohort
 
+Columns = dict[str, Tensor]
 ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory
 
 
@@ -133,6 +134,32 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     whole: Marks = map_leaves(lambda *leaf: torch.cat(leaf, 1), *pieces)
     marks: Marks = map_leaves(lambda leaf: leaf[:, : table.shape[1]], whole)
     return marks
+
+
+def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Columns:
+    """Return the method's own metrics of each client, (K,): means over rows where they are defined.
+
+    ``table`` (K, rows) holds the clients' rows.
+    """
+    method = cohort.method
+    if not method.metrics:
+        return {}
+
+    def one_client(net: Net, batch: Batch, own: Tree, down: Tree, key: Tensor) -> Columns:
+        values = dict(method.measure(net, batch, own, down, cohort.at(key)))
+        return {name: torch.where(batch.mask, row, torch.nan) for name, row in values.items()}
+
+    lifted = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
+    sums: Columns = {}
+    with torch.no_grad():
+        for count, rows in _pieces(table):
+            first, down = _first(cohort, clients, count)
+            batch = examples.batch(rows)
+            piece = lifted(first.net, batch, first.own, down, cohort.keys[:count])
+            for name, row in piece.items():
+                whole = _filled(torch.stack([row.nansum(1), (~row.isnan()).sum(1)], 1), len(table))
+                sums[name] = sums.get(name, 0.0) + whole.to(torch.float64)
+    return {name: total[:, 0] / total[:, 1] for name, total in sums.items()}
 
 
 def _no_marks(cohort: Cohort) -> Marks:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
-from fedgist.core.metrics import LOSS
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (
@@ -30,6 +29,7 @@ from fedgist.engines.engine import (
     Split,
     TrainingLoss,
     collect,
+    metrics_of,
 )
 from fedgist.engines.envelope import Header, Packed, seal, unseal
 from fedgist.engines.message_form import upload_form
@@ -205,8 +205,8 @@ class RemoteEngine:
         MessageError
             If something else than valid scores of known models was sent.
         """
-        objective, classes = ctx.task.objective, ctx.task.num_classes
-        known = [*(metric.name for metric in objective.metrics), LOSS.name]
+        classes = ctx.task.num_classes
+        known = [metric.name for metric in metrics_of(self.method, ctx.task)]
         tables = {}
         for name, score in messages.items():
             model = name.removeprefix("score-")

@@ -17,10 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.metrics import LOSS
 from fedgist.core.privacy import Source
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Engine
+from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.best_round import said, selection_of
@@ -161,7 +160,8 @@ def _open_record(side: ServerSide, place: Place) -> Record:
     saved = place.saved
     record = Record(place.folder, *((saved.round, saved.binding.lines) if saved else ()))
     record.write(RECIPE, side.recipe.to_toml())
-    metrics = {metric.name: metric for metric in (*side.task.objective.metrics, LOSS)}
+    measured = metrics_of(side.method, side.task)
+    metrics = {metric.name: metric for metric in measured}
     record.write(METRICS_FILE, to_json(described(metrics)) + "\n")
     for name, text in place.files.items():
         record.write(name, text)

@@ -6,7 +6,7 @@ server relays and averages; it trains nothing. See docs/methods/repshare.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import log_softmax, logsigmoid, one_hot
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from fedgist.core.linear_head import one_feature_width
-from fedgist.core.losses import contrast, masked_mean
+from fedgist.core.losses import contrast, information_bound, masked_mean
 from fedgist.core.method import (
     Batch,
     Context,
@@ -29,6 +29,7 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
+from fedgist.core.metrics import INFORMATION, Metric
 from fedgist.core.newest import Newest
 from fedgist.core.privacy import bounded, noise_floor
 from fedgist.core.representation_relay import (
@@ -57,12 +58,14 @@ class Own:
     """What a client keeps: what it releases, what it wishes, and the form of its discriminator.
 
     ``releases`` (1 + M_up, classes) is 1 or 0; ``gets`` (1,) and ``hears`` (clients,), 1 or 0, are
-    sent, or empty if the method asks for no wishes; ``form`` (m, m) is there if it is learned.
+    sent, or empty if the method asks for no wishes; ``frequency`` (classes,) is the share of each
+    class in its rows; ``form`` (m, m) is there if it is learned.
     """
 
     releases: Tensor
     gets: Tensor
     hears: Tensor
+    frequency: Tensor
     form: Tensor | None = None
 
 
@@ -87,6 +90,7 @@ class RepShare(Method):
     start: Literal["masked", "random"] = "masked"
     discriminator: Literal["classifier", "learned"] = "classifier"
     wishes: bool = False
+    log_bound: bool = False  # the bound on mutual information is measured at every evaluation
     # the chance of a row to be in an observation, each by itself, in place of exactly n_avg
     pick_rate: Fraction | None = None
 
@@ -146,7 +150,7 @@ class RepShare(Method):
         width, form = net.arch.feature_width, None
         if self.discriminator == "learned":
             form = torch.eye(width, device=ctx.key.device) / width**0.5
-        return Own(releases, *self._wishes(settings, ctx), form)
+        return Own(releases, *self._wishes(settings, ctx), torch.zeros_like(releases[0]), form)
 
     def _wishes(self, settings: Release, ctx: Context) -> tuple[Tensor, Tensor]:
         """Return how many observations a client gets (1,), and whom it hears (clients,)."""
@@ -208,6 +212,20 @@ class RepShare(Method):
         of_seen = log_softmax(net.logits(seen.flatten(0, 1)), 1).view(*seen.shape[:2], -1)
         return torch.logsumexp(of_row[:, None, None] + of_seen, 3)
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The bound of theorem 1, if it is to be measured."""
+        return (INFORMATION,) if self.log_bound else ()
+
+    def measure(
+        self, net: Net, batch: Batch, own: Own, down: Representations, ctx: Context
+    ) -> dict[str, Tensor]:
+        """Return the bound on I(Phi_s; Phi_t) of each row (theorem 1), mean over observations."""
+        z = net.features(batch.x)
+        log_h = self._log_h(net, own, z, net.logits(z), down.seen)
+        bounds = information_bound(log_h, batch.y, own.frequency, down.there)
+        return {INFORMATION.name: bounds}
+
     def pick(self, rows: Labels, own: Own, ctx: Context) -> Tensor:
         """Return the rows of each observation: of each class n_avg, or all if there are fewer."""
 
@@ -246,6 +264,7 @@ class RepShare(Method):
     ) -> tuple[Released, Own]:
         """Return what the client releases of its sums, and its wishes."""
         rows, total = sums.rows * own.releases, sums.total * own.releases.unsqueeze(2)
+        own = replace(own, frequency=sums.rows[0] / sums.rows[0].sum().clamp(min=1.0))
         return Released(total, rows, own.gets, own.hears), own
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
