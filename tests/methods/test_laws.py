@@ -12,12 +12,31 @@ from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import METHODS
+from fedgist.methods.fd import FD
+from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, check_laws
 from fedgist.testing.example_methods import EXAMPLES
 
-SUBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
+EVERY_OPTION = {
+    "repshare, every option": RepShare(
+        m_up=2,
+        m_down=3,
+        n_avg=2,
+        draw="class",
+        start="random",
+        discriminator="learned",
+        wishes=True,
+        shared_width=4,
+        log_bound=True,
+    ),
+    "fd, dense": FD(leave_own_out=False, declare_classes=False),
+}
+SUBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES) | EVERY_OPTION
 # the quick gate tries the registered methods
-NAMES = [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES)]
+NAMES = [
+    *METHODS,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (*EXAMPLES, *EVERY_OPTION)),
+]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])

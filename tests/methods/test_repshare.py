@@ -340,10 +340,47 @@ def test_impossible_settings_are_refused(options: dict[str, Any], words: str) ->
         world("repshare", options=options)
 
 
-def test_widths_that_differ_are_refused() -> None:
-    models = {
-        "wide": {"model": "mlp", "hidden": [7], "share": 0.5},
-        "thin": {"model": "mlp", "hidden": [4], "share": 0.5},
-    }
+MODELS = {
+    "wide": {"model": "mlp", "hidden": [7], "share": 0.5},
+    "thin": {"model": "mlp", "hidden": [4], "share": 0.5},
+}
+
+
+def test_widths_that_differ_are_refused_unless_a_part_is_shared() -> None:
     with pytest.raises(InputError, match="one feature width"):
-        world("repshare", architectures=models)
+        world("repshare", architectures=MODELS)
+    with pytest.raises(InputError, match=r"shared_width = 5: the body of thin ends in 4 features"):
+        world("repshare", options={"shared_width": 5}, architectures=MODELS)
+    options = {"shared_width": 3, "discriminator": "learned"}
+    for discriminator in ("learned", "classifier"):
+        options["discriminator"] = discriminator
+        one, two = (
+            trace(world("repshare", options=options, architectures=MODELS), plan)
+            for plan in (Plan(2), Plan(1, stack=False))
+        )
+        assert one.state["server/mean"].shape == (CLASSES, 3)
+        assert torch.allclose(one.state["server/mean"], two.state["server/mean"], atol=1e-5)
+
+
+def test_all_features_are_the_shared_ones_where_they_are_as_many() -> None:
+    whole, part = (
+        trace(world("repshare", options=options), Plan(2)).state
+        for options in ({}, {"shared_width": 5})
+    )
+    assert torch.equal(whole["clients/mlp/net/1.weight"], part["clients/mlp/net/1.weight"])
+
+
+def test_the_nearest_observations_are_those_of_alike_clients() -> None:
+    method = RepShare(draw="nearest", m_down=2)
+    # client c's features are c + 1; client 4 has no class in common with anybody
+    messages = {0: released(0, {0: 2, 1: 2}), 1: released(1, {0: 3}), 3: released(3, {0: 1, 1: 9})}
+    messages[4] = released(4, {2: 5})
+    relay, ctx = heard(method, messages, {})
+    for client, nearest in {0: [1, 3], 1: [0, 3], 3: [1, 0]}.items():
+        down = method.download(relay, Order(client, "mlp"), ctx)
+        assert [int(line.max()) - 1 for line in down.seen[..., 0]] == nearest
+    newcomers = {
+        int(method.download(relay, Order(2, "mlp"), replace(ctx, key=random.key(n))).seen[0].max())
+        for n in range(40)
+    }
+    assert newcomers == {1, 2, 4, 5}  # of whom nothing is known, any will do

@@ -64,7 +64,7 @@ What a function is given:
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
 =============  ======  ====  ==========  ========  ====================  ===========================
 check          server  no    -           -         once                  raises if it does not fit
-check_settings server  no    -           -         once for some         raises if they do not fit
+check_client   server  no    -           -         once for some         raises if they do not fit
 stages         both    no    -           -         once a round          names; ``()``: no round
 init_server    server  no    -           init's    once                  the first server state
 select         server  no    -           stage's   once a round          orders, of those online
@@ -199,7 +199,7 @@ class Method:
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
 
-    def check_settings(self, settings: Settings, task: Task) -> None:
+    def check_client(self, settings: Settings, task: Task) -> None:
         """Raise MethodError if a client's own settings do not fit the method or the task."""
 
     def stages(self, ctx: Context) -> tuple[str, ...]:

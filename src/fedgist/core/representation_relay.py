@@ -24,7 +24,7 @@ from fedgist.core.task import Context
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 
-Draw = Literal["client", "class"]
+Draw = Literal["client", "class", "nearest"]
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,18 @@ def download(
 ) -> Representations:
     """Return what a client gets: the global means, and ``m_down`` observations of others.
 
-    ``draw``: each observation is of one other client, or drawn class by class. Where the order
-    names the client's neighbours, it hears these alone, and gets no global mean. Observations whose
-    counts are at most ``floor`` are taken for noise.
+    ``draw``: each observation is of one other client, or drawn class by class, or is among those
+    nearest to the client's own means. Where the order names the client's neighbors, it hears these
+    alone, and gets no global mean. Observations whose counts are at most ``floor`` are taken for
+    noise.
     """
     released = relay.released
     there = _audible(released, relay, order, floor)
     wanted = m_down
     if len(released.gets[order.client]) and bool(relay.newest.round[order.client] >= 0):
         wanted = int(released.gets[order.client])
-    seen, flags = _drawn(released, there, min(wanted, m_down), draw, key)
+    places = _places(released, there, order.client, draw, key)[: min(wanted, m_down)]
+    seen, flags = _observations(released, there, places)
     missing = m_down - len(flags)
     seen, flags = pad(seen, (0, 0, 0, 0, 0, missing)), pad(flags, (0, 0, 0, missing))
     if order.hears is None:
@@ -138,32 +140,46 @@ def _audible(released: Released, relay: Relay, order: Order, floor: float) -> Te
     there[order.client] = False  # never its own
     heard = torch.ones(len(there), dtype=torch.bool, device=there.device)
     if order.hears is not None:
-        heard = torch.zeros_like(heard).index_fill(0, _places(order.hears, heard), True)
+        peers = torch.tensor(order.hears, dtype=torch.int64, device=heard.device)
+        heard = torch.zeros_like(heard).index_fill(0, peers, True)
     if released.hears.shape[1] and bool(relay.newest.round[order.client] >= 0):
         heard &= released.hears[order.client].bool()
     return there & heard[:, None, None]
 
 
-def _places(numbers: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+def _places(released: Released, there: Tensor, client: int, draw: Draw, key: Tensor) -> Tensor:
+    """Return in which order a client gets observations: (clients * M_up, 1 or classes).
 
-
-def _drawn(
-    released: Released, there: Tensor, count: int, draw: Draw, key: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return up to ``count`` observations (..., classes, m), and of which classes they are there.
-
-    They are drawn without replacement; those that are there come first.
+    Observations are numbered through all clients. Those that are there come first.
     """
-    _, m_up, classes = there.shape
-    there = there.flatten(0, 1)
-    lines = there.any(1).unsqueeze(0) if draw == "client" else there.T
+    flat = there.flatten(0, 1)
+    lines = flat.T if draw == "class" else flat.any(1).unsqueeze(0)
     keys = random.fold(key, torch.arange(len(lines), device=key.device).unsqueeze(1))
-    places = random.order(keys, lines)[:, :count]
-    place, found = places.T, lines.gather(1, places).T
-    if not len(place):
+    order = random.order(keys, lines)
+    if draw == "nearest":
+        far = torch.where(lines[0], _distances(released, client), torch.inf)
+        order = order[:, torch.argsort(far[order[0]], stable=True)]
+    return order.T
+
+
+def _distances(released: Released, client: int) -> Tensor:
+    """Return how far each observation is from a client's own means: (clients * M_up,).
+
+    It is the mean square over features and over the classes that both have.
+    """
+    own, has = class_means(released.total[client, 0], released.rows[client, 0])
+    theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:])
+    both = have * has
+    far = ((theirs - own).square().mean(3) * both).sum(2) / both.sum(2)
+    return far.nan_to_num(torch.finfo(far.dtype).max).flatten()
+
+
+def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the observations at these places, (..., classes, m), and of which classes they are."""
+    _, m_up, classes = there.shape
+    if not len(places):
         shape = (0, classes, released.total.shape[-1])
         return released.total.new_zeros(shape), released.rows.new_zeros(shape[:2])
-    column = torch.arange(classes, device=key.device)
-    at = (place // m_up, 1 + place % m_up, column)
-    return class_means(released.total[at], released.rows[at] * (there[place, column] & found))
+    column = torch.arange(classes, device=there.device)
+    at = (places // m_up, 1 + places % m_up, column)
+    return class_means(released.total[at], released.rows[at] * there.flatten(0, 1)[places, column])

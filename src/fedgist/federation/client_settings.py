@@ -94,7 +94,7 @@ def _made(values: Mapping[str, object], method: Method, task: Task, where: str) 
     settings = kind(**check_options(kind, values, f"the clients' settings of {name}", where))
     try:
         check_bounds(settings, where)
-        method.check_settings(settings, task)
+        method.check_client(settings, task)
     except MethodError as error:
         text = str(error)
         raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error

@@ -15,6 +15,7 @@ from torch.nn.functional import log_softmax, logsigmoid, one_hot
 
 from fedgist.core import random
 from fedgist.core.bounds import Fraction, NonNegative, NonNegativeInt, PositiveInt
+from fedgist.core.layers import linear
 from fedgist.core.linear_head import one_feature_width
 from fedgist.core.losses import contrast, information_bound, masked_mean
 from fedgist.core.method import (
@@ -75,9 +76,10 @@ class RepShare(Method):
 
     ``reduction``: the terms are means over features and classes, or sums, as printed. ``draw``:
     each observation that a client gets is of one other client, or is drawn class by class from all
-    others. ``start``: before anything was shared both terms are masked, or means and observations
-    are random. ``discriminator``: the client's own classifier, or a bilinear form that it learns.
-    ``wishes``: clients say with what they release how many observations they want, and of whom.
+    others, or is of those whose means are nearest to its own. ``start``: before anything was shared
+    both terms are masked, or means and observations are random. ``discriminator``: the client's own
+    classifier, or a bilinear form that it learns. ``wishes``: clients say with what they release
+    how many observations they want, and of whom.
     """
 
     lambda_kd: NonNegative = 10.0
@@ -90,6 +92,7 @@ class RepShare(Method):
     start: Literal["masked", "random"] = "masked"
     discriminator: Literal["classifier", "learned"] = "classifier"
     wishes: bool = False
+    shared_width: PositiveInt | None = None  # only the first features are shared; None: all
     log_bound: bool = False  # the bound on mutual information is measured at every evaluation
     # the chance of a row to be in an observation, each by itself, in place of exactly n_avg
     pick_rate: Fraction | None = None
@@ -108,10 +111,15 @@ class RepShare(Method):
         return 0 if self.m_up and self.pick_rate is None else 1 + self.m_up
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless all bodies have one feature width."""
-        one_feature_width(task, "repshare", shares="class means")
+        """Raise MethodError unless all bodies have one feature width, or that which is shared."""
+        if self.shared_width is None:
+            one_feature_width(task, "repshare", shares="class means")
+        for name, arch in task.architectures.items():
+            if arch.feature_width < (self.shared_width or 0):
+                msg = f"method.shared_width = {self.shared_width}: the body of {name} ends in "
+                raise MethodError(msg + f"{arch.feature_width} features")
 
-    def check_settings(self, settings: Release, task: Task) -> None:
+    def check_client(self, settings: Release, task: Task) -> None:
         """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
         least_up, least_down = settings.m_up or 0, settings.m_down or 0
         strange = [c for c in settings.classes if not 0 <= c < task.num_classes]
@@ -131,7 +139,7 @@ class RepShare(Method):
 
     def init_server(self, ctx: Context) -> Relay:
         """Return a relay that has heard nobody."""
-        width = one_feature_width(ctx.task, "repshare", shares="class means")
+        width = self.shared_width or one_feature_width(ctx.task, "repshare", shares="class means")
         classes, device = ctx.task.num_classes, ctx.key.device
         rows = torch.zeros(1 + self.m_up, classes, device=device)
         wishes = self._wishes(Release(), ctx)
@@ -147,7 +155,7 @@ class RepShare(Method):
         releases = torch.zeros(1 + self.m_up, classes, device=ctx.key.device)
         m_up = self.m_up if settings.m_up is None else settings.m_up
         releases[: 1 + m_up, list(settings.classes or range(classes))] = 1.0
-        width, form = net.arch.feature_width, None
+        width, form = self.shared_width or net.arch.feature_width, None
         if self.discriminator == "learned":
             form = torch.eye(width, device=ctx.key.device) / width**0.5
         return Own(releases, *self._wishes(settings, ctx), torch.zeros_like(releases[0]), form)
@@ -192,24 +200,27 @@ class RepShare(Method):
         z = net.features(batch.x)
         logits = net.logits(z)
         mean, known = down.targets()
-        far = (z - mean[batch.y]).square()
+        far = (z[:, : mean.shape[1]] - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
         kd = masked_mean(far * known[batch.y], batch.mask)
         # one m for each row, of the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
-        log_h = self._log_h(net, own, z, logits, down.seen)[torch.arange(len(m)), m]
+        log_h = self._log_h(net, own, z, down.seen)[torch.arange(len(m)), m]
         terms = contrast(log_h, batch.y) * down.there[m]
         disc = terms.mean(1) if self.reduction == "mean" else terms.sum(1)
         loss = ctx.task.objective.loss(logits, batch)
         return loss + self.lambda_kd * kd + self.lambda_disc * masked_mean(disc, batch.mask)
 
-    def _log_h(self, net: Net, own: Own, z: Tensor, logits: Tensor, seen: Tensor) -> Tensor:
+    def _log_h(self, net: Net, own: Own, z: Tensor, seen: Tensor) -> Tensor:
         """Return ln h(s, t) of every row and observation, (batch, M_down, classes) (eq. 5)."""
+        width = seen.shape[2]
         if own.form is not None:
-            return logsigmoid(torch.einsum("bi,ij,mcj->bmc", z, own.form, seen))
-        of_row = log_softmax(logits, 1)
-        of_seen = log_softmax(net.logits(seen.flatten(0, 1)), 1).view(*seen.shape[:2], -1)
+            return logsigmoid(torch.einsum("bi,ij,mcj->bmc", z[:, :width], own.form, seen))
+        weight, bias = net.head
+        of_row, of_seen = (
+            log_softmax(linear(part, weight[:, :width], bias), -1) for part in (z[:, :width], seen)
+        )
         return torch.logsumexp(of_row[:, None, None] + of_seen, 3)
 
     @property
@@ -222,7 +233,7 @@ class RepShare(Method):
     ) -> dict[str, Tensor]:
         """Return the bound on I(Phi_s; Phi_t) of each row (theorem 1), mean over observations."""
         z = net.features(batch.x)
-        log_h = self._log_h(net, own, z, net.logits(z), down.seen)
+        log_h = self._log_h(net, own, z, down.seen)
         bounds = information_bound(log_h, batch.y, own.frequency, down.there)
         return {INFORMATION.name: bounds}
 
@@ -247,7 +258,7 @@ class RepShare(Method):
         ctx: Context,
     ) -> Sums:
         """Return sums of features by class, over all rows and over those picked."""
-        z = bounded(net.features(batch.x), ctx.task.privacy)
+        z = bounded(net.features(batch.x)[:, : down.mean.shape[1]], ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
         members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order
-from fedgist.core.tree import Tree, map_leaves, named
+from fedgist.core.tree import Tree, build, named
+from fedgist.core.wire_form import Bits, form_of
 from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
@@ -204,7 +205,7 @@ def asked_again(method: Method) -> None:
         again = stage.ask()
         assert _same(first, again), "a site gives another reply when asked again"
         assert _equal(after, engine.state()), "a site trains again when asked again"
-        changed = [map_leaves(_other, down) for down in stage.downs]
+        changed = [_other(down) for down in stage.downs]
         engine.ask(stage.ctx, stage.orders, changed)
         other = {k: v.clone() for k, v in engine.state().items()}
         untouched = loopback(fresh)
@@ -214,8 +215,15 @@ def asked_again(method: Method) -> None:
         stage.ask()
 
 
-def _other(leaf: Tensor) -> Tensor:
-    return leaf * 1.5 if leaf.is_floating_point() else leaf
+def _other(down: Tree) -> Tree:
+    """Return another valid message: other numbers, but for those that travel as single bits."""
+    kind = type(down)
+
+    def changes(name: str, array: Tensor) -> bool:
+        return array.is_floating_point() and not isinstance(form_of(kind, name), Bits)
+
+    arrays = named(down).items()
+    return build(kind, {name: 1.5 * a if changes(name, a) else a for name, a in arrays})
 
 
 def _same(first: Answer, again: Answer) -> bool:
