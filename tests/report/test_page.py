@@ -12,11 +12,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import torch
 
 import fedgist
+from fedgist.errors import RecipeError
 from fedgist.federation.record import FEATURES, PARTITION
 from fedgist.federation.trained_models import simulation
 from fedgist.report import comparison, drawing, page, pictures
@@ -193,6 +195,32 @@ def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
     expected = result.model(client)(world.data.x_test[row])
     torch.testing.assert_close(net.logits(torch.from_numpy(arrays["features"][:1])), expected)
     assert arrays["label"][0] == world.data.y_test[row]
+
+
+def test_features_of_other_rounds_are_files_of_their_own(tmp_path: Path) -> None:
+    recipe = {
+        "data": {"train_rows": 100},
+        "train": {"num_rounds": 3},
+        "evaluate": {"save_features": 3, "save_features_at": [1, 3], "every": 3},
+        "clients": {"num_clients": 4},
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
+    folder = tmp_path / "run"
+    fedgist.run(recipe, out=folder)
+    names = ("features-1", "features-3", "features")
+    first, third, last = (
+        safetensors.numpy.load_file(folder / f"{name}.safetensors")["features"] for name in names
+    )
+    assert not np.array_equal(first, third)
+    assert np.array_equal(third, last)
+    once = {**recipe, "train": {"num_rounds": 1}, "evaluate": {"save_features": 3}}
+    alone = tmp_path / "alone"
+    fedgist.run(once, out=alone)
+    assert np.array_equal(safetensors.numpy.load_file(alone / FEATURES)["features"], first)
+    fedgist.run(once, out=folder, overwrite=True)
+    assert not list(folder.glob("features-*"))
+    with pytest.raises(RecipeError, match=r"needs evaluate\.save_features"):
+        fedgist.run({"evaluate": {"save_features_at": [1]}})
 
 
 # in a browser

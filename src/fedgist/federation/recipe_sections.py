@@ -175,6 +175,15 @@ class EvaluateSection(_Section):
     sets: dict[str, TestSet] = {}  # further test sets of the server's own models, by name
     # features of this many test rows of each client are saved at the end, for pictures
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
+    # and after these rounds, each in a file of its own
+    save_features_at: Annotated[tuple[Positive, ...], _role("record")] = ()
+
+    @model_validator(mode="after")
+    def _of_some_rows(self) -> EvaluateSection:
+        if self.save_features_at and not self.save_features:
+            msg = "save_features_at needs evaluate.save_features: of how many rows of each client"
+            raise ValueError(msg)
+        return self
 
 
 class EngineSection(_Section):

@@ -215,6 +215,11 @@ def is_round(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
+def features_of(number: int | str) -> str:
+    """Return the name of the file of features as they were after a round."""
+    return FEATURES.replace(".", f"-{number}.")
+
+
 def totals(rounds: Iterable[Line]) -> dict[str, int]:
     """Return the payload bytes sent up, down and both ways in all rounds."""
     lines = list(rounds)

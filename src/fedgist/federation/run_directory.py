@@ -19,6 +19,7 @@ from fedgist.federation.record import (
     RESULT,
     ROUNDS,
     STATE,
+    features_of,
     read_lines,
 )
 
@@ -96,4 +97,6 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
         raise RecipeError(msg)
     for name in (str(STATE), *LINES, RESULT, RECIPE, PARTITION, METRICS_FILE, FEATURES):
         (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(features_of("*")):
+        path.unlink()
     return False

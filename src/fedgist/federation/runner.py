@@ -13,7 +13,16 @@ from fedgist.federation import saved_features
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import Recipe, read, read_recorded
 from fedgist.federation.recipe_data import class_counts
-from fedgist.federation.record import PARTITION, RECIPE, ROUNDS, Line, blob_of, to_json
+from fedgist.federation.record import (
+    FEATURES,
+    PARTITION,
+    RECIPE,
+    ROUNDS,
+    Line,
+    blob_of,
+    features_of,
+    to_json,
+)
 from fedgist.federation.resuming import check_binding
 from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.run_directory import alone, enter
@@ -130,9 +139,16 @@ def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outc
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
 
+    settings = world.server.recipe.evaluate
+
     def save_features(federation: Federation) -> None:
-        if place.folder and world.server.recipe.evaluate.save_features:
-            saved_features.save(federation, world, place.folder)
+        if place.folder and settings.save_features:
+            saved_features.save(federation, world, place.folder / FEATURES)
+
+    def save_features_at(federation: Federation) -> None:
+        if place.folder and federation.round in settings.save_features_at:
+            name = features_of(federation.round)
+            saved_features.save(federation, world, place.folder / name)
 
     federation, record, end = run_server(
         world.server,
@@ -140,6 +156,7 @@ def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outc
         replace(place, files=files, inputs=of_world(world) if place.folder else {}),
         observer,
         state=state,
+        after_round=save_features_at,
         at_end=save_features,
     )
     return Outcome(record.rounds, record.clients, end, place.folder, federation, world)

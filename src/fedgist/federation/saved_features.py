@@ -1,4 +1,4 @@
-"""Features of test rows of a finished run, made by each client's own body, for pictures."""
+"""Features of test rows, made by each client's own body, for pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from fedgist.core.net import Net
 from fedgist.core.tree import map_leaves
 from fedgist.federation import atomic_files as files
-from fedgist.federation.record import FEATURES
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import simulation
 from fedgist.federation.world import World
@@ -20,8 +19,8 @@ from fedgist.federation.world import World
 IN_A_PLANE = 2  # numbers of features that can be drawn as they are
 
 
-def save(federation: Federation, world: World, folder: Path) -> None:
-    """Write the features of some test rows of each client, with client and class.
+def save(federation: Federation, world: World, path: Path) -> None:
+    """Write the features of some test rows of each client, with client and class, as they are now.
 
     ``evaluate.save_features`` says how many rows of each client there are at most.
 
@@ -56,7 +55,7 @@ def save(federation: Federation, world: World, folder: Path) -> None:
         "label": torch.cat(labels),
     }
     arrays |= _stacked(heads) if len(heads) == len(features) else {}
-    files.write(folder / FEATURES, safetensors.torch.save(arrays))
+    files.write(path, safetensors.torch.save(arrays))
 
 
 def _stacked(heads: Sequence[tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:

@@ -72,6 +72,7 @@ def run_server(
     observer: Observer,
     *,
     state: Tree = None,
+    after_round: Callable[[Federation], None] = lambda _: None,
     at_end: Callable[[Federation], None] = lambda _: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
     """Do the rounds that are left; return the federation, its record, and how it ended.
@@ -80,6 +81,8 @@ def run_server(
     ----------
     state
         The server's state before round 1; made here if not given.
+    after_round
+        Called after each round.
     at_end
         Called after the last round, before the result is written.
 
@@ -109,7 +112,7 @@ def run_server(
             notes = start_notes(side)
             for note in notes:
                 observer.note(note)
-            _go(federation, record, place.folder, observer, binding)
+            _go(federation, record, place.folder, observer, binding, after_round)
             if federation.best is not None:
                 federation.restore(federation.best)
             at_end(federation)
@@ -174,6 +177,7 @@ def _go(
     folder: Path | None,
     observer: Observer,
     binding: Binding,
+    after_round: Callable[[Federation], None],
 ) -> None:
     """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
     problems: list[Exception] = []
@@ -181,6 +185,7 @@ def _go(
 
     def keep(line: Line, details: Sequence[Line]) -> None:
         record.add(binding.with_events(line), details, federation.edges)
+        after_round(federation)
         if selection and selection.keeps and selection.best(record.rounds) is line:
             federation.keep_this_round()
         try:
