@@ -33,6 +33,7 @@ from fedgist.engines.worker_pool import default_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from privacy import CHEAP, privacy
+from relay import LATER, relay
 from reports import reports
 from workloads import (
     W1,
@@ -59,6 +60,8 @@ LIMITS = {
     "report: 50 runs, MB": 5.0,
     **{f"privacy: {what}, ratio": 1.1 for what in CHEAP},
     "privacy: head, share of a round": 0.1,
+    "relay: ratio": 1.1,
+    f"relay: memory grown in {LATER} rounds, MB": 10.0,
 }
 
 
@@ -320,6 +323,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "head": lambda _: head(),
     "reports": reports,
     "privacy": privacy,
+    "relay": relay,
 }
 
 
