@@ -1,4 +1,4 @@
-"""The commands that run recipes: run, partition."""
+"""The commands about runs themselves: run, forget, partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
-from fedgist.cli.shared_options import START, DataRoot, RecipeOrDemo, Settings, app
+from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import read
 from fedgist.federation.record import to_json
@@ -101,6 +101,28 @@ def _check_rounds(rounds: int | None, resume: Path | None) -> None:
     if rounds is not None and resume is None:
         msg = "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
         raise RecipeError(msg + f"--set train.num_rounds={rounds}")
+
+
+@app.command(rich_help_panel=START)
+def forget(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+    client: ClientId,
+    data_root: DataRoot = None,
+) -> None:
+    """Drop what a stopped run's server keeps of one client, before the run goes on.
+
+    Servers that relay (repshare, fd) keep what each client sent last. What others learned from it
+    stays with them.
+
+    Examples
+    --------
+    fedgist forget runs/mine --client 3 && fedgist run --resume runs/mine
+    """
+    from fedgist.federation import forgetting
+    from fedgist.federation.world import Given
+
+    number = forgetting.forget(folder, client, Given(root=data_root))
+    console().print(words(f"the server of {folder} keeps nothing of client {number}"))
 
 
 @app.command(rich_help_panel=START)

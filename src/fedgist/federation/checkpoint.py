@@ -45,7 +45,8 @@ class Binding:
     ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
     what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
     ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
-    counts the rounds that released more than once.
+    counts the rounds that released more than once. ``forgotten`` are the clients that the server
+    was asked to forget: ``[round, client]``.
     """
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -53,13 +54,17 @@ class Binding:
     lines: Mapping[str, str] = field(default_factory=dict)
     raised: tuple[tuple[int, int, int], ...] = ()
     again: int = 0
+    forgotten: tuple[tuple[int, int], ...] = ()
 
     def with_events(self, line: Line) -> Line:
-        """Return a round's line, which says if more rounds were asked for before it."""
-        for done, old, new in self.raised:
-            if line["round"] == done + 1:
-                note = f"train.num_rounds was raised from {old} to {new}"
-                line["events"] = [*line.get("events", []), note]
+        """Return a round's line, which says what was asked for before it."""
+        notes = [
+            (done, f"train.num_rounds was raised from {old} to {new}")
+            for done, old, new in self.raised
+        ]
+        notes += [(done, f"the server forgot client {client}") for done, client in self.forgotten]
+        if told := [note for done, note in notes if line["round"] == done + 1]:
+            line["events"] = [*line.get("events", []), *told]
         return line
 
 
@@ -122,8 +127,8 @@ def load(folder: Path) -> Checkpoint | None:
         whole = digest == _digest(entry, arrays)
         number, best = entry.pop("round"), entry.pop("best", None)
         whole = whole and is_round(number) and (best is None or is_round(best))
-        raised = tuple(tuple(change) for change in entry.pop("raised", ()))
-        binding = Binding(**entry, raised=raised)
+        raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
+        binding = Binding(**entry, raised=raised, forgotten=forgotten)
         whole = whole and _is_sound(binding)
     except _BROKEN as error:
         msg = f"{path} is damaged ({first_line(error)}); {_HINT}"
@@ -147,9 +152,11 @@ def load(folder: Path) -> Checkpoint | None:
 def _is_sound(binding: Binding) -> bool:
     tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines)
     sound = all(isinstance(table, dict) for table in tables) and is_round(binding.again)
+    wide = {"raised": len(("round", "from", "to")), "forgotten": len(("round", "client"))}
     return sound and all(
-        all(map(is_round, change)) and len(change) == len(("round", "from", "to"))
-        for change in binding.raised
+        all(map(is_round, change)) and len(change) == width
+        for key, width in wide.items()
+        for change in getattr(binding, key)
     )
 
 

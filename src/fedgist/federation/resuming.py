@@ -32,7 +32,8 @@ def binding_of(
         return binding
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
     change = () if before == now else ((saved.round, before, now),)
-    return replace(binding, raised=(*saved.binding.raised, *change))
+    kept = saved.binding
+    return replace(binding, raised=(*kept.raised, *change), forgotten=kept.forgotten)
 
 
 def check_binding(

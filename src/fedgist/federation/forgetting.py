@@ -1,0 +1,58 @@
+"""Forgetting: a server that keeps what single clients sent drops what it has of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedgist.core.tree import named
+from fedgist.errors import CheckpointError, MethodError
+from fedgist.federation import checkpoint as checkpoints
+from fedgist.federation.checkpoint import Checkpoint
+from fedgist.federation.recipe_data import client_number
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.run_directory import alone
+from fedgist.federation.runner import load_run
+from fedgist.federation.world import Given
+
+
+def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
+    """Drop what the server of a stopped run keeps of a client, also of its best round.
+
+    The run's checkpoint is replaced; when the run goes on, its record says what was done. What
+    others learned from the client stays with them. Returns the client's number.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such run or client, or the run is going on.
+    MethodError
+        If the method keeps nothing of single clients.
+    """
+    with alone(folder):
+        federation, world = load_run(folder, given)
+        number = client_number(world.partition, client)
+        saved = checkpoints.load(folder)
+        if saved is None:
+            msg = f"{folder} has no checkpoint"
+            raise CheckpointError(msg)
+        now = _without(federation, saved, number)
+        best = None if saved.best is None else _without(federation, saved.best, number)
+        forgotten = (*saved.binding.forgotten, (saved.round, number))
+        binding = replace(saved.binding, forgotten=forgotten)
+        checkpoints.save(folder, replace(now, best=best, binding=binding))
+    return number
+
+
+def _without(federation: Federation, state: Checkpoint, client: int) -> Checkpoint:
+    federation.restore(replace(state, best=None))
+    before = {name: array.clone() for name, array in named(federation.server).items()}
+    federation.forget(client)
+    after = named(federation.server)
+    kept_of = federation.method.kept_of(federation.server, client)
+    if kept_of is not None or all(torch.equal(before[name], after[name]) for name in after):
+        msg = f"the server keeps nothing of client {client} that it could forget"
+        raise MethodError(msg)
+    return federation.checkpoint().copied()

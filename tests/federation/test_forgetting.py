@@ -1,0 +1,73 @@
+"""A server that keeps what single clients sent forgets one of them, and the record says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist.cli.main import app
+from fedgist.core.newest import NEVER
+from fedgist.federation.checkpoint import load
+from fedgist.federation.record import read_lines
+
+
+def recipe(method: str, rounds: int, **sections: Any) -> dict[str, Any]:
+    return {
+        "method": {"name": method},
+        "clients": {"num_clients": 4},
+        "data": {"train_rows": 120, "validation": 0.2},
+        "train": {"num_rounds": rounds},
+        "engine": {"workers": 1, "cohort_size": 2},
+        **sections,
+    }
+
+
+def forget(folder: Path, client: str) -> Any:
+    return CliRunner().invoke(app, ["forget", str(folder), "--client", client])
+
+
+@pytest.mark.parametrize("method", ["repshare", "fd"])
+def test_what_is_kept_of_a_client_is_dropped(tmp_path: Path, method: str) -> None:
+    folder = tmp_path / "run"
+    keeping = {"evaluate": {"keep": "best_validation"}}
+    fedgist.run(recipe(method, 2, **keeping), out=folder)
+    before = load(folder)
+    done = forget(folder, "3")
+    assert done.exit_code == 0, done.output
+    assert "keeps nothing of client 3" in done.output
+    after = load(folder)
+    assert before is not None
+    assert after is not None
+    assert after.best is not None
+    for state in (after, after.best):
+        assert state.server["newest/round"][3] == NEVER
+        arrays = [a for name, a in state.server.items() if name.startswith("newest/arrays")]
+        assert not any(array[3].any() for array in arrays)
+    assert all(torch.equal(after.clients[name], array) for name, array in before.clients.items())
+    result = fedgist.run(recipe(method, 4, **keeping), out=folder, resume=True, rounds=4)
+    told = read_lines(folder / "rounds.jsonl")[2]["events"]
+    assert "the server forgot client 3" in told
+    assert result.rounds[-1]["clients/replied"] == 4  # it may take part again
+
+
+def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    for method, client, words in (
+        ("fedavg", "1", "keeps nothing of client 1"),
+        ("repshare", "9", "there is no client 9"),
+    ):
+        folder = tmp_path / method
+        fedgist.run(recipe(method, 1), out=folder)
+        state = (folder / "checkpoint" / "state.safetensors").read_bytes()
+        refused = forget(folder, client)
+        assert refused.exit_code == 1
+        assert words in str(refused.exception)
+        assert (folder / "checkpoint" / "state.safetensors").read_bytes() == state
+    assert forget(tmp_path / "nowhere", "1").exit_code == 1
+    assert forget(tmp_path / "repshare", "2").exit_code == 0
+    again = forget(tmp_path / "repshare", "2")
+    assert "keeps nothing of client 2 that it could forget" in str(again.exception)
