@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,13 @@ def norm(message: object) -> float:
 
 
 def upload(
-    method: Method, x: Tensor, y: Tensor, ctx: Context, *, without: int | None = None
+    method: Method,
+    x: Tensor,
+    y: Tensor,
+    ctx: Context,
+    *,
+    without: int | None = None,
+    beside: dict[str, Tensor] | None = None,
 ) -> object:
     """What one client with these rows would send, by the method's own functions."""
     order, mask = Order(0, "mlp"), torch.arange(len(y)) != (-1 if without is None else without)
@@ -50,7 +57,8 @@ def upload(
     down = method.download(method.init_server(ctx), order, ctx)
     net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
     y = torch.where(mask, y, 0)
-    batch = Batch(x, y, mask, picks=method.pick(Labels(y, mask), own, ctx))
+    picks = method.pick(Labels(y, mask), own, ctx)
+    batch = Batch(x, y, mask, picks=picks, annotations=beside or {})
     sums = method.summarize(net, batch, own, down, ctx)
     return method.upload(net, own, sums, down, ctx)[0]
 
@@ -72,6 +80,34 @@ def test_a_row_more_or_less_moves_a_release_by_the_sensitivity_at_most(name: str
     assert max(moved) <= bound * (1 + 1e-5)
     assert max(moved) > 0.99 * bound, "the bound is reached: noise is not larger than it must be"
     assert math.sqrt(method.record_terms * (1 + CLIP**2)) == pytest.approx(bound)
+
+
+def test_a_row_of_half_the_weight_moves_a_release_half_as_far() -> None:
+    # and so the noise that hides it is as good as noise twice as large
+    weights = torch.where(torch.arange(32) % 2 == 0, 1.0, 0.5)
+    data = replace(blobs(), annotations={"weight": weights})
+    options = {"pick_rate": 0.5, "m_up": 2, "release_weight": "weight"}
+    privacy = {**RECORD, "where": "local"}
+    small = world("repshare", options=options, given={"data": data}, privacy=privacy)
+    ctx = Context(random.key(3), small.server.task, 1, "train")
+    method, x, y = small.server.method, 5 * data.x, data.y
+    whole = upload(method, x, y, ctx, beside={"weight": weights})
+    moved = torch.tensor(
+        [
+            norm(
+                map_leaves(
+                    torch.sub,
+                    whole,
+                    upload(method, x, y, ctx, without=row, beside={"weight": weights}),
+                )
+            )
+            for row in range(len(y))
+        ]
+    )
+    bound = math.sqrt(3) * sensitivity("record", CLIP)
+    assert (moved <= weights * bound * (1 + 1e-5)).all()
+    assert moved[weights == 1.0].max() > 0.99 * bound
+    assert moved[weights == 0.5].max() > 0.99 * bound / 2
 
 
 def _ctx(small: object) -> Context:

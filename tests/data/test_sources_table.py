@@ -65,6 +65,21 @@ def test_ignore_and_tabs(tmp_path: Path) -> None:
     assert (data.x.tolist(), data.classes) == ([[1], [2]], ("1", "2"))
 
 
+def test_annotations_stay_beside_the_training_rows(tmp_path: Path) -> None:
+    lines = "a,w,y,held\n1,0.5,1,0\n2,0.25,2,0\n3,9,1,1\n4,1,2,0\n"
+    path = write(tmp_path, lines)
+    data = load("table", path=path, label="y", test="held", annotations=["w"])
+    assert data.x.tolist() == [[1], [2], [4]]
+    assert data.annotations["w"].tolist() == [0.5, 0.25, 1]
+    assert data.only(torch.tensor([2, 0])).annotations["w"].tolist() == [1, 0.5]
+    for broken, words in (("many", "'many'"), ("1e999", "w")):
+        path = write(tmp_path, lines.replace("0.25", broken))
+        with pytest.raises(DataError, match=words):
+            load("table", path=path, label="y", test="held", annotations=["w"])
+    with pytest.raises(DataError, match="'v'"):
+        load("table", path=path, label="y", annotations=["v"])
+
+
 def test_a_test_file(tmp_path: Path) -> None:
     test = write(
         tmp_path, "town,diagnosis,age,smokes\nRom,ill,1,True\nUlm,well,2,perhaps\n", "test.csv"

@@ -19,6 +19,7 @@ from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
 from fedgist.core.replies import gather
 from fedgist.core.representation_relay import Relay, Released, Representations
 from fedgist.core.sampling import drawn_of_each_class
+from fedgist.engines.engine import Simulation
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
 from fedgist.federation.round_loop import Federation
@@ -338,6 +339,54 @@ def test_a_learned_discriminator_learns() -> None:
 def test_impossible_settings_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         world("repshare", options=options)
+
+
+def weighted(weights: list[float], **more: Any) -> World:
+    data = replace(blobs(), annotations={"weight": torch.tensor(weights)})
+    options = {"release_weight": "weight", **more.pop("options", {})}
+    return world("repshare", options=options, given={"data": data}, **more)
+
+
+def test_a_row_weighs_in_what_is_released_what_its_annotation_says() -> None:
+    weights = [0.25 * (row % 5) for row in range(sum(SIZES))]
+    small_world = weighted(weights, options={"n_avg": 100}, train=WHOLE)
+    fed = federation(small_world)
+    fed.advance()
+    ctx, released = fed.context("train", 2), fed.server.released
+    assert isinstance(fed.engine, Simulation)  # for the type checker
+    rows = small_world.population.train
+    for client in range(len(SIZES)):
+        down = fed.method.download(fed.server, Order(client, "mlp"), ctx)
+        net = fed.engine.client(ctx, Order(client, "mlp"), down).net
+        batch = small_world.population.examples.batch(rows[client].unsqueeze(0))
+        z, y, w = net.features(batch.x[0]), batch.y[0], torch.tensor(weights)[rows[client]]
+        for label in range(CLASSES):
+            total = (w * (y == label)) @ z
+            assert torch.allclose(released.total[client, 0, label], total, atol=1e-5)
+            assert torch.allclose(released.total[client, 1, label], total, atol=1e-5)
+            assert released.rows[client, 0, label] == pytest.approx(
+                float((w * (y == label)).sum()), abs=1e-6
+            )
+    fed.engine.close()
+
+
+def test_weights_do_not_depend_on_stacks() -> None:
+    weights = [0.1 * (row % 7) for row in range(sum(SIZES))]
+    one, two = (trace(weighted(weights), plan).state for plan in (Plan(3), Plan(1, stack=False)))
+    assert torch.allclose(one["server/mean"], two["server/mean"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "name", "words"),
+    [
+        ([-0.1] * 32, "weight", "goes from -0.1 to -0.1; a row weighs from 0"),
+        ([1.5] * 32, "weight", "goes from 1.5 to 1.5"),
+        ([1.0] * 32, "budget", "rows have no such annotation; they have: weight"),
+    ],
+)
+def test_impossible_weights_are_refused(weights: list[float], name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        weighted(weights, options={"release_weight": name})
 
 
 MODELS = {

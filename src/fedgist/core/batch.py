@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Protocol
 
 from torch import Tensor
@@ -25,6 +26,7 @@ class Batch:
     whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each
     row is multiplied by, where the recipe weighs classes, else None: the task's loss reads it.
     ``picks`` (batch, choices) is what ``Method.pick`` said of each row, in summaries alone.
+    ``annotations`` are further numbers of each training row, (batch,) by name.
     """
 
     x: Tensor
@@ -32,6 +34,7 @@ class Batch:
     mask: Tensor
     weight: Tensor | None = None
     picks: Tensor | None = None
+    annotations: dict[str, Tensor] = field(default_factory=dict)
 
 
 class RowSet(Protocol):

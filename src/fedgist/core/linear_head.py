@@ -49,13 +49,16 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
     return members.to(values.dtype).T @ values
 
 
-def class_means(total: Tensor, rows: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+def class_means(
+    total: Tensor, rows: Tensor, floor: float = 0.0, least: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Return sums (..., width) over numbers of rows (...), and where there are any: 1 or 0.
 
-    Where there are none, or with noise no more than ``floor``, the mean is 0.
+    Where there are none, or with noise no more than ``floor``, the mean is 0. Numbers below
+    ``least``, which only noise or weights make, divide as it does.
     """
     there = (rows > floor).to(total.dtype)
-    return total / rows.clamp(min=1.0).unsqueeze(-1) * there.unsqueeze(-1), there
+    return total / rows.clamp(min=least).unsqueeze(-1) * there.unsqueeze(-1), there
 
 
 def one_feature_width(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.replies import Replies
 from fedgist.core.tree import Tree, build, leaves, map_leaves, named
+from fedgist.errors import MethodError
 
 Unit = Literal["record", "client"]
 Where = Literal["central", "local"]
@@ -105,6 +107,22 @@ def noised(message: M, deviation: float, key: Tensor) -> M:
     arrays = {name: array(i, values) for i, (name, values) in enumerate(named(message).items())}
     noisy: M = build(type(message), arrays)
     return noisy
+
+
+def check_weights(annotations: Mapping[str, tuple[float, float]], name: str) -> None:
+    """Raise MethodError unless rows have an annotation of this name, whose range is in [0, 1].
+
+    A row whose terms are multiplied by w moves a release by w times as much at most: noise hides it
+    as noise 1/w times as large would hide another.
+    """
+    if name not in annotations:
+        known = ", ".join(annotations) or "none"
+        msg = f"method.release_weight = {name!r}: rows have no such annotation; they have: {known}"
+        raise MethodError(msg)
+    least, most = annotations[name]
+    if least < 0.0 or most > 1.0:
+        msg = f"method.release_weight = {name!r}: it goes from {least:g} to {most:g}; a row weighs "
+        raise MethodError(msg + "from 0, which is never released, to 1")
 
 
 def noise_floor(privacy: Privacy | None) -> float:

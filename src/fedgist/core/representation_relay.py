@@ -25,6 +25,7 @@ from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 
 Draw = Literal["client", "class", "nearest"]
+LEAST = 1e-6  # of what the rows of a class may weigh together
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Relay:
         """Return the state with the mean of each class, by clients' numbers of rows."""
         total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
         floor = noise_floor(ctx.task.privacy) * math.sqrt(ctx.task.num_clients)
-        return Relay(newest, *class_means(total, rows, floor))
+        return Relay(newest, *class_means(total, rows, floor, LEAST))
 
     @property
     def released(self) -> Released:
@@ -167,8 +168,8 @@ def _distances(released: Released, client: int) -> Tensor:
 
     It is the mean square over features and over the classes that both have.
     """
-    own, has = class_means(released.total[client, 0], released.rows[client, 0])
-    theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:])
+    own, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
+    theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:], least=LEAST)
     both = have * has
     far = ((theirs - own).square().mean(3) * both).sum(2) / both.sum(2)
     return far.nan_to_num(torch.finfo(far.dtype).max).flatten()
@@ -182,4 +183,5 @@ def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Te
         return released.total.new_zeros(shape), released.rows.new_zeros(shape[:2])
     column = torch.arange(classes, device=there.device)
     at = (places // m_up, 1 + places % m_up, column)
-    return class_means(released.total[at], released.rows[at] * there.flatten(0, 1)[places, column])
+    present = there.flatten(0, 1)[places, column]
+    return class_means(released.total[at], released.rows[at] * present, least=LEAST)

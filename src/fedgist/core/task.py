@@ -26,7 +26,8 @@ class Task:
 
     ``starts`` holds each architecture's common start. ``test_sets`` are the server's own rows, by
     name, on which its models are scored; a site has none of them. ``privacy`` says how releases are
-    protected, if they are.
+    protected, if they are. ``annotations`` are what training rows are annotated with, by name, and
+    the least and the most of it.
     """
 
     input_shape: tuple[int, ...]
@@ -38,6 +39,7 @@ class Task:
     objective: Objective
     test_sets: Mapping[str, RowSet] = field(default_factory=dict, repr=False)
     privacy: Privacy | None = None
+    annotations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @tree

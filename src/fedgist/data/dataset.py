@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,7 +41,9 @@ class Dataset:
     names of the labels, ``columns`` those of a table, which say how its rows became ``x``; ``fill``
     ``(*shape)`` stood in for missing numbers, where these were allowed. Where the source knows,
     ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
-    belongs, and ``client_names`` what the source calls each of them.
+    belongs, and ``client_names`` what the source calls each of them. ``annotations`` are further
+    numbers of each training row, float32 (rows,) by name, which are no inputs: what it weighs, for
+    instance, in what its client releases.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Dataset:
     clients: Tensor | None = field(default=None, repr=False)
     clients_test: Tensor | None = field(default=None, repr=False)
     client_names: tuple[str, ...] = field(default=(), repr=False)
+    annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -73,7 +76,8 @@ class Dataset:
     def only(self, rows: Tensor | slice) -> Dataset:
         """Return the same data with only these training rows."""
         clients = None if self.clients is None else self.clients[rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients)
+        beside = {name: values[rows] for name, values in self.annotations.items()}
+        return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)
 
 
 def check(data: Dataset) -> Dataset:
@@ -91,6 +95,10 @@ def check(data: Dataset) -> Dataset:
     _check_split(data, "test", data.x_test, data.y_test)
     _check_clients(data, "training", data.clients, len(data.y))
     _check_clients(data, "test", data.clients_test, len(data.y_test))
+    for name, values in data.annotations.items():
+        if values.shape != data.y.shape or not bool(torch.isfinite(values).all()):
+            msg = f"{data.name}: the annotation {name!r} is not a finite number for each row"
+            raise DataError(msg)
     if len(data.x) == 0:
         msg = f"{data.name} has no training rows"
         raise DataError(msg)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,7 +24,7 @@ class Examples:
 
     A batch is normalized as it is made: ``x * factor + offset``. With ``owner`` (rows,), row i has
     line ``owner[i]`` of both, those of the client that it belongs to; -1 is nobody's row, which is
-    in no batch.
+    in no batch. ``annotations`` are further numbers of each row, (rows,) by name.
     """
 
     x: Tensor = field(repr=False)
@@ -33,6 +33,7 @@ class Examples:
     offset: Tensor
     augment: tuple[Augmentation, ...] = ()
     owner: Tensor | None = field(default=None, repr=False)
+    annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def complete(self) -> bool:
@@ -47,7 +48,8 @@ class Examples:
 
         Moments of clients without a row among them are left out.
         """
-        some = replace(self, x=self.x[rows], y=self.y[rows])
+        beside = {name: values[rows] for name, values in self.annotations.items()}
+        some = replace(self, x=self.x[rows], y=self.y[rows], annotations=beside)
         if self.owner is None:
             return some
         kept = torch.unique(self.owner[rows])
@@ -77,7 +79,11 @@ class Examples:
         x = x.to(torch.float32).mul_(factor).add_(offset)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0.0
-        return Batch(x, self.y[shown].masked_fill_(~mask, 0), mask)
+        beside = {
+            name: values[shown].masked_fill_(~mask, 0.0)
+            for name, values in self.annotations.items()
+        }
+        return Batch(x, self.y[shown].masked_fill_(~mask, 0), mask, annotations=beside)
 
 
 def examples(
@@ -89,8 +95,9 @@ def examples(
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
     factor, offset = _factor_and_offset(data, mean, std, device)
+    beside = {name: values.to(device) for name, values in data.annotations.items()}
     return (
-        Examples(data.x.to(device), data.y.to(device), factor, offset, augment),
+        Examples(data.x.to(device), data.y.to(device), factor, offset, augment, annotations=beside),
         Examples(data.x_test.to(device), data.y_test.to(device), factor, offset),
     )
 

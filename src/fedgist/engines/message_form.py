@@ -31,7 +31,9 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
     def upload(ctx: Context, net: Any, down: Tree) -> Any:
         x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
         y = torch.zeros(1, dtype=torch.int64, device=x.device)
-        batch = Batch(x, y, torch.ones(1, dtype=torch.bool, device=x.device))
+        beside = {name: torch.ones(1, device=x.device) for name in ctx.task.annotations}
+        there = torch.ones(1, dtype=torch.bool, device=x.device)
+        batch = Batch(x, y, there, annotations=beside)
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
         batch = replace(batch, picks=method.pick(Labels(batch.y, batch.mask), own, ctx))
         sums = method.summarize(net, batch, own, down, ctx)

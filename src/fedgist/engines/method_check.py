@@ -148,7 +148,8 @@ class Trial:
         x[PRESENT:] = absent
         y = torch.arange(ROWS, device=device) % task.num_classes
         mask = torch.arange(ROWS, device=device) < PRESENT
-        return Batch(x.to(device), torch.where(mask, y, 0), mask)
+        beside = {name: mask.to(x.dtype) for name in task.annotations}
+        return Batch(x.to(device), torch.where(mask, y, 0), mask, annotations=beside)
 
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch as summaries see it, with what the client chooses of its rows."""

@@ -171,6 +171,10 @@ def _task(
         training_of(recipe),
         objective,
         test_sets,
+        annotations={
+            name: (float(values.min()), float(values.max()))
+            for name, values in data.annotations.items()
+        },
     )
 
 

@@ -32,7 +32,7 @@ from fedgist.core.method import (
 )
 from fedgist.core.metrics import INFORMATION, Metric
 from fedgist.core.newest import Newest
-from fedgist.core.privacy import bounded, noise_floor
+from fedgist.core.privacy import bounded, check_weights, noise_floor
 from fedgist.core.representation_relay import (
     Draw,
     Relay,
@@ -93,6 +93,7 @@ class RepShare(Method):
     discriminator: Literal["classifier", "learned"] = "classifier"
     wishes: bool = False
     shared_width: PositiveInt | None = None  # only the first features are shared; None: all
+    release_weight: str = ""  # the annotation that says what a row weighs in what is released
     log_bound: bool = False  # the bound on mutual information is measured at every evaluation
     # the chance of a row to be in an observation, each by itself, in place of exactly n_avg
     pick_rate: Fraction | None = None
@@ -118,6 +119,8 @@ class RepShare(Method):
             if arch.feature_width < (self.shared_width or 0):
                 msg = f"method.shared_width = {self.shared_width}: the body of {name} ends in "
                 raise MethodError(msg + f"{arch.feature_width} features")
+        if self.release_weight:
+            check_weights(task.annotations, self.release_weight)
 
     def check_client(self, settings: Release, task: Task) -> None:
         """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
@@ -262,6 +265,8 @@ class RepShare(Method):
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
         members = one_hot(batch.y, ctx.task.num_classes) * batch.mask.unsqueeze(1)
+        if self.release_weight:
+            members = members * batch.annotations[self.release_weight].unsqueeze(1)
         members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)
         return Sums(members.transpose(1, 2) @ z, members.sum(1))
 

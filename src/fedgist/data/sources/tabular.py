@@ -48,6 +48,7 @@ def table(
     test_fraction: float = 0.2,
     columns: dict[str, str | list[str]] | None = None,
     ignore: list[str] | None = None,
+    annotations: list[str] | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
@@ -73,6 +74,8 @@ def table(
         is 0 in all of its columns.
     ignore
         Columns that are not used.
+    annotations
+        Columns of numbers that are no inputs: they stay beside the training rows, for methods.
     missing
         ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
         column over the training rows. An empty cell among categories is a category of its own.
@@ -115,7 +118,9 @@ def table(
     train, held = whole.take(~mask), whole.take(mask)
     if not by_column:
         held = load_table(existing(test or ""))
+    beside = annotations or []
     aside = [label, *(name for name in (client, str(test) if test and by_column else None) if name)]
+    aside += beside
     expect(whole, [*aside, *(ignore or [])])
     expect(held, [label])
     used = _feature_columns(train, aside, ignore, columns)
@@ -130,7 +135,8 @@ def table(
         for part in (train, held)
     )
     data = dataset(train.name, train_rows, test_rows, classes=classes, missing=missing)
-    return with_columns(data, used)
+    numbers = encode(train, [Column(name) for name in beside]).T
+    return replace(with_columns(data, used), annotations=dict(zip(beside, numbers, strict=True)))
 
 
 def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
