@@ -204,6 +204,22 @@ def test_an_edge_costs_what_its_sender_released(tmp_path: Path) -> None:
         assert line["comm/edge_bytes"] == total
 
 
+def test_a_run_does_not_go_on_with_another_graph(tmp_path: Path) -> None:
+    path = tmp_path / "graph.csv"
+    path.write_text("client,hears\n" + "\n".join(f"{c},{(c + 1) % 4}" for c in range(4)))
+    recipe = {
+        "method": {"name": "repshare"},
+        "clients": {"num_clients": 4, "graph": {"name": "file", "path": str(path)}},
+        "data": {"train_rows": 120},
+        "train": {"num_rounds": 2},
+        "engine": {"workers": 1},
+    }
+    fedgist.run(recipe, out=tmp_path / "run")
+    path.write_text("client,hears\n" + "\n".join(f"{c},{(c + 2) % 4}" for c in range(4)))
+    with pytest.raises(RecipeError, match="whom clients hear changed"):
+        fedgist.run(recipe, out=tmp_path / "run", resume=True, rounds=3)
+
+
 def test_edges_are_cut_back_with_the_rounds(tmp_path: Path) -> None:
     record, digests = Record(tmp_path), {}
     for number in (1, 2, 3):

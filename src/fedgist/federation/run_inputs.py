@@ -28,6 +28,7 @@ def of_world(world: World) -> dict[str, str]:
         for name, ids in (("clients", data.clients), ("clients_test", data.clients_test))
         if ids is not None
     }
+    arrays |= {f"annotations/{name}": values for name, values in data.annotations.items()}
     rows = {
         f"{split}/{what}": getattr(getattr(parts, split), what)
         for split in ("train", "validation", "test")
@@ -67,10 +68,14 @@ def of_server(side: ServerSide) -> dict[str, str]:
         if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples)
         for part in ("x", "y")
     }
+    # a file's content is no part of the recipe
+    heard = side.hears if side.recipe.clients.graph.name == "file" else None
+    graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
         "the models' start": of_arrays(starts),
         "the clients": of_text(str(clients)),
         "what the data are": of_text(str(declared)),
         **({TEST_SETS: of_arrays(own)} if own else {}),
+        **({"whom clients hear": of_text(str(graphs))} if graphs else {}),
     }
