@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import fedgist
 from fedgist.core import random
 from fedgist.core.losses import contrast
 from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
@@ -22,6 +24,7 @@ from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
+from fedgist.federation.record import read_lines
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods.repshare import RepShare
@@ -433,3 +436,23 @@ def test_the_nearest_observations_are_those_of_alike_clients() -> None:
         for n in range(40)
     }
     assert newcomers == {1, 2, 4, 5}  # of whom nothing is known, any will do
+
+
+def test_late_uploads_are_heard_a_round_later(tmp_path: Path) -> None:
+    recipe = {
+        "method": {"name": "repshare"},
+        "clients": {"num_clients": 6, "delay": 0.4},
+        "data": {"train_rows": 120},
+        "train": {"num_rounds": 8},
+        "engine": {"workers": 1, "cohort_size": 3},
+    }
+    result = fedgist.run(recipe, out=tmp_path / "run")
+    lines = read_lines(tmp_path / "run" / "rounds.jsonl")
+    absent = sum(len(line.get("absent", [])) for line in lines)
+    assert absent > 5
+    assert not any("late" in line for line in lines)  # none is dropped
+    rounds = result.federation.server.newest.round.tolist()
+    away = {entry["client"] for entry in lines[-1].get("absent", [])}
+    assert away
+    for client, number in enumerate(rounds):
+        assert number < 8 if client in away else number == 8
