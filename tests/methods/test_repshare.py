@@ -456,3 +456,23 @@ def test_late_uploads_are_heard_a_round_later(tmp_path: Path) -> None:
     assert away
     for client, number in enumerate(rounds):
         assert number < 8 if client in away else number == 8
+
+
+@pytest.mark.parametrize("draw", ["client", "class", "nearest"])
+@pytest.mark.parametrize("discriminator", ["classifier", "learned"])
+def test_clients_without_a_class_in_common_learn_all_the_same(
+    draw: str, discriminator: str
+) -> None:
+    # three clients of one class each, a fourth class that nobody has
+    data = replace(blobs(), num_classes=4)
+    rows = [(data.y == label).nonzero().flatten().tolist() for label in range(CLASSES)]
+    tests = [(data.y_test == label).nonzero().flatten().tolist() for label in range(CLASSES)]
+    given = {"data": data, "clients": rows, "clients_test": tests}
+    options = {"draw": draw, "discriminator": discriminator, "m_up": 2, "m_down": 2}
+    small_world = world("repshare", options=options, given=given, train=WHOLE)
+    run = trace(small_world, Plan(2), rounds=4)
+    assert all(torch.isfinite(array).all() for array in run.state.values())
+    assert run.state["server/known"].tolist() == [1, 1, 1, 0]
+    assert not run.state["server/mean"][3].any()
+    losses = [line["train/loss"] for line in run.rounds]
+    assert losses[3] < losses[0]
