@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 # the commands in the order of a journey, in the panels of --help
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
 JOURNEY = (
-    *("list", "partition", "run"),
+    *("list", "partition", "run", "forget"),
     *("watch", "show", "compare", "report"),
     *("predict", "evaluate", "export"),
     *("sweep", "tune", "reproduce"),
