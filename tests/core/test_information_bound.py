@@ -83,6 +83,7 @@ def bounds(plan: Plan = PAIRS, **more: Any) -> list[float]:
     return [line["eval/client/information_bound_mean"] for line in lines]
 
 
+@pytest.mark.slow
 def test_the_bound_is_in_the_record_of_runs_that_ask_for_it() -> None:
     assert all(math.isfinite(value) and value < math.log(3) for value in bounds())
     assert bounds(Plan(5)) == pytest.approx(bounds(Plan(1, stack=False)), abs=1e-4)

@@ -55,6 +55,7 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
         }
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),

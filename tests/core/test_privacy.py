@@ -237,6 +237,7 @@ def test_the_systems_keys_are_never_the_same() -> None:
     assert not set(keys.tolist()) & set(fresh_keys(100).tolist())
 
 
+@pytest.mark.slow
 def test_local_noise_of_many_clients_adds_up_and_central_noise_is_added_once() -> None:
     def spread(where: str) -> float:
         totals = []

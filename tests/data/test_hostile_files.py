@@ -330,6 +330,7 @@ def test_labels_of_pickles_are_not_written_out(tmp_path: Path) -> None:
     refused(lambda: load("cifar10", root=tmp_path), "the label 'xxx")
 
 
+@pytest.mark.slow
 def test_pickles_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     path = tmp_path / "b"
     for claim in (

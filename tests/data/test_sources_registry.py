@@ -145,6 +145,7 @@ def test_digits() -> None:
     assert dataclasses.is_dataclass(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
 def test_real_data(name: str) -> None:
     root = os.environ.get("FEDGIST_DATA")

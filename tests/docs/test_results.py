@@ -39,6 +39,7 @@ fedavg = 43e6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
     text, drawn = make(path)
@@ -47,6 +48,7 @@ def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
     assert found == {picture.name: digest(picture) for picture in drawn}, AGAIN
 
 
+@pytest.mark.slow
 def test_every_archived_run_is_on_a_page() -> None:
     names = [run.folder for path in PAGES for one in of_page(path) for run in one.runs]
     assert set(DATA.rglob("*.csv")) == set(names)

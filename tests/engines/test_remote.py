@@ -345,6 +345,7 @@ def test_scores_and_losses_stay_home_where_they_are_not_shared() -> None:
         assert result.clients == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"name": "loopback"}, {"workers": 2, "cohort_size": 2}])
 def test_late_replies_are_recorded_dropped_or_used_and_resumed(
     engine: dict[str, Any], tmp_path: Path

@@ -91,6 +91,7 @@ def state(result: Result) -> dict[str, torch.Tensor]:
     return {**saved.server, **saved.clients}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "lr"), [("local", 0.05), ("fedavg", 0.3), ("fedlog", 0.05)])
 def test_the_models_kept_are_those_of_the_best_round_and_both_numbers_are_recorded(
     tmp_path: Path, method: str, lr: float
@@ -148,6 +149,7 @@ class Killed(Exception):  # noqa: N818
     """What a callback raises to end a run early."""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_chooses_keeps_and_stops_as_one_that_was_not_interrupted(
     tmp_path: Path,
 ) -> None:

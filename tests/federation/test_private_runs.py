@@ -52,6 +52,7 @@ POISSON = {"sampling": "poisson", "fraction_train": 0.3}
 EVERY = [RECORD, RECORD | {"where": "local"}, CLIENT, RECORD | STEPS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", EVERY)
 def test_stacked_and_alone_and_over_a_wire_release_the_same(section: dict[str, Any]) -> None:
     alone = trace(world("fedlog", privacy=section), ALONE)
@@ -89,6 +90,7 @@ def test_each_line_says_what_was_spent_and_the_result_how(
     assert any("not part of epsilon" in note for note in end["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", EVERY)
 def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(
     section: dict[str, Any], tmp_path: Path
@@ -176,6 +178,7 @@ def test_counts_that_noise_alone_makes_are_not_heard() -> None:
     fed.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in {*SILENT, *RELAYED}])
 def test_clients_of_every_method_that_sums_numbers_are_protected(name: str) -> None:
     section = CLIENT | {"epsilon": 5.0, "clip": 0.5}

@@ -123,6 +123,7 @@ def test_the_servers_model_is_the_body_under_the_start_of_the_head() -> None:
     assert line["eval/global/accuracy"] == pytest.approx(float(right))
 
 
+@pytest.mark.slow
 def test_the_record_of_a_fine_tuned_run_is_read_without_a_complaint(tmp_path: Path) -> None:
     # seen: the last line was left out, for its second confusion matrix
     recipe = {

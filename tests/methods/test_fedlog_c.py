@@ -196,6 +196,7 @@ def test_the_total_comes_down_and_bodies_learn_from_a_random_head_in_round_1() -
     assert not torch.allclose(state_of(fed)["clients/mlp/net/1.weight"][0], before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [1.0, 100.0])
 def test_no_push_diverges_in_silence(beta: float) -> None:
     options = {"alpha": 0.0, "beta": beta}

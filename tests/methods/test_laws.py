@@ -32,11 +32,9 @@ EVERY_OPTION = {
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }
 SUBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES) | EVERY_OPTION
-# the quick gate tries the registered methods
-NAMES = [
-    *METHODS,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in (*EXAMPLES, *EVERY_OPTION)),
-]
+# the quick gate tries one of each kind of message: weights, sums, classes declared, relayed
+QUICK = ("fedavg", "fedlog", "fedproto", "repshare")
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SUBJECTS]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])

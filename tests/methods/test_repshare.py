@@ -295,6 +295,7 @@ def test_all_but_two_are_away_for_long_and_are_still_heard() -> None:
     fed.engine.close()
 
 
+@pytest.mark.slow
 def test_one_joins_late_and_learns_from_what_is_there() -> None:
     fed = federation(world("repshare", train={"num_rounds": 60}, evaluate={"every": 60}))
     only(fed, [0, 2])

@@ -140,6 +140,7 @@ def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
 def test_mlflow_tells_folders_apart_and_takes_any_name(tmp_path: Path) -> None:
     # seen: a quote was dropped from the tag, so that the runs of two folders were one
@@ -160,6 +161,7 @@ def test_mlflow_tells_folders_apart_and_takes_any_name(tmp_path: Path) -> None:
     assert {run.data.metrics["server/_a__"] for run in runs} == {1.5}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
 def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
