@@ -62,7 +62,7 @@ DataRoot = Annotated[
 ]
 ClientId = Annotated[
     str,
-    typer.Option("--client", help="The client whose model is used: its name, or number from 0."),
+    typer.Option("--client", help="The client: its name, or number from 0."),
 ]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")
