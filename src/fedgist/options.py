@@ -6,6 +6,7 @@ finite. A whole number fits where a number is wanted, and a list where a tuple i
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import math
@@ -93,6 +94,8 @@ def check_options(
 ) -> Options:
     """Return the options that a function takes as keywords, each checked by its type hint.
 
+    An option that is a dataclass is given as a table of its fields.
+
     ``name`` is what recipes call the function, ``table`` is where the options were given, and
     ``aside`` are parameters that are not options.
 
@@ -107,7 +110,11 @@ def check_options(
         if key not in known and not open_ended:
             msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
             raise RecipeError(msg)
-        out[key] = checked(hints.get(key, Any), value, f"{table}.{key}")
+        kind, where = hints.get(key, Any), f"{table}.{key}"
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+            out[key] = kind(**check_options(kind, value, f"{name}'s {key}", where))
+        else:
+            out[key] = checked(kind, value, where)
     for key, default in known.items():
         if default is inspect.Parameter.empty and key not in options:
             msg = f"{table}.{key} is missing: {name} needs it"

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as of_torch
 from fedgist.core.schedules import Schedule
 
 LR, ROUNDS = 0.2, 12
+FALLS = [("constant", 0), ("step", 0), ("linear", 1), ("cosine", 1)]
 
 
 def rates(schedule: Schedule) -> list[float]:
@@ -25,6 +26,9 @@ def rates(schedule: Schedule) -> list[float]:
     elif schedule.name == "cosine":
         least = schedule.min_factor * LR
         parts.append(of_torch.CosineAnnealingLR(optimizer, ROUNDS - w, eta_min=least))
+    elif schedule.name == "linear":
+        least = schedule.min_factor
+        parts.append(of_torch.LinearLR(optimizer, 1.0, least, total_iters=ROUNDS - w))
     else:
         parts.append(of_torch.ConstantLR(optimizer, factor=1.0))
     whole = of_torch.SequentialLR(optimizer, parts, milestones=[w]) if w else parts[0]
@@ -43,6 +47,8 @@ def rates(schedule: Schedule) -> list[float]:
         {"name": "constant"},
         {"name": "step", "step_rounds": 3, "step_factor": 0.4},
         {"name": "step", "step_rounds": 1},
+        {"name": "linear"},
+        {"name": "linear", "min_factor": 0.1},
         {"name": "cosine"},
         {"name": "cosine", "min_factor": 0.1},
     ],
@@ -59,15 +65,15 @@ def test_every_schedule_is_that_of_torch_with_a_round_in_place_of_a_step(
     assert made.factor(0, ROUNDS) == made.factor(1, ROUNDS)
 
 
-@pytest.mark.parametrize(("name", "depends"), [("constant", 0), ("step", 0), ("cosine", 1)])
-def test_only_a_cosine_depends_on_the_number_of_rounds(name: str, depends: int) -> None:
+@pytest.mark.parametrize(("name", "depends"), FALLS)
+def test_what_falls_until_the_end_depends_on_the_number_of_rounds(name: str, depends: int) -> None:
     schedule = Schedule(name, warmup_rounds=2, step_rounds=2)  # type: ignore[arg-type]
     short, long = ([schedule.factor(r, total) for r in range(1, 7)] for total in (6, 9))
     assert (short != long) == bool(depends)
 
 
 @given(
-    name=st.sampled_from(["constant", "step", "cosine"]),
+    name=st.sampled_from(["constant", "step", "linear", "cosine"]),
     total=st.integers(1, 400),
     warmup=st.floats(0, 0.99),
     step_rounds=st.integers(1, 50),

@@ -15,7 +15,7 @@ from fedgist.federation.world import training_of
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["train.lr_schedule=linear"], "train.lr_schedule = 'linear': .*'step' or 'cosine'"),
+        (["train.lr_schedule=lineal"], "train.lr_schedule = 'lineal': .*'linear' or 'cosine'"),
         (["train.lr_schedule=3"], "train.lr_schedule = 3"),
         (["train.lr_schedule.name=[1]"], "train.lr_schedule.name"),
         (["train.lr_schedule.warm=3"], "train.lr_schedule.warm: unknown key.*warmup_rounds"),
@@ -23,9 +23,12 @@ from fedgist.federation.world import training_of
         (["train.lr_schedule.warmup_rounds=1.5"], "warmup_rounds = 1.5"),
         (
             ['train.lr_schedule={name="cosine", step_rounds=3}'],
-            "train.lr_schedule.step_rounds = 3: the schedule 'cosine' does not read it, 'step' d",
+            "lr_schedule.step_rounds = 3: the schedule 'cosine' does not read it; known to: step",
         ),
-        (["train.lr_schedule.min_factor=0.1"], "'constant' does not read it, 'cosine' does"),
+        (
+            ["train.lr_schedule.min_factor=0.1"],
+            "'constant' does not read it; known to: linear, cos",
+        ),
         (['train.lr_schedule={name="step", step_rounds=0}'], "step_rounds = 0"),
         (['train.lr_schedule={name="step", step_factor=1}'], "step_factor = 1: .*less than 1"),
         (['train.lr_schedule={name="cosine", min_factor=1.5}'], "min_factor = 1.5"),

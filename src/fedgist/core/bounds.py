@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeAlias, TypeVar
 
-from fedgist.errors import MethodError
+from fedgist.errors import MethodError, one_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,16 @@ class Bounds:
     above: bool = False
     most: float = math.inf
 
+    def check(self, value: float, key: str) -> None:
+        """Raise MethodError unless a number is within these bounds."""
+        fits = value > self.least if self.above else value >= self.least
+        if fits and value <= self.most:
+            return
+        words = f"greater than {self.least}" if self.above else f"at least {self.least}"
+        words += f" and at most {self.most}" if math.isfinite(self.most) else ""
+        msg = f"{key} must be {words}, not {value}"
+        raise MethodError(msg)
+
 
 NonNegative = Annotated[float, Bounds(0)]
 Positive = Annotated[float, Bounds(0, above=True)]
@@ -26,26 +39,49 @@ Share = Annotated[float, Bounds(0, most=1)]
 Fraction = Annotated[float, Bounds(0, above=True, most=1)]  # a share above 0
 PositiveInt = Annotated[int, Bounds(1)]
 NonNegativeInt = Annotated[int, Bounds(0)]
+PerPool: TypeAlias = T | dict[str, T]  # one for all pools, or a table with one for each
+
+
+def of_pool(value: PerPool[T], pool: str, key: str) -> T:
+    """Return what a hyper-parameter is for a pool; ``key`` is its name in a recipe.
+
+    Raises
+    ------
+    InputError
+        If it is a table without the pool.
+    """
+    if isinstance(value, dict):
+        return value[one_of(pool, value, f"pool in {key}")]
+    return value
 
 
 def check_bounds(method: object, table: str = "method") -> None:
-    """Raise MethodError if a number of a dataclass is not finite, or outside its type's bounds."""
+    """Raise MethodError if a number of a dataclass is not finite, or outside its type's bounds.
+
+    Dataclasses and tables in it are looked into.
+    """
     if not dataclasses.is_dataclass(method):
         return
     hints = typing.get_type_hints(type(method), include_extras=True)
     for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            msg = f"{table}.{field.name} must be a finite number, not {value}"
-            raise MethodError(msg)
-        for bounds in getattr(hints[field.name], "__metadata__", ()):
-            if not isinstance(bounds, Bounds) or not isinstance(value, int | float):
+        value, key = getattr(method, field.name), f"{table}.{field.name}"
+        check_bounds(value, key)
+        inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {}
+        bounds = list(_bounds_in(hints[field.name]))
+        for name, number in (inner or {key: value}).items():
+            if not isinstance(number, int | float) or isinstance(number, bool):
                 continue
-            fits = value > bounds.least if bounds.above else value >= bounds.least
-            if not fits or value > bounds.most:
-                words = (
-                    f"greater than {bounds.least}" if bounds.above else f"at least {bounds.least}"
-                )
-                words += f" and at most {bounds.most}" if math.isfinite(bounds.most) else ""
-                msg = f"{table}.{field.name} must be {words}, not {value}"
+            if not math.isfinite(number):
+                msg = f"{name} must be a finite number, not {number}"
                 raise MethodError(msg)
+            for bound in bounds:
+                bound.check(number, name)
+
+
+def _bounds_in(hint: object) -> Iterator[Bounds]:
+    """Yield the bounds in a type, also in the parts of a choice of types."""
+    for part in typing.get_args(hint):
+        if isinstance(part, Bounds):
+            yield part
+        else:
+            yield from _bounds_in(part)

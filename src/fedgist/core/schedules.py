@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-ScheduleName = Literal["constant", "step", "cosine"]
+ScheduleName = Literal["constant", "step", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Schedule:
 
     In the first ``warmup_rounds`` w the rate rises evenly: w' / (w + 1) of it in round w'. After
     them it stays (``constant``), is multiplied by ``step_factor`` once in ``step_rounds`` rounds
-    (``step``), or falls along half a cosine to ``min_factor`` of it (``cosine``; Loshchilov and
-    Hutter 2017, eq. 5, without restarts).
+    (``step``), or falls to ``min_factor`` of it, evenly (``linear``) or along half a cosine
+    (``cosine``; Loshchilov and Hutter 2017, eq. 5, without restarts); it would be there in the
+    round after the last.
     """
 
     name: ScheduleName = "constant"
@@ -43,7 +44,8 @@ class Schedule:
             return (done + 1 + self.warmup_rounds) / (self.warmup_rounds + 1)
         if self.name == "step":
             return self.step_factor ** (done // self.step_rounds)
-        if self.name == "cosine":
-            share = done / (num_rounds - self.warmup_rounds)
-            return self.min_factor + (1.0 - self.min_factor) * (1.0 + math.cos(math.pi * share)) / 2
-        return 1.0
+        if self.name == "constant":
+            return 1.0
+        share = done / (num_rounds - self.warmup_rounds)
+        left = 1.0 - share if self.name == "linear" else (1.0 + math.cos(math.pi * share)) / 2
+        return self.min_factor + (1.0 - self.min_factor) * left

@@ -17,7 +17,7 @@ from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.recipe import Recipe, flat
 from fedgist.federation.record import check_lines
-from fedgist.federation.round_loop import context
+from fedgist.federation.round_loop import EVALUATE, context, start_server
 from fedgist.federation.server_side import ServerSide
 
 ROUNDS_KEY = "train.num_rounds"
@@ -126,10 +126,15 @@ def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, o
     phases = [
         [side.method.phases(context(side, number, stage)) for stage in stages[0]] for side in sides
     ]
+    # a server's own learning rate, for instance
+    numbers = [
+        side.method.report(start_server(side), context(side, number, EVALUATE)) for side in sides
+    ]
     return [
         ("train.lr_schedule", rates[0], rates[1]),
         (name, stages[0], stages[1]),
         (name, phases[0], phases[1]),
+        (name, str(numbers[0]), str(numbers[1])),
     ]
 
 

@@ -20,6 +20,7 @@ SCHEDULE_OPTIONS: Mapping[ScheduleName, Mapping[str, float]] = MappingProxyType(
     {
         "constant": {},
         "step": {"step_rounds": 10, "step_factor": 0.1},
+        "linear": {"min_factor": 0.0},
         "cosine": {"min_factor": 0.0},
     }
 )
@@ -51,7 +52,7 @@ class ScheduleSection(BaseModel):
         name = info.data.get("name")
         if value is not None and name and info.field_name not in SCHEDULE_OPTIONS[name]:
             readers = [n for n, options in SCHEDULE_OPTIONS.items() if info.field_name in options]
-            msg = f"the schedule {name!r} does not read it, {readers[0]!r} does"
+            msg = f"the schedule {name!r} does not read it; known to: {', '.join(readers)}"
             raise ValueError(msg)
         return value
 

@@ -20,6 +20,7 @@ METHODS: Registry[type[Method]] = Registry(
         "local": "fedgist.methods.local:Local",
         "fedavg": "fedgist.methods.fedavg:FedAvg",
         "fedprox": "fedgist.methods.fedprox:FedProx",
+        "fedadam": "fedgist.methods.fedadam:FedAdam",
         "lg_fedavg": "fedgist.methods.lg_fedavg:LGFedAvg",
         "fedper": "fedgist.methods.fedper:FedPer",
         "fedrep": "fedgist.methods.fedrep:FedRep",

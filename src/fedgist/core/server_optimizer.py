@@ -1,0 +1,105 @@
+"""Optimizers of a server, which take the clients' mean update for a gradient.
+
+The pseudo-gradient of a round is ``g = w - mean``: the old weights minus the clients' average
+(Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, "Adaptive federated
+optimization", algorithm 2, whose Delta is -g). FedAvg is plain SGD with learning rate 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedgist.core.bounds import NonNegative, PerPool, Positive, Share, of_pool
+from fedgist.core.schedules import Schedule
+from fedgist.core.tree import tree
+
+ServerRule = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A server's optimizer and its settings; the defaults are FedAdam's, as Reddi et al. print it.
+
+    ``rule``: ``sgd``; ``momentum`` (FedAvgM: Hsu, Qi, Brown 2019); ``adagrad``, ``adam``, ``yogi``
+    (FedAdagrad, FedAdam, FedYogi: Reddi et al. 2021, algorithm 2). ``lr`` may be a table, a number
+    for each pool. ``beta1`` is read by all but ``sgd``, ``beta2`` by ``adam`` and ``yogi``; ``eps``
+    is what they call tau, and ``start`` the first value of the second moment. With
+    ``bias_correction``, ``adam`` is Kingma and Ba's (2015, algorithm 1), which
+    ``torch.optim.Adam`` has. The rate falls evenly over the rounds to ``final_factor`` of it; 1: it
+    stays.
+    """
+
+    rule: ServerRule = "adam"
+    lr: PerPool[Positive] = 0.01
+    beta1: Share = 0.9
+    beta2: Share = 0.99
+    eps: Positive = 1e-3
+    start: NonNegative = 1e-6
+    bias_correction: bool = False
+    final_factor: Share = 1.0
+
+    def rate(self, pool: str, number: int, num_rounds: int) -> float:
+        """Return the learning rate of a pool in round ``number``."""
+        falling = Schedule("linear", min_factor=self.final_factor)
+        return of_pool(self.lr, pool, "method.server.lr") * falling.factor(number, num_rounds)
+
+
+@tree
+class ServerMoments:
+    """Moments by parameter, of the rules that have them, and how many steps were made, ()."""
+
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    count: Tensor
+
+
+def init(optimizer: ServerOptimizer, params: Mapping[str, Tensor]) -> ServerMoments:
+    """Return the moments before the first step; ``params`` are the weights that learn."""
+    has_second = optimizer.rule in {"adagrad", "adam", "yogi"}
+    start = 0.0 if optimizer.bias_correction else optimizer.start
+    return ServerMoments(
+        {n: torch.zeros_like(p) for n, p in params.items() if optimizer.rule != "sgd"},
+        {n: torch.full_like(p, start) for n, p in params.items() if has_second},
+        torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device),
+    )
+
+
+def step(
+    optimizer: ServerOptimizer,
+    lr: float,
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    moments: ServerMoments,
+) -> tuple[dict[str, Tensor], ServerMoments]:
+    """Return the parameters and the moments after a step; its arguments stay as they are."""
+    o, count = optimizer, moments.count + 1.0
+    if o.rule == "sgd":
+        moved = {n: p - lr * grads[n] for n, p in params.items()}
+        return moved, ServerMoments({}, {}, count)
+    if o.rule == "momentum":
+        first = {n: o.beta1 * m + grads[n] for n, m in moments.first.items()}
+        moved = {n: p - lr * first[n] for n, p in params.items()}
+        return moved, ServerMoments(first, {}, count)
+    first = {n: o.beta1 * m + (1.0 - o.beta1) * grads[n] for n, m in moments.first.items()}
+    second = {n: _second(o, v, grads[n].square()) for n, v in moments.second.items()}
+    corrects = o.bias_correction and o.rule == "adam"
+    scale = 1.0 - o.beta1**count if corrects else 1.0
+    spread = 1.0 - o.beta2**count if corrects else 1.0
+    moved = {
+        n: p - lr * (first[n] / scale) / ((second[n] / spread).sqrt() + o.eps)
+        for n, p in params.items()
+    }
+    return moved, ServerMoments(first, second, count)
+
+
+def _second(o: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor:
+    if o.rule == "adagrad":
+        return v + square
+    if o.rule == "yogi":
+        return v - (1.0 - o.beta2) * square * (v - square).sign()
+    return o.beta2 * v + (1.0 - o.beta2) * square
