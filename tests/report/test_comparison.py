@@ -188,6 +188,17 @@ def test_how_the_work_was_done_makes_no_other_row(tmp_path: Path) -> None:
     assert len(study_of(tmp_path).rows) == 1
 
 
+def test_a_run_that_is_older_than_a_key_did_what_its_default_does(tmp_path: Path) -> None:
+    # seen: seeds of one table, run before and after a new key, stood in two rows
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), [0.5], seed=seed)
+    path = tmp_path / "0/recipe.toml"
+    path.write_text("\n".join(x for x in path.read_text().split("\n") if "optimizer" not in x))
+    assert [row.seeds for row in study_of(tmp_path).rows] == [[0, 1]]
+    write_run(tmp_path / "2", [0.5], seed=2, raw={"train": {"optimizer": "sgd"}})
+    assert len(study_of(tmp_path).rows) == 2
+
+
 def test_an_unfinished_run_counts_as_far_as_it_is_and_is_marked(tmp_path: Path) -> None:
     write_run(tmp_path / "seed-0", [0.5, 0.7], planned=4, result=False)
     write_run(tmp_path / "seed-1", [0.5, 0.7, 0.8, 0.9], seed=1)

@@ -6,6 +6,7 @@ unknown name is a :class:`RecipeError` of one line that names the key, the value
 
 from __future__ import annotations
 
+import functools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from fedgist.federation.training_section import TrainSection
 from fedgist.methods import base_name
 from fedgist.options import checked
 
-__all__ = ["Recipe", "flat", "make", "read", "read_recorded", "role_of"]
+__all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_of"]
 
+OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
 # sections that a method may have of its own, in its table
 OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
 
@@ -191,6 +193,18 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
         raw[part] = dict(inner)
         raw = raw[part]
     raw[last] = value
+
+
+@functools.cache
+def defaults() -> Mapping[str, object]:
+    """Return the defaults of the keys that every recipe has, by dotted key.
+
+    Runs that were recorded before a key was there did what its default does.
+    """
+    recipe = Recipe()
+    aside = {name for name in type(recipe).model_fields if role_of(name) or name in OPEN}
+    sections = recipe.model_dump(mode="json", exclude=aside, exclude_none=True)
+    return {k: v for k, v in flat(sections).items() if k not in recipe.left_open}
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

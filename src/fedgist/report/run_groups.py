@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.federation.recipe import flat, role_of
+from fedgist.federation.recipe import defaults, flat, role_of
 from fedgist.report.run_files import RunFiles
 
 Settings = Mapping[str, Any]  # by dotted key
@@ -33,7 +33,8 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
     members: dict[str, dict[int, RunFiles]] = {}
     notes = []
     for run in runs:
-        settings = {k: v for k, v in flat(run.recipe).items() if role_of(k) is None}
+        stated = {**defaults(), **flat(run.recipe)}
+        settings = {k: v for k, v in stated.items() if role_of(k) is None}
         settings.setdefault("method.name", run.name)
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
