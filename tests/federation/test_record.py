@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgist.core.replies import Asked
 from fedgist.errors import CheckpointError, DiskFullError, OutputError
 from fedgist.federation import atomic_files as files
 from fedgist.federation import checkpoint
@@ -132,5 +133,6 @@ def test_places_that_cannot_be_written_to_are_named(tmp_path: Path) -> None:
 
 def test_losses_that_are_exactly_zero_are_written() -> None:
     # seen: a round whose losses were all 0.0 had no train/loss
-    assert RoundRecord(1, losses=[0.0, 0.0]).line()["train/loss"] == 0.0
+    losses = [(Asked(client, "mlp"), 0.0) for client in (0, 1)]
+    assert RoundRecord(1, losses=losses).line()["train/loss"] == 0.0
     assert "train/loss" not in RoundRecord(1).line()

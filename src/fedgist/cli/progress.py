@@ -164,7 +164,7 @@ def title(server: ServerSide, folder: str) -> str:
 def troubles(line: Line) -> list[str]:
     """Return a sentence for each upload refused, client absent, or total withheld in a round."""
     refused = [
-        f"client {upload['client']}: upload refused, {upload['reason']}"
+        f"client {upload['client']}{_of_pool(upload)}: upload refused, {upload['reason']}"
         for upload in line.get("refused", [])
     ]
     absent: dict[str, list[str]] = {}
@@ -173,6 +173,10 @@ def troubles(line: Line) -> list[str]:
             absent.setdefault(entry["reason"], []).append(str(entry["client"]))
     gone = [f"absent: {_clients(numbers)}, {reason}" for reason, numbers in absent.items()]
     return [*refused, *gone, *line.get("events", [])]
+
+
+def _of_pool(entry: Line) -> str:
+    return f" of pool {entry['pool']}" if "pool" in entry else ""
 
 
 def _clients(numbers: list[str], most: int = 8) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +20,14 @@ class ClientInfo:
     """What the server knows of a client before it hears from it; row counts are messages."""
 
     id: int
-    architectures: tuple[str, ...]  # its own first; more than one where it can serve several pools
+    architectures: tuple[str, ...]  # its own first; several where it is in several pools
+
+
+class Asked(NamedTuple):
+    """Who was asked: a client, for the model of one architecture."""
+
+    client: int
+    architecture: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,11 @@ class Order:
     client: int
     architecture: str
     hears: tuple[int, ...] | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """Who is asked."""
+        return Asked(self.client, self.architecture)
 
 
 @message(reduce="sum")

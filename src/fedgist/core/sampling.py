@@ -20,16 +20,31 @@ def drawn_clients(
     """Return an order for each client of a round, drawn from those that are online.
 
     With ``"fixed"`` sampling they are ``fraction_train`` of all clients, at least one. With
-    ``"poisson"`` each is drawn by itself, by its own number, whoever else is online.
+    ``"poisson"`` each is drawn by itself, by its own number, whoever else is online. Of pools each
+    is drawn from alone: a client that is in several may be asked for several models.
     """
-    share = training.fraction_train
-    if training.sampling == "poisson":
-        drawn = (random.uniform(key, (num_clients,)) < share).tolist()
-        chosen = [client for client in online if drawn[client.id]]
-    else:
-        size = max(1, round(share * num_clients))
-        chosen = [online[i] for i in random.choice(key, len(online), size)]
-    return [Order(client.id, client.architectures[0]) for client in chosen]
+
+    def drawn(clients: Sequence[ClientInfo], size: int, share: float, own: Tensor) -> list[int]:
+        if training.sampling == "poisson":
+            heads = (random.uniform(own, (num_clients,)) < share).tolist()
+            return [client.id for client in clients if heads[client.id]]
+        return [clients[i].id for i in random.choice(own, len(clients), size)]
+
+    if not training.pools:
+        first = {client.id: client.architectures[0] for client in online}
+        size = max(1, round(training.fraction_train * num_clients))
+        chosen = drawn(online, size, training.fraction_train, key)
+        return [Order(client, first[client]) for client in chosen]
+    return [
+        Order(client, name)
+        for name, pool in training.pools.items()
+        for client in drawn(
+            [client for client in online if name in client.architectures],
+            pool.per_round,
+            pool.per_round / pool.size,
+            random.fold(key, name),
+        )
+    ]
 
 
 def drawn_of_each_class(key: Tensor, rows: Labels, num_classes: int, size: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fedgist.core.optimizer import Optimizer
@@ -15,6 +16,14 @@ CONSTANT = Schedule()
 
 
 @dataclass(frozen=True)
+class Pool:
+    """A pool of clients, who train a model of its own: how many there are, and a round asks."""
+
+    size: int
+    per_round: int
+
+
+@dataclass(frozen=True)
 class Training:
     """What a recipe says about training, for every method alike.
 
@@ -24,7 +33,8 @@ class Training:
     ``balanced``, a client's classes weigh equally in the task's loss, however many rows it has of
     each, and ``smoothing`` smooths its labels. ``precision`` is that of a training step's forward
     and backward pass; all else is done in float32. ``memory``: how long a client's optimizer keeps
-    its moments.
+    its moments. ``pools`` by name, where there are any: they say how many clients a round asks of
+    each, in place of ``fraction_train``.
     """
 
     num_rounds: int
@@ -39,6 +49,7 @@ class Training:
     precision: Precision = "float32"
     sampling: Sampling = "fixed"
     memory: Life = "round"
+    pools: Mapping[str, Pool] = field(default_factory=dict)
 
     def lr_factor(self, number: int) -> float:
         """Return by what learning rates are multiplied in round ``number``."""

@@ -56,7 +56,7 @@ class DelayedEngine:
                 answer = replace(
                     answer,
                     refused=tuple(sorted((*answer.refused, *alone.refused))),
-                    absent=tuple(sorted((*answer.absent, *alone.absent, (orders[i].client, LATE)))),
+                    absent=tuple(sorted((*answer.absent, *alone.absent, (orders[i].asked, LATE)))),
                 )
         return replace(
             answer,

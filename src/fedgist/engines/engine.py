@@ -10,7 +10,7 @@ A whole engine, whose clients are entries of a list and only count their rows:
 ...
 ...     def ask(self, ctx, orders, downs):
 ...         reached = [o for o in orders if self.rows[o.client] is not None]
-...         absent = tuple((o.client, "not connected") for o in orders if o not in reached)
+...         absent = tuple((o.asked, "not connected") for o in orders if o not in reached)
 ...         uploads = [Count(torch.tensor(float(self.rows[o.client]))) for o in reached]
 ...         subtotals = tuple(
 ...             Subtotal(o.architecture, (o.client,), ctx.round, ctx.stage, upload)
@@ -27,7 +27,7 @@ A whole engine, whose clients are entries of a list and only count their rows:
 >>> ctx = Context(torch.tensor(0), task=None, round=1, stage="train")
 >>> answer = engine.ask(ctx, [Order(client, "mlp") for client in range(3)], [Nothing()] * 3)
 >>> answer.absent, answer.upload_bytes
-(((1, 'not connected'),), 8)
+(((Asked(client=1, architecture='mlp'), 'not connected'),), 8)
 >>> gather(answer.subtotals, answer.each).total()
 Count(rows=tensor(18.))
 >>> engine.close()
@@ -57,7 +57,7 @@ from torch import Tensor
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.metrics import LOSS, Metric
-from fedgist.core.replies import Subtotal
+from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
 
 __all__ = [
@@ -143,9 +143,9 @@ class Answer:
 
     subtotals: tuple[Subtotal, ...] = ()
     each: tuple[Reply, ...] = ()
-    refused: tuple[tuple[int, str], ...] = ()
-    absent: tuple[tuple[int, str], ...] = ()
-    losses: Mapping[int, float] = field(default_factory=dict)
+    refused: tuple[tuple[Asked, str], ...] = ()
+    absent: tuple[tuple[Asked, str], ...] = ()
+    losses: Mapping[Asked, float] = field(default_factory=dict)
     upload_bytes: int = 0
     wire_bytes: tuple[int, int] | None = None
 

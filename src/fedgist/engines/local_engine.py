@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
-from fedgist.core.replies import Subtotal
+from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_host import ClientHost
@@ -55,10 +55,11 @@ class LocalEngine:
         losses, refused, subtotals, each, size = {}, [], [], [], 0
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
-            refused += [(sent.ids[k], reason) for k, reason in sorted(trained.refused.items())]
+            asked = [Asked(client, sent.architecture) for client in sent.ids]
+            refused += [(asked[k], reason) for k, reason in sorted(trained.refused.items())]
             if self.settings.share_measurements:
                 means = trained.losses.tolist()
-                losses.update({sent.ids[k]: means[k] for k in trained.accepted})
+                losses.update({asked[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
             size += trained.payload_bytes

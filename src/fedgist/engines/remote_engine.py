@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
-from fedgist.core.replies import Subtotal
+from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (
     FINETUNED,
@@ -54,7 +54,7 @@ class _Inbox:
     """What has come over the wire and has not been handed on yet."""
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[tuple[Asked, str]] = field(default_factory=list)
     losses: dict[StageKey, float] = field(default_factory=dict)
     answered: set[StageKey] = field(default_factory=set)
     received_bytes: int = 0
@@ -87,7 +87,7 @@ class RemoteEngine:
         others = [part for part in inbox.parts if part.stage != ctx.stage]
         self.inbox.parts = [part for part in others if part.round > oldest]
         parts = [part for part in inbox.parts if part.stage == ctx.stage]
-        keys = {_key(ctx, order): order.client for order in orders}
+        keys = {_key(ctx, order): order.asked for order in orders}
         return Answer(
             tuple(part for part in parts if isinstance(part, Subtotal)),
             tuple(part for part in parts if isinstance(part, Reply)),
@@ -155,6 +155,7 @@ class RemoteEngine:
     def _receive(self, client: int, blob: bytes) -> None:
         """Pass a reply through the gate and put it into the inbox."""
         self.inbox.received_bytes += len(blob)
+        asked: _Asked | None = None
         try:
             header, messages = unseal(blob, self.largest + SLACK)
             self._check(client, header)
@@ -163,11 +164,17 @@ class RemoteEngine:
             if asked is None:
                 return  # it was counted before, or never asked for
             if header.purpose == "refusal":
-                self.inbox.refused.append((client, printable(header.reason)))
+                self.inbox.refused.append((asked.order.asked, printable(header.reason)))
                 return
             self._count(asked, key, messages)
         except MessageError as error:
-            self.inbox.refused.append((client, str(error)))
+            who = asked.order.asked if asked else self._waited_for(client)
+            self.inbox.refused.append((who, str(error)))
+
+    def _waited_for(self, client: int) -> Asked:
+        """Return what a reply that does not say so most likely answers: the newest order."""
+        keys = [key for key in self.under_way if key[2] == client]
+        return Asked(client, max(keys)[3] if keys else "")
 
     def _count(self, asked: _Asked, key: StageKey, messages: Mapping[str, Tree]) -> None:
         number, stage, client, architecture = key
@@ -186,13 +193,13 @@ class RemoteEngine:
 
     def _absent(
         self, ctx: Context, orders: Sequence[Order], inbox: _Inbox
-    ) -> tuple[tuple[int, str], ...]:
+    ) -> tuple[tuple[Asked, str], ...]:
         """Return the clients that neither answered nor were refused, each with the reason."""
-        refused, present = {client for client, _ in inbox.refused}, self.wire.present()
+        refused, present = {asked for asked, _ in inbox.refused}, self.wire.present()
         return tuple(
-            (o.client, "no reply in time" if o.client in present else "not connected")
-            for o in sorted(orders, key=lambda order: order.client)
-            if _key(ctx, o) not in inbox.answered and o.client not in refused
+            (o.asked, "no reply in time" if o.client in present else "not connected")
+            for o in sorted(orders, key=lambda order: order.asked)
+            if _key(ctx, o) not in inbox.answered and o.asked not in refused
         )
 
     def _tables(

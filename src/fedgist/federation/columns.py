@@ -95,6 +95,8 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     """
     if column in OTHERS:
         return OTHERS[column]
+    if column.startswith(f"{TRAIN_LOSS}/"):  # of one pool
+        return OTHERS[TRAIN_LOSS]
     name = metric_of(column)
     for statistic in (MEAN, STD):
         name = name.removesuffix(statistic)

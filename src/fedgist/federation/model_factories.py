@@ -65,14 +65,28 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
             share = _share(share, clients, where)
         else:
             clients = checked(Clients, clients, f"{where}.clients")
-        section = checked(ModelSection, {"name": table.pop("model", name), **table}, where)
-        factory = model_factory(section.name)
-        check_options(factory, section.options, section.name, where, sizes_of(factory))
-        models[name] = ModelOfSome(section, share or 1.0, clients)
+        models[name] = ModelOfSome(checked_model(table, name, where), share or 1.0, clients)
     if len({model.clients is None for model in models.values()}) > 1:
         msg = "clients.architectures: give all of them a share, or all of them a list of clients"
         raise RecipeError(msg)
     return models
+
+
+def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSection:
+    """Return the model that a table describes: by ``model``, or by the table's own ``name``.
+
+    Raises
+    ------
+    RecipeError
+        If the model or one of its options is not valid.
+    """
+    options = {key: value for key, value in table.items() if key != "model"}
+    section: ModelSection = checked(
+        ModelSection, {"name": table.get("model", name), **options}, where
+    )
+    factory = model_factory(section.name)
+    check_options(factory, section.options, section.name, where, sizes_of(factory))
+    return section
 
 
 def _share(share: object, clients: object, where: str) -> float:

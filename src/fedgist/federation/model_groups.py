@@ -15,6 +15,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.model_building import Build, Factory, builder
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
+from fedgist.federation.pools import check_pools
 from fedgist.federation.pretrained import pretrained
 from fedgist.federation.recipe_sections import ModelSection, Recipe, check_named
 from fedgist.options import check_options
@@ -43,6 +44,9 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
     RecipeError
         If a share, a model or one of its options is not valid.
     """
+    if recipe.clients.pools:
+        pools = check_pools(recipe.clients.pools)
+        return {n: _group(p.section, data, f"clients.pools.{n}") for n, p in pools.items()}
     if not recipe.clients.architectures:
         model = recipe.model or ModelSection()
         return {

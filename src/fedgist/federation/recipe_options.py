@@ -16,6 +16,7 @@ from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.errors import RecipeError, shown
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
+from fedgist.federation.pools import check_pools
 from fedgist.federation.recipe_sections import GIVEN, Recipe
 from fedgist.federation.training_section import MOMENTUM
 from fedgist.options import check_options, options_of
@@ -89,21 +90,26 @@ def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
 
 
 def _models(recipe: Recipe, changed: Collection[str]) -> Update:
-    model, several = recipe.model, recipe.clients.architectures
-    if not several:
+    model, clients = recipe.model, recipe.clients
+    if clients.architectures and clients.pools:
+        msg = "clients.architectures and clients.pools both say the clients' models; give one"
+        raise RecipeError(msg)
+    check_models(clients.architectures)
+    check_pools(clients.pools)
+    if not (clients.architectures or clients.pools):
         if model is None or model.name == GIVEN:
             return {}, []
         factory = model_factory(model.name)
         return _section("model", model, factory, sizes_of(factory), changed)
-    check_models(several)
+    table = "clients.pools" if clients.pools else "clients.architectures"
     keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
-    told = any(key.startswith("clients.architectures") for key in changed)
+    told = any(key.startswith(table) for key in changed)
     unread = [key for key in keys if key in changed or not told]
     if unread:
-        msg = f"{min(unread)} is given, and nothing reads it: [clients.architectures] names "
+        msg = f"{min(unread)} is given, and nothing reads it: [{table}] names "
         msg += "the clients' models"
         raise RecipeError(msg)
-    notes = [f"{key} is dropped: clients.architectures names the models" for key in sorted(keys)]
+    notes = [f"{key} is dropped: {table} names the models" for key in sorted(keys)]
     return {"model": None}, notes
 
 

@@ -108,6 +108,8 @@ class ClientsSection(_Section):
     num_clients: Positive = 10
     # share of the clients by model; if empty, all have [model]
     architectures: dict[str, dict[str, Any] | float] = {}
+    # groups with a model each, in which a client may be several times
+    pools: dict[str, dict[str, object]] = {}
     init: Literal["shared", "own"] = "shared"
     # chance to be online in a round, or a file of "round,client" lines
     availability: Share | str = 1.0

@@ -91,7 +91,7 @@ class Federation:
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
         """Do one round; round 0 is what a method does before training."""
         begin = time.perf_counter()
-        record, self.edges = RoundRecord(number), []
+        record, self.edges = RoundRecord(number, self.task.training.pools), []
         stages = self.method.stages(self.context("", number))
         selected = self._select(number, stages)
         for stage in stages:
@@ -130,7 +130,8 @@ class Federation:
         return [replace(order, hears=neighbors[order.client]) for order in orders]
 
     def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
-        able = [order for order in selected if order.client not in record.failed]
+        failed = record.failed
+        able = [order for order in selected if order.asked not in failed]
         orders = self.method.orders(self.server, able, ctx)
         if orders is None:  # the server's own work
             self._update(Replies(), ctx, record)
@@ -138,7 +139,7 @@ class Federation:
         if not orders and not hides_absence(self.task):
             return
         downs = [self.method.download(self.server, order, ctx) for order in orders]
-        record.asked(orders, downs)
+        record.ordered(orders, downs)
         self.edges += edges_of(self.method, self.server, orders, ctx.round)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)

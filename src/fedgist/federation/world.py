@@ -18,6 +18,7 @@ from fedgist.core.method import ClientInfo, Context, Method, Settings, Task, Tra
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Pool
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
@@ -38,6 +39,12 @@ from fedgist.federation.model_groups import (
     fitted,
     members_of,
     recipe_groups,
+)
+from fedgist.federation.pools import (
+    architectures_by_client,
+    check_pools,
+    members_of_pools,
+    task_pools,
 )
 from fedgist.federation.private_run import private_task
 from fedgist.federation.recipe import Recipe
@@ -91,8 +98,8 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
     device = recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
-    members = members_of(groups, len(parts.train), random.fold(root, "architectures"))
-    clients, train = tuple(ClientInfo(i, (name,)) for i, name in enumerate(members)), parts.train
+    clients, pools = _clients(recipe, groups, len(parts.train), given)
+    train = parts.train
     if method.merges_clients:
         clients, train = (ClientInfo(0, (next(iter(architectures)),)),), train.merged()
     try:
@@ -100,6 +107,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         held_out = on_train.only(parts.validation.rows)
         sets = _test_sets(recipe, data, given, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
+        task = replace(task, training=replace(task.training, pools=pools))
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
@@ -111,6 +119,22 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings)
+
+
+def _clients(
+    recipe: Recipe, groups: Mapping[str, Group], count: int, given: Given
+) -> tuple[tuple[ClientInfo, ...], Mapping[str, Pool]]:
+    """Return the clients with their architectures, and the pools that they are in."""
+    root, tables = random.key(recipe.seed), check_pools(recipe.clients.pools)
+    if not tables:
+        names = members_of(groups, count, random.fold(root, "architectures"))
+        return tuple(ClientInfo(i, (name,)) for i, name in enumerate(names)), {}
+    if given.groups:
+        msg = "clients.pools name the clients' models; they cannot be given as objects as well"
+        raise RecipeError(msg)
+    members = members_of_pools(tables, count, random.fold(root, "pools"))
+    names_of = enumerate(architectures_by_client(members, count))
+    return tuple(ClientInfo(i, names) for i, names in names_of), task_pools(recipe, tables, members)
 
 
 def _who(

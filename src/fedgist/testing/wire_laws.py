@@ -108,7 +108,7 @@ class _Absent:
         """Ask the clients that are not absent."""
         gone = ABSENT.get(ctx.round, set())
         reached = [i for i, order in enumerate(orders) if order.client not in gone]
-        absent = tuple((o.client, "") for o in orders if o.client in gone)
+        absent = tuple((o.asked, "") for o in orders if o.client in gone)
         if not reached:
             return Answer(absent=absent)
         answer = self.engine.ask(ctx, [orders[i] for i in reached], [downs[i] for i in reached])

@@ -1,0 +1,115 @@
+"""Pools: groups of clients with a model of their own, in which a client may be several times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.training import Pool
+from fedgist.errors import RecipeError, shown
+from fedgist.federation.model_factories import Clients, checked_model
+from fedgist.federation.recipe_sections import ModelSection, Recipe
+from fedgist.federation.section import Positive
+from fedgist.options import checked
+
+
+@dataclass(frozen=True)
+class PoolTable:
+    """What ``[clients.pools.NAME]`` says.
+
+    ``clients`` are numbers of clients, or how many are drawn; None: all of them. ``per_round`` is
+    how many of them are asked in a round; None: ``train.fraction_train`` of them.
+    """
+
+    section: ModelSection
+    clients: tuple[int, ...] | int | None = None
+    per_round: int | None = None
+
+
+def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
+    """Return what each table of ``clients.pools`` says.
+
+    Raises
+    ------
+    RecipeError
+        If a list of clients, a number, a model or one of its options is not valid.
+    """
+    pools = {}
+    for name, value in tables.items():
+        where, table = f"clients.pools.{name}", dict(value)
+        clients, per_round = table.pop("clients", None), table.pop("per_round", None)
+        if clients is not None:
+            kind: object = Clients if isinstance(clients, list | tuple) else Positive
+            clients = checked(kind, clients, f"{where}.clients")
+        if per_round is not None:
+            per_round = checked(Positive, per_round, f"{where}.per_round")
+        pools[name] = PoolTable(checked_model(table, name, where), clients, per_round)
+    return pools
+
+
+def members_of_pools(
+    pools: Mapping[str, PoolTable], num_clients: int, key: Tensor
+) -> dict[str, tuple[int, ...]]:
+    """Return the clients of each pool, in order; those that are not named are drawn by the key.
+
+    Raises
+    ------
+    RecipeError
+        If a pool names a client that does not exist, or wants more than there are, or a client is
+        in no pool.
+    """
+    members: dict[str, tuple[int, ...]] = {}
+    for name, pool in pools.items():
+        asked, where = pool.clients, f"clients.pools.{name}.clients"
+        if isinstance(asked, int):
+            if asked > num_clients:
+                msg = f"{where} = {asked}: there are {num_clients} clients"
+                raise RecipeError(msg)
+            members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
+            continue
+        members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
+        if strange := [client for client in members[name] if client >= num_clients]:
+            msg = f"{where}: client {strange[0]} does not exist, there are {num_clients}"
+            raise RecipeError(msg)
+    if alone := set(range(num_clients)).difference(*members.values()):
+        msg = f"clients.pools: client {min(alone)} is in no pool"
+        raise RecipeError(msg)
+    return members
+
+
+def architectures_by_client(
+    members: Mapping[str, Sequence[int]], num_clients: int
+) -> list[tuple[str, ...]]:
+    """Return the pools of each client, the smallest first: that is the one it holds a model of."""
+    found: list[list[str]] = [[] for _ in range(num_clients)]
+    for name in sorted(members, key=lambda pool: len(members[pool])):
+        for client in members[name]:
+            found[client].append(name)
+    return [tuple(names) for names in found]
+
+
+def task_pools(
+    recipe: Recipe, pools: Mapping[str, PoolTable], members: Mapping[str, Sequence[int]]
+) -> dict[str, Pool]:
+    """Return of each pool how many clients it has, and how many a round asks.
+
+    Raises
+    ------
+    RecipeError
+        If a round would ask more clients than a pool has, or privacy is asked for.
+    """
+    if pools and recipe.privacy.unit != "none":
+        msg = f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
+        raise RecipeError(msg + "client may release several messages a round")
+    out = {}
+    for name, pool in pools.items():
+        size = len(members[name])
+        asked = pool.per_round or max(1, round(recipe.train.fraction_train * size))
+        if asked > size:
+            msg = f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
+            raise RecipeError(msg)
+        out[name] = Pool(size, asked)
+    return out

@@ -1,0 +1,163 @@
+"""Pools of clients: who is in them, who is asked, and what the record says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgist.core import random
+from fedgist.core.method import Context
+from fedgist.core.replies import Asked, ClientInfo, Order
+from fedgist.core.sampling import drawn_clients
+from fedgist.core.training import Pool
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import Answer
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import RecipeError
+from fedgist.federation.pools import PoolTable, architectures_by_client, members_of_pools
+from fedgist.federation.recipe import make
+from fedgist.federation.recipe_sections import ModelSection
+from fedgist.testing.small_worlds import SIZES, Trace, federation, trace, world
+from fedgist.testing.wire_laws import loopback
+
+SMALL = {"model": "mlp", "hidden": [4]}
+LARGE = {"model": "mlp", "hidden": [8, 6], "clients": [1, 3, 4], "per_round": 2}
+POOLS = {"small": SMALL, "large": LARGE}
+
+
+def pooled(method: str = "fedavg", pools: Mapping[str, Any] = POOLS, **sections: Any) -> Any:
+    clients = {"num_clients": len(SIZES), "pools": dict(pools)} | sections.pop("clients", {})
+    return world(method, clients=clients, model=None, **sections)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    online=st.sets(st.integers(0, 11)),
+    seed=st.integers(0, 99),
+)
+def test_each_pool_is_drawn_from_alone(sizes: list[int], online: set[int], seed: int) -> None:
+    tables = {f"p{i}": PoolTable(ModelSection(), size) for i, size in enumerate(sizes)}
+    tables["all"] = PoolTable(ModelSection())
+    members = members_of_pools(tables, 12, random.key(seed))
+    assert [len(set(of)) for of in members.values()] == [*sizes, 12]
+    names = architectures_by_client(members, 12)
+    clients = [ClientInfo(i, names[i]) for i in sorted(online)]
+    pools = {name: Pool(len(of), max(1, len(of) // 2)) for name, of in members.items()}
+    training = replace(world("fedavg").server.task.training, pools=pools)
+    orders = drawn_clients(clients, training, 12, random.key(seed, "round"))
+    assert len({order.asked for order in orders}) == len(orders)
+    for name, pool in pools.items():
+        asked = {order.client for order in orders if order.architecture == name}
+        there = online & set(members[name])
+        assert asked <= there
+        assert len(asked) == min(pool.per_round, len(there))
+
+
+def test_by_chance_each_pool_has_its_own() -> None:
+    clients = [ClientInfo(i, ("few", "many")) for i in range(40)]
+    pools = {"few": Pool(40, 4), "many": Pool(40, 20)}
+    training = replace(world("fedavg").server.task.training, pools=pools, sampling="poisson")
+    asked = [
+        order.architecture
+        for number in range(200)
+        for order in drawn_clients(clients, training, 40, random.key(number))
+    ]
+    assert asked.count("few") / 200 == pytest.approx(4, abs=0.5)
+    assert asked.count("many") / 200 == pytest.approx(20, abs=1.0)
+
+
+def test_a_client_of_two_pools_trains_both_models_and_pools_average_alone() -> None:
+    # the large pool alone is a federation of its three clients
+    seen = trace(pooled(train={"num_rounds": 1}), Plan(2), rounds=1)
+    line = seen.rounds[0]
+    assert line["clients/asked/small"] == 5
+    assert line["clients/asked/large"] == 2
+    assert line["clients/asked"] == line["clients/replied"] == 7
+    mean = (5 * line["train/loss/small"] + 2 * line["train/loss/large"]) / 7
+    assert line["train/loss"] == pytest.approx(mean)
+    small = trace(pooled(pools={"small": SMALL}), Plan(2), rounds=1)
+    for name, array in small.state.items():
+        assert torch.equal(array, seen.state[name])
+
+
+def far(one: Trace, other: Trace) -> float:
+    names = [name for name in one.state if name.startswith("server/")]
+    return max(float((one.state[n] - other.state[n]).abs().max()) for n in names)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedadam"])
+def test_stacks_and_wires_and_workers_agree(method: str) -> None:
+    alone = trace(pooled(method), Plan(1, stack=False))
+    assert far(alone, trace(pooled(method), Plan(5))) < 1e-5
+    on_wire = trace(pooled(method), Plan(1), make_engine=loopback)
+    assert far(alone, on_wire) < 1e-5
+    assert alone.rounds[-1]["train/loss/large"] == pytest.approx(
+        on_wire.rounds[-1]["train/loss/large"], abs=1e-5
+    )
+
+
+def test_a_pool_whose_clients_are_all_offline_keeps_its_model() -> None:
+    fed = federation(pooled(pools=POOLS | {"large": LARGE | {"clients": [4]} | {"per_round": 1}}))
+    before = {n: a.clone() for n, a in fed.checkpoint().server.items()}
+    fed.side = replace(fed.side, online=lambda number: list(fed.side.clients[:4]))
+    line, _ = fed.advance()
+    fed.engine.close()
+    assert line["clients/asked/large"] == 0
+    assert "train/loss/large" not in line
+    for name, array in fed.checkpoint().server.items():
+        assert torch.equal(array, before[name]) == ("/large/" in name)
+
+
+def test_who_fails_in_one_pool_answers_in_the_other() -> None:
+    small_world = pooled(clients={"pools": POOLS | {"large": LARGE | {"per_round": 3}}})
+    fed = federation(small_world)
+    ask = fed.engine.ask
+
+    def without_one(ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
+        there = [i for i, order in enumerate(orders) if order.asked != (3, "large")]
+        answer = ask(ctx, [orders[i] for i in there], [downs[i] for i in there])
+        return replace(answer, absent=((Asked(3, "large"), "not connected"),))
+
+    fed.engine.ask = without_one  # type: ignore[method-assign]
+    line, _ = fed.advance()
+    fed.engine.close()
+    assert line["absent"] == [{"client": 3, "pool": "large", "reason": "not connected"}]
+    assert line["clients/replied"] == 7
+
+
+@pytest.mark.parametrize(
+    ("pools", "says"),
+    [
+        ({"large": {"clients": [0, 1]}}, r"clients\.pools: client 2 is in no pool"),
+        ({"small": SMALL, "large": {"clients": []}}, r"clients\.pools\.large\.clients"),
+        ({"small": SMALL, "large": {"clients": 0}}, r"clients\.pools\.large\.clients = 0"),
+        ({"small": SMALL, "large": {"clients": 9}}, r"clients = 9: there are 5 clients"),
+        ({"small": SMALL, "large": {"clients": [7]}}, r"client 7 does not exist, there are 5"),
+        ({"small": SMALL, "large": {"clients": 2, "per_round": 3}}, r"per_round = 3: the pool has"),
+        ({"small": SMALL, "large": {"model": "mpl"}}, r"clients\.pools\.large\.name.*'mlp'"),
+        ({"small": SMALL | {"hiden": [3]}}, r"clients\.pools\.small\.hiden: unknown key"),
+        ({"small": SMALL | {"per_round": "all"}}, r"clients\.pools\.small\.per_round = 'all'"),
+    ],
+)
+def test_what_is_wrong_is_named(pools: Mapping[str, Any], says: str) -> None:
+    filled = {name: {"model": "mlp", **pool} for name, pool in pools.items()}
+    with pytest.raises(RecipeError, match=says) as caught:
+        pooled(pools=filled)
+    assert "\n" not in str(caught.value)
+
+
+def test_pools_go_without_privacy_and_without_architectures() -> None:
+    private = {"unit": "client", "epsilon": 1.0, "delta": 0.1, "clip": 1.0}
+    with pytest.raises(RecipeError, match=r"privacy\.unit = 'client': not with clients\.pools"):
+        pooled(privacy=private)
+    with pytest.raises(RecipeError, match="both say the clients' models; give one"):
+        make({"clients": {"pools": POOLS, "architectures": {"mlp": 1.0}}})
+    with pytest.raises(RecipeError, match=r"model\.hidden is given, and nothing reads it"):
+        make({"clients": {"pools": POOLS}, "model": {"hidden": [3]}})
