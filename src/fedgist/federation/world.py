@@ -19,6 +19,7 @@ from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.training import Pool
+from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
@@ -98,10 +99,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
     device = recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
-    clients, pools = _clients(recipe, groups, len(parts.train), given)
-    train = parts.train
-    if method.merges_clients:
-        clients, train = (ClientInfo(0, (next(iter(architectures)),)),), train.merged()
+    clients, train, pools = _clients(recipe, groups, method, parts.train)
     try:
         on_train, on_test = examples(data, recipe.data.augment, device)
         held_out = on_train.only(parts.validation.rows)
@@ -122,19 +120,23 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
 
 
 def _clients(
-    recipe: Recipe, groups: Mapping[str, Group], count: int, given: Given
-) -> tuple[tuple[ClientInfo, ...], Mapping[str, Pool]]:
-    """Return the clients with their architectures, and the pools that they are in."""
-    root, tables = random.key(recipe.seed), check_pools(recipe.clients.pools)
+    recipe: Recipe, groups: Mapping[str, Group], method: Method, train: Rows
+) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
+    """Return the clients with their architectures and training rows, and the pools they are in."""
+    if method.merges_clients:
+        return (ClientInfo(0, (next(iter(groups)),)),), train.merged(), {}
+    root, count = random.key(recipe.seed), len(train)
+    tables = check_pools(recipe.clients.pools)
     if not tables:
         names = members_of(groups, count, random.fold(root, "architectures"))
-        return tuple(ClientInfo(i, (name,)) for i, name in enumerate(names)), {}
-    if given.groups:
+        return tuple(ClientInfo(i, (name,)) for i, name in enumerate(names)), train, {}
+    if groups.keys() != tables.keys():
         msg = "clients.pools name the clients' models; they cannot be given as objects as well"
         raise RecipeError(msg)
     members = members_of_pools(tables, count, random.fold(root, "pools"))
     names_of = enumerate(architectures_by_client(members, count))
-    return tuple(ClientInfo(i, names) for i, names in names_of), task_pools(recipe, tables, members)
+    clients = tuple(ClientInfo(i, names) for i, names in names_of)
+    return clients, train, task_pools(recipe, tables, members)
 
 
 def _who(
