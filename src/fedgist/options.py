@@ -94,7 +94,8 @@ def check_options(
 ) -> Options:
     """Return the options that a function takes as keywords, each checked by its type hint.
 
-    An option that is a dataclass is given as a table of its fields.
+    An option that is a dataclass is given as a table of those of its fields that differ from the
+    option's default.
 
     ``name`` is what recipes call the function, ``table`` is where the options were given, and
     ``aside`` are parameters that are not options.
@@ -112,7 +113,8 @@ def check_options(
             raise RecipeError(msg)
         kind, where = hints.get(key, Any), f"{table}.{key}"
         if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-            out[key] = kind(**check_options(kind, value, f"{name}'s {key}", where))
+            stated = check_options(kind, {**_fields(known[key]), **value}, f"{name}'s {key}", where)
+            out[key] = kind(**stated)
         else:
             out[key] = checked(kind, value, where)
     for key, default in known.items():
@@ -128,12 +130,24 @@ def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tu
     The default of an option that is needed is ``inspect.Parameter.empty``.
     """
     parameters = inspect.signature(function).parameters.values()
+    made = {
+        field.name: field.default_factory()
+        for field in (dataclasses.fields(function) if dataclasses.is_dataclass(function) else ())
+        if field.default_factory is not dataclasses.MISSING
+    }
     named = {
-        p.name: p.default
+        p.name: made.get(p.name, p.default)
         for p in parameters
         if p.kind not in {p.VAR_KEYWORD, p.VAR_POSITIONAL} and p.name not in aside
     }
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _fields(value: object) -> Options:
+    """Return the fields of a dataclass by name; of something else there are none."""
+    if not dataclasses.is_dataclass(value):
+        return {}
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _hints(function: Callable[..., object]) -> Options:

@@ -11,15 +11,22 @@ from fedgist.data import Augmentation
 from fedgist.data.augment import crop_and_flip
 
 KEYS = random.fold(random.key(0), torch.arange(3))
-KINDS: list[tuple[Augmentation, ...]] = [(), ("crop",), ("flip",), ("crop", "flip")]
+KINDS: list[tuple[Augmentation, ...]] = [
+    (),
+    ("crop",),
+    ("flip",),
+    ("crop", "flip"),
+    ("flip_vertical",),
+    ("crop", "flip", "flip_vertical"),
+]
 
 
 def images(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(1, 200, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def moved(image: Tensor, down: int, across: int, *, mirrored: bool) -> Tensor:
-    """Shift by (down, across), black outside, then mirror: pixel by pixel."""
+def moved(image: Tensor, down: int, across: int, *, mirrored: bool, turned: bool) -> Tensor:
+    """Shift by (down, across), black outside, then mirror and turn: pixel by pixel."""
     channels, height, width = image.shape
     out = torch.zeros_like(image)
     for c in range(channels):
@@ -28,10 +35,13 @@ def moved(image: Tensor, down: int, across: int, *, mirrored: bool) -> Tensor:
                 a, b = i + down, j + across
                 if 0 <= a < height and 0 <= b < width:
                     out[c, i, j] = image[c, a, b]
-    return out.flip(-1) if mirrored else out
+    out = out.flip(-1) if mirrored else out
+    return out.flip(-2) if turned else out
 
 
-def draws(kinds: tuple[Augmentation, ...], key: Tensor, batch: int) -> list[tuple[int, int, bool]]:
+def draws(
+    kinds: tuple[Augmentation, ...], key: Tensor, batch: int
+) -> list[tuple[int, int, bool, bool]]:
     zero = torch.zeros(batch, dtype=torch.int64)
     down = (
         random.integers(random.fold(key, "crop", 0), (batch,), 9) - 4 if "crop" in kinds else zero
@@ -40,7 +50,11 @@ def draws(kinds: tuple[Augmentation, ...], key: Tensor, batch: int) -> list[tupl
         random.integers(random.fold(key, "crop", 1), (batch,), 9) - 4 if "crop" in kinds else zero
     )
     mirrored = random.integers(random.fold(key, "flip"), (batch,), 2) if "flip" in kinds else zero
-    return list(zip(down.tolist(), across.tolist(), (mirrored == 1).tolist(), strict=True))
+    turned = zero
+    if "flip_vertical" in kinds:
+        turned = random.integers(random.fold(key, "flip_vertical"), (batch,), 2)
+    flags = (mirrored == 1).tolist(), (turned == 1).tolist()
+    return list(zip(down.tolist(), across.tolist(), *flags, strict=True))
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
@@ -56,8 +70,9 @@ def test_images_are_moved_and_mirrored_as_drawn(
     assert torch.equal(x, before)
     assert out.dtype == dtype
     for k, key in enumerate(KEYS):
-        for b, (down, across, mirrored) in enumerate(draws(kinds, key, 4)):
-            assert torch.equal(out[k, b], moved(x[k, b], down, across, mirrored=mirrored))
+        for b, (down, across, mirrored, turned) in enumerate(draws(kinds, key, 4)):
+            expected = moved(x[k, b], down, across, mirrored=mirrored, turned=turned)
+            assert torch.equal(out[k, b], expected)
 
 
 def test_a_clients_images_are_changed_alike_beside_anybody() -> None:

@@ -19,8 +19,8 @@ from fedgist.data.sources.cifar import CIFAR10, CIFAR100, CifarFiles
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
 from fedgist.data.sources.wisdm import WHERE as WISDM
+from fedgist.federation.data_section import Data
 from fedgist.federation.recipe import make
-from fedgist.federation.recipe_sections import Data
 from fedgist.options import options_of
 
 ROOT = Path(__file__).parents[2]

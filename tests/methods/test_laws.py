@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from fedgist.core.codistillation import Distillation
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import METHODS
 from fedgist.methods.fd import FD
+from fedgist.methods.merged_codist import MergedCodist
+from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, check_laws
 from fedgist.testing.example_methods import EXAMPLES
 
+TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
 EVERY_OPTION = {
     "repshare, every option": RepShare(
         m_up=2,
@@ -28,6 +32,10 @@ EVERY_OPTION = {
         wishes=True,
         shared_width=4,
         log_bound=True,
+    ),
+    "periodic_codist, due": PeriodicCodist(period=2, distillation=TWO_STAGES),
+    "merged_codist, every option": MergedCodist(
+        alpha=0.4, alpha_rounds=2, first_alpha=0.9, distillation=TWO_STAGES, mu=0.1
     ),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }

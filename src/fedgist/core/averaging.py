@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedgist.core.batch import Batch
+from fedgist.core.losses import proximal
 from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.parts import Part
@@ -96,6 +98,12 @@ class Averaging:
             return {}
         starts = ctx.task.starts
         return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
+
+
+def proximal_loss(mu: float, net: Net, batch: Batch, down: Weights, ctx: Context) -> Tensor:
+    """Return the task's loss and ``mu / 2 |w - w^t|^2`` (Li et al. 2020, FedProx, eq. 2)."""
+    task_loss = ctx.task.objective.loss(net(batch.x), batch)
+    return task_loss + mu * proximal(net.params, down.arrays) if mu else task_loss
 
 
 def moved(arrays: Mapping[str, Tensor], down: Weights) -> dict[str, Tensor]:

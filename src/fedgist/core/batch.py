@@ -43,5 +43,8 @@ class RowSet(Protocol):
     def __len__(self) -> int:
         """Return how many rows there are."""
 
-    def batch(self, rows: Tensor) -> Batch:
-        """Return the batches of clients: ``rows`` (clients, batch), -1 where there is none."""
+    def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
+        """Return the batches of clients: ``rows`` (clients, batch), -1 where there is none.
+
+        ``keys`` (clients,) draw the augmentation; without them there is none.
+        """

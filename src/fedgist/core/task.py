@@ -27,7 +27,8 @@ class Task:
     ``starts`` holds each architecture's common start. ``test_sets`` are the server's own rows, by
     name, on which its models are scored; a site has none of them. ``privacy`` says how releases are
     protected, if they are. ``annotations`` are what training rows are annotated with, by name, and
-    the least and the most of it.
+    the least and the most of it. ``public`` are rows that all may see, if there are any, and
+    ``public_labels`` says whether their labels may be seen as well.
     """
 
     input_shape: tuple[int, ...]
@@ -40,6 +41,8 @@ class Task:
     test_sets: Mapping[str, RowSet] = field(default_factory=dict, repr=False)
     privacy: Privacy | None = None
     annotations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    public: RowSet | None = field(default=None, repr=False)
+    public_labels: bool = False
 
 
 @tree

@@ -14,7 +14,7 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.data.partition_rules import Divided
 
-Augmentation = Literal["crop", "flip"]
+Augmentation = Literal["crop", "flip", "flip_vertical"]
 
 PARTITIONS: Registry[Callable[..., Divided]] = Registry(
     {

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgist.errors import RecipeError
+from fedgist.federation.data_section import Data
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.recipe_sections import GIVEN, Data, ModelSection, Partitioning
+from fedgist.federation.recipe_sections import ModelSection, Partitioning
+from fedgist.federation.section import GIVEN
 from fedgist.federation.world import Given
 
 ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read beside any data

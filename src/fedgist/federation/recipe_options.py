@@ -17,7 +17,8 @@ from fedgist.errors import RecipeError, shown
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
 from fedgist.federation.pools import check_pools
-from fedgist.federation.recipe_sections import GIVEN, Recipe
+from fedgist.federation.recipe_sections import Recipe
+from fedgist.federation.section import GIVEN
 from fedgist.federation.training_section import MOMENTUM
 from fedgist.options import check_options, options_of
 
@@ -60,10 +61,17 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]], aside: Collection[str]
         build_method(name, options, f"methods.{name}")
 
 
+def no_source() -> None:
+    """Take no options: public rows of the training set have none."""
+
+
 def _data(recipe: Recipe, changed: Collection[str]) -> Update:
     if recipe.data.name == GIVEN:
         return {}, []
     sections, notes = _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+    if (public := recipe.data.public) is not None:
+        source = SOURCES[public.name] if public.name else no_source
+        check_options(source, public.options, public.name or "it", "data.public", NO_OPTIONS)
     rows = recipe.data.train_rows
     if rows is not None and "data.name" in changed and "data.train_rows" not in changed:
         notes.append(f"data.train_rows = {rows} of the recipe is kept: only so many rows are used")

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
 from fedgist.core.metrics import CLASS_METRICS, OBJECTIVES
-from fedgist.data import PARTITIONS, Augmentation
-from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
+from fedgist.data import PARTITIONS
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError, RecipeError, one_of, shown
+from fedgist.errors import RecipeError, shown
+from fedgist.federation.data_section import Data
 from fedgist.federation.graph_section import GraphSection
 from fedgist.federation.privacy_section import PrivacySection
-from fedgist.federation.section import CLOSED, Device, Positive, Share
+from fedgist.federation.section import (
+    CLOSED,
+    GIVEN,
+    Device,
+    OpenSection,
+    Positive,
+    Share,
+    known,
+)
 from fedgist.federation.training_section import TrainSection
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
@@ -40,66 +48,10 @@ class _Section(BaseModel):
     model_config = CLOSED
 
 
-class _Open(BaseModel):
-    """A section with options of what it names (a source, a model, a method) as further keys."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further keys."""
-        return dict(self.model_extra or {})
-
-
-GIVEN = "given"  # recorded as the name of what was given as an object, in Python
-
-
-def _known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str) -> Any:
-    """Return the check of a name, or of its ``base``, the part of it that is looked up.
-
-    It is a known one, GIVEN or, with ``own``, ``package.module:own``.
-    """
-
-    def check(name: str) -> str:
-        if name == GIVEN or (own and ":" in name):
-            return name
-        try:
-            one_of(base(name), names, kind)
-        except InputError as error:
-            msg = f"{error} (or your own: 'package.module:{own}')" if own else str(error)
-            raise ValueError(msg) from error
-        return name
-
-    return AfterValidator(check)
-
-
-class Data(_Open):
-    """Which examples are used."""
-
-    name: Annotated[str, _known(SOURCES, "data set")] = DEFAULT_SOURCE
-    classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
-    normalize: Literal["pooled", "client", "none"] = "pooled"  # over whose training rows
-    # of each channel or column of numbers, or one for all; measured if not given
-    mean: tuple[float, ...] = ()
-    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    train_rows: Positive | None = None  # only this many training rows
-    draw: Literal["first", "random"] = "first"  # which: the first, or drawn from the run's seed
-    # share of each client's training rows that is held out
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    augment: tuple[Augmentation, ...] = ()
-
-    @model_validator(mode="after")
-    def _draws_some(self) -> Data:
-        if self.draw != "first" and self.train_rows is None:
-            msg = f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn"
-            raise ValueError(msg)
-        return self
-
-
-class Partitioning(_Open):
+class Partitioning(OpenSection):
     """Which client has which rows, and the options of that partition."""
 
-    name: Annotated[str, _known(PARTITIONS, "partition")] = "dirichlet"
+    name: Annotated[str, known(PARTITIONS, "partition")] = "dirichlet"
 
 
 class ClientsSection(_Section):
@@ -119,10 +71,10 @@ class ClientsSection(_Section):
     settings: dict[str, dict[str, object]] = {}
 
 
-class ModelSection(_Open):
+class ModelSection(OpenSection):
     """The clients' model."""
 
-    name: Annotated[str, _known(MODELS, "model", "factory")] = "mlp"
+    name: Annotated[str, known(MODELS, "model", "factory")] = "mlp"
     head: str | None = None  # name of the linear layer that is the head; the last one if not given
     weights: str | None = None  # a file whose arrays are the start, in place of random numbers
 
@@ -137,20 +89,20 @@ def _well_named(name: str) -> str:
     return name
 
 
-class MethodSection(_Open):
+class MethodSection(OpenSection):
     """Which method or variant of one, ``NAME@VARIANT``, and its hyper-parameters."""
 
     name: Annotated[
-        str, _known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
+        str, known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
     ] = DEFAULT_METHOD
 
 
 class ObjectiveSection(_Section):
     """The loss that models are trained on, and the metrics by which they are judged beside it."""
 
-    name: Annotated[str, _known(OBJECTIVES, "objective")] = "classes"
+    name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
     metrics: Annotated[
-        tuple[Annotated[str, _known(CLASS_METRICS, "metric")], ...], Field(min_length=1)
+        tuple[Annotated[str, known(CLASS_METRICS, "metric")], ...], Field(min_length=1)
     ] = tuple(CLASS_METRICS)
 
 

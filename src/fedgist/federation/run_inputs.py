@@ -36,9 +36,11 @@ def of_world(world: World) -> dict[str, str]:
     }
     values = [data.scale, data.mean, data.std, data.classes]
     examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
+    public = {} if world.public is None else {"x": world.public.x, "y": world.public.y}
     return of_server(world.server) | {
         "the data": of_text(f"{examples} {of_arrays(arrays)} {values}"),
         "the clients' rows": of_arrays(rows),
+        **({"the public data": of_arrays(public)} if public else {}),
     }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from fedgist.errors import InputError, one_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -20,3 +23,36 @@ def _device(name: str) -> str:
 
 Device = Annotated[str, AfterValidator(_device)]  # whether there is one, the run finds out
 CLOSED = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # no keys but the fields
+
+
+class OpenSection(BaseModel):
+    """A section with options of what it names (a source, a model, a method) as further keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})
+
+
+GIVEN = "given"  # recorded as the name of what was given as an object, in Python
+
+
+def known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str) -> Any:
+    """Return the check of a name, or of its ``base``, the part of it that is looked up.
+
+    It is a known one, GIVEN or, with ``own``, ``package.module:own``.
+    """
+
+    def check(name: str) -> str:
+        if name == GIVEN or (own and ":" in name):
+            return name
+        try:
+            one_of(base(name), names, kind)
+        except InputError as error:
+            msg = f"{error} (or your own: 'package.module:{own}')" if own else str(error)
+            raise ValueError(msg) from error
+        return name
+
+    return AfterValidator(check)

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.core.optimizer import OptimizerName
+from fedgist.core.optimizer import Optimizer, OptimizerName
 from fedgist.core.schedules import Schedule, ScheduleName
-from fedgist.core.training import Life, Precision, Sampling
+from fedgist.core.training import Life, Precision, Sampling, Training
+from fedgist.errors import RecipeError
 from fedgist.federation.section import CLOSED, Positive, Share
 
 MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
@@ -91,3 +92,36 @@ class TrainSection(BaseModel):
         if isinstance(raw, Mapping) and raw.get("optimizer") == "adamw":
             return {"weight_decay": ADAMW_DECAY, **raw}
         return raw
+
+
+def training_of(t: TrainSection) -> Training:
+    """Return what a recipe says about training.
+
+    Raises
+    ------
+    RecipeError
+        If a warm-up is as long as the run.
+    """
+    if t.lr_schedule.warmup_rounds >= t.num_rounds:
+        msg = f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "
+        msg += f"train.num_rounds = {t.num_rounds}"
+        raise RecipeError(msg)
+    return Training(
+        t.num_rounds,
+        t.fraction_train,
+        t.local_epochs,
+        t.batch_size,
+        Optimizer(
+            t.optimizer,
+            lr=t.lr,
+            momentum=MOMENTUM if t.momentum is None else t.momentum,
+            weight_decay=t.weight_decay,
+        ),
+        t.lr_schedule.schedule(),
+        t.clip_norm,
+        balanced=t.class_weights == "balanced",
+        smoothing=t.label_smoothing,
+        precision=t.precision,
+        sampling=t.sampling,
+        memory=t.optimizer_memory,
+    )

@@ -14,16 +14,15 @@ import torch
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
-from fedgist.core.method import ClientInfo, Context, Method, Settings, Task, Training
+from fedgist.core.method import ClientInfo, Context, Method, Settings, Task
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.training import Pool
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
-from fedgist.data.sources.in_memory import labelled_like
+from fedgist.data.sources.in_memory import examples_like, labelled_like
 from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
@@ -48,10 +47,11 @@ from fedgist.federation.pools import (
     task_pools,
 )
 from fedgist.federation.private_run import private_task
+from fedgist.federation.public_data import Public, set_aside
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import Hears, Online, ServerSide
-from fedgist.federation.training_section import MOMENTUM
+from fedgist.federation.training_section import training_of
 
 TestSets = Mapping[str, tuple[object, object]]
 
@@ -66,6 +66,7 @@ class Given:
     groups: Mapping[str, Group] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server: x and y by name
+    public: object | None = None  # rows that all may see
     root: Path | None = None  # where data sets are
 
 
@@ -78,6 +79,7 @@ class World:
     partition: Partition
     population: Population
     settings: Mapping[int, Settings] = field(default_factory=dict)  # of clients that have their own
+    public: Public | None = None
 
 
 def make_world(recipe: Recipe, given: Given | None = None) -> World:
@@ -91,7 +93,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     """
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
     root = random.key(recipe.seed)
-    data = read_data(recipe, given.data, given.root)
+    data, public = _data(recipe, given)
     recipe = _with_clients(recipe, data, given)
     key = random.fold(root, "partition")
     parts = divide(recipe, data, given.clients, given.clients_test, key)
@@ -106,6 +108,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         sets = _test_sets(recipe, data, given, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
         task = replace(task, training=replace(task.training, pools=pools))
+        task = task if public is None else _with_public(task, public, on_train, recipe)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
@@ -116,7 +119,19 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     side = ServerSide(recipe, method, task, clients, online, *about)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
-    return World(side, data, parts, _as_seen(population, recipe, data, parts), settings)
+    return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
+
+
+def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None]:
+    """Return the examples, and the rows that all may see."""
+    data = read_data(recipe, given.data, given.root)
+    own = None if given.public is None else examples_like(data, given.public, "public")
+    return set_aside(recipe, data, given.root, own, listed=given.clients is not None)
+
+
+def _with_public(task: Task, public: Public, on_train: Examples, recipe: Recipe) -> Task:
+    rows = public.seen(on_train, recipe.data.public)
+    return replace(task, public=rows, public_labels=public.labelled)
 
 
 def _clients(
@@ -194,47 +209,13 @@ def _task(
         num_clients,
         architectures,
         starts,
-        training_of(recipe),
+        training_of(recipe.train),
         objective,
         test_sets,
         annotations={
             name: (float(values.min()), float(values.max()))
             for name, values in data.annotations.items()
         },
-    )
-
-
-def training_of(recipe: Recipe) -> Training:
-    """Return what a recipe says about training.
-
-    Raises
-    ------
-    RecipeError
-        If a warm-up is as long as the run.
-    """
-    t = recipe.train
-    if t.lr_schedule.warmup_rounds >= t.num_rounds:
-        msg = f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "
-        msg += f"train.num_rounds = {t.num_rounds}"
-        raise RecipeError(msg)
-    return Training(
-        t.num_rounds,
-        t.fraction_train,
-        t.local_epochs,
-        t.batch_size,
-        Optimizer(
-            t.optimizer,
-            lr=t.lr,
-            momentum=MOMENTUM if t.momentum is None else t.momentum,
-            weight_decay=t.weight_decay,
-        ),
-        t.lr_schedule.schedule(),
-        t.clip_norm,
-        balanced=t.class_weights == "balanced",
-        smoothing=t.label_smoothing,
-        precision=t.precision,
-        sampling=t.sampling,
-        memory=t.optimizer_memory,
     )
 
 

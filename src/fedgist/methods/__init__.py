@@ -30,6 +30,8 @@ METHODS: Registry[type[Method]] = Registry(
         "repshare": "fedgist.methods.repshare:RepShare",
         "fedbabu": "fedgist.methods.fedbabu:FedBABU",
         "feddbe": "fedgist.methods.feddbe:FedDBE",
+        "periodic_codist": "fedgist.methods.periodic_codist:PeriodicCodist",
+        "merged_codist": "fedgist.methods.merged_codist:MergedCodist",
         "fedlog": "fedgist.methods.fedlog:FedLog",
         "fedlog_c": "fedgist.methods.fedlog_c:FedLogC",
     }

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgist.core.averaging import Averaging, Weights
+from fedgist.core.averaging import Averaging, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative
-from fedgist.core.losses import proximal
 from fedgist.core.method import Batch, Context, Exchange, Method, Net, Nothing, Part
 
 
@@ -28,5 +27,4 @@ class FedProx(Method):
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return ``F_k(w) + mu / 2 |w - w^t|^2`` (eq. 2)."""
-        task_loss = ctx.task.objective.loss(net(batch.x), batch)
-        return task_loss + self.mu * proximal(net.params, down.arrays)
+        return proximal_loss(self.mu, net, batch, down, ctx)

@@ -44,6 +44,7 @@ def run(
     | None = None,
     method: Method | None = None,
     test_sets: Mapping[str, tuple[object, object]] | None = None,
+    public: object | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -76,6 +77,9 @@ def run(
         class and its fields.
     test_sets
         Further test sets of the server's own, ``{"rare": (x, y)}``: its models are scored on each.
+    public
+        Rows without labels that server and clients may all see, in the form of ``x``: for methods
+        that learn from each other's predictions on them.
     out
         The run directory; without one, nothing is written.
     resume, overwrite
@@ -116,12 +120,11 @@ def run(
         groups=groups_of(model, rows, own_start=asked.clients.init == "own"),
         method=method,
         test_sets=named_sets(test_sets),
+        public=public,
         root=path_of(data_root, "data_root"),
     )
-    if recipe is not None:
-        asked = with_given(asked, given, recipe if isinstance(recipe, Mapping) else None)
-    else:
-        asked = with_given(asked, given, {})
+    stated = {} if recipe is None else recipe if isinstance(recipe, Mapping) else None
+    asked = with_given(asked, given, stated)
     with watching(progress, callback, observer, _notes(asked, given, folder)) as watcher:
         done = runner.run(
             asked,

@@ -72,6 +72,7 @@ def world(
     if not raw["clients"]["architectures"]:
         raw["model"] = {"name": "mlp", "hidden": [5]}
     objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
+    objects["public"] = blobs(seed=1).x
     objects["clients_test"] = list(torch.split(torch.arange(TEST_ROWS), TEST_ROWS // len(SIZES)))
     if isinstance(method, str):
         raw["method"] = {"name": method, **options}

@@ -1,0 +1,51 @@
+"""The section of a recipe about its examples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedgist.data import Augmentation
+from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
+from fedgist.federation.section import OpenSection, Positive, known
+
+
+class PublicSection(OpenSection):
+    """Rows that server and sites may all see: so many training rows, or those of another source."""
+
+    name: Annotated[str, known(SOURCES, "data set")] | None = None
+    rows: Positive | None = None  # drawn from the run's seed; of another source all if not given
+    labelled: bool = False  # whether methods see their labels, which the data must have
+    augment: tuple[Augmentation, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> PublicSection:
+        if self.name is not None and self.labelled:
+            msg = f"the labels of {self.name} are not those of the task: labelled needs rows alone"
+            raise ValueError(msg)
+        return self
+
+
+class Data(OpenSection):
+    """Which examples are used."""
+
+    name: Annotated[str, known(SOURCES, "data set")] = DEFAULT_SOURCE
+    classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
+    normalize: Literal["pooled", "client", "none"] = "pooled"  # over whose training rows
+    # of each channel or column of numbers, or one for all; measured if not given
+    mean: tuple[float, ...] = ()
+    std: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    train_rows: Positive | None = None  # only this many training rows
+    draw: Literal["first", "random"] = "first"  # which: the first, or drawn from the run's seed
+    # share of each client's training rows that is held out
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    augment: tuple[Augmentation, ...] = ()
+    public: PublicSection | None = None  # rows that all may see
+
+    @model_validator(mode="after")
+    def _draws_some(self) -> Data:
+        if self.draw != "first" and self.train_rows is None:
+            msg = f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn"
+            raise ValueError(msg)
+        return self

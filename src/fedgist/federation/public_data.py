@@ -1,0 +1,115 @@
+"""Public data: rows that server and sites may all see, mostly without labels.
+
+They are held out of the training set, come from another source, or were given as an array. Models
+see them as they see training rows: by the training set's moments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.data.dataset import Dataset
+from fedgist.data.examples import Examples
+from fedgist.data.sources.loading import load
+from fedgist.data.sources.unlabelled import fitted
+from fedgist.errors import RecipeError
+from fedgist.federation.data_section import PublicSection
+from fedgist.federation.recipe import Recipe
+
+NO_LABEL = 0  # stands where labels are not known; nothing reads it
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Public rows as the data set holds its own: ``x`` ``(rows, *shape)``, and ``y`` (rows,)."""
+
+    x: Tensor
+    y: Tensor
+    labelled: bool = False
+
+    def seen(self, examples: Examples, section: PublicSection | None) -> Examples:
+        """Return the rows as models see them: like those training ``examples``, on their device."""
+        augment = section.augment if section else ()
+        x, y = self.x.to(examples.x.device), self.y.to(examples.x.device)
+        return replace(examples, x=x, y=y, augment=augment, owner=None, annotations={})
+
+
+def set_aside(
+    recipe: Recipe,
+    data: Dataset,
+    root: Path | None,
+    own: Tensor | None = None,
+    *,
+    listed: bool = False,
+) -> tuple[Dataset, Public | None]:
+    """Return the data that are left for clients, and the public rows, if there are any.
+
+    Parameters
+    ----------
+    own
+        Public rows that a user gave, in the form of ``data.x``.
+    listed
+        Whether clients' rows are given by their numbers, so that no row may be taken out.
+
+    Raises
+    ------
+    InputError
+        If the rows cannot be had, or do not have the form of the data.
+    """
+    section = recipe.data.public
+    if own is not None:
+        _check_given(section)
+        return data, _unlabelled(own)
+    if section is None:
+        return data, None
+    if recipe.data.normalize == "client" and not recipe.data.mean:
+        msg = "data.public belongs to no client, and data.normalize = 'client' has moments of "
+        raise RecipeError(msg + "clients only: state data.mean and data.std")
+    if section.name is not None:
+        return data, _of_source(recipe, section, data, root)
+    if section.rows is None:
+        msg = "data.public: say which rows, rows = 1000 of the training set or name = another data "
+        raise RecipeError(msg + "set")
+    if listed:
+        msg = "data.public.rows are taken out of the training rows, which clients= numbers: give "
+        raise RecipeError(msg + "public= instead")
+    if section.rows >= len(data.y):
+        msg = f"data.public.rows = {section.rows}: there are {len(data.y)} training rows, and "
+        raise RecipeError(msg + "clients need some")
+    chosen = torch.tensor(_drawn(recipe, len(data.y), section.rows))
+    rest = torch.ones(len(data.y), dtype=torch.bool)
+    rest[chosen] = False
+    x, y = data.x[chosen], data.y[chosen]
+    public = Public(x, y, labelled=True) if section.labelled else _unlabelled(x)
+    return data.only(rest.nonzero().squeeze(1)), public
+
+
+def _check_given(section: PublicSection | None) -> None:
+    if section is not None and (section.name is not None or section.rows is not None):
+        msg = "data.public names rows, and public= gives others: give one"
+        raise RecipeError(msg)
+
+
+def _unlabelled(x: Tensor) -> Public:
+    return Public(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64))
+
+
+def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
+    assert section.name is not None  # the caller's
+    other = load(section.name, root=root, seed=recipe.seed, **section.options)
+    x = fitted(other.x, f"data.public: {section.name}", data)
+    if section.rows is None:
+        return _unlabelled(x)
+    if section.rows > len(x):
+        msg = f"data.public.rows = {section.rows}: {section.name} has {len(x)} training rows"
+        raise RecipeError(msg)
+    return _unlabelled(x[_drawn(recipe, len(x), section.rows)])
+
+
+def _drawn(recipe: Recipe, count: int, size: int) -> list[int]:
+    return random.choice(random.key(recipe.seed, "public"), count, size)

@@ -1,0 +1,166 @@
+"""MergedCodist: in every round, pools step along what clients moved and what a teacher would.
+
+Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
+codistillation", algorithm 2. See docs/methods/merged_codist.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core import codistillation
+from fedgist.core.averaging import Weights, proximal_loss
+from fedgist.core.bounds import NonNegative, NonNegativeInt, Share
+from fedgist.core.codistillation import STAGE, Distillation, Students
+from fedgist.core.method import (
+    Batch,
+    Context,
+    Method,
+    Net,
+    Nothing,
+    Order,
+    Part,
+    Replies,
+    Task,
+)
+from fedgist.core.server_optimizer import ServerOptimizer
+from fedgist.core.server_steps import ServerSteps, Stepped, Update, norm
+from fedgist.core.tree import tree
+
+
+@tree
+class Server:
+    """Server state: the pools' models and moments, what clients came to, and the students.
+
+    ``grads`` and ``buffers`` are those of this round's clients by pool, and ``answered`` is 1 where
+    there were any, ().
+    """
+
+    pools: Stepped
+    grads: dict[str, dict[str, Tensor]]
+    buffers: dict[str, dict[str, Tensor]]
+    answered: dict[str, Tensor]
+    students: Students
+
+
+@dataclass(frozen=True)
+class MergedCodist(Method):
+    """Merged codistillation, with as many steps a round as in the paper.
+
+    ``alpha`` is the weight of what clients moved, 1 - ``alpha`` that of the distillation. In the
+    first ``alpha_rounds`` rounds it moves evenly from ``first_alpha`` to ``alpha``. Where it is 1
+    nothing is distilled: the method is FedAdam. ``server`` and ``mu`` are FedAdam's.
+    """
+
+    alpha: Share = 0.5
+    first_alpha: Share = 1.0
+    alpha_rounds: NonNegativeInt = 0
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    distillation: Distillation = field(default_factory=lambda: Distillation(steps=32))
+    mu: NonNegative = 0.0
+
+    keeps: ClassVar[Part] = "none"
+
+    @property
+    def exchange(self) -> ServerSteps:
+        """Weights up and down; the server steps along their mean update."""
+        return ServerSteps(self.server)
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless there are pools, and public data."""
+        self.distillation.check(task)
+
+    def alpha_of(self, number: int) -> float:
+        """Return alpha in round ``number``."""
+        left = max(0.0, 1.0 - (number - 1) / self.alpha_rounds) if self.alpha_rounds else 0.0
+        return self.alpha + (self.first_alpha - self.alpha) * left
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Return ``"train"`` and, where alpha is below 1, the stages of a distillation."""
+        distills = ctx.round > 0 and self.alpha_of(ctx.round) < 1.0
+        return super().stages(ctx) + (self.distillation.stages() if distills else ())
+
+    def init_server(self, ctx: Context) -> Server:
+        """Return the common starts, and gradients of zeros."""
+        pools, zero = self.exchange.init_server(ctx), torch.zeros((), device=ctx.key.device)
+        starts = ctx.task.starts.items()
+        return Server(
+            pools,
+            {name: {n: torch.zeros_like(p) for n, p in net.params.items()} for name, net in starts},
+            {name: dict(net.buffers) for name, net in starts},
+            dict.fromkeys(ctx.task.starts, zero),
+            codistillation.begin(pools.averages.weights, ctx),
+        )
+
+    def orders(
+        self, server: Server, selected: Sequence[Order], ctx: Context
+    ) -> Sequence[Order] | None:
+        """Return all that were selected; a distillation is the server's own work."""
+        return None if ctx.stage.startswith(STAGE) else selected
+
+    def download(self, server: Server, order: Order, ctx: Context) -> Weights:
+        """Return the weights of the pool."""
+        return self.exchange.download(server.pools, order, ctx)
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
+        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
+        return proximal_loss(self.mu, net, batch, down, ctx)
+
+    def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Take what clients came to (line 3), or go on with the distillation (lines 4 to 9)."""
+        if not ctx.stage.startswith(STAGE):
+            return self._heard(server, replies, ctx)
+        frozen, students, stages = server.pools.averages.weights, server.students, self.stages(ctx)
+        if ctx.stage == stages[1]:
+            students = codistillation.begin(frozen, ctx)  # lines 4 and 5
+        if any(bool(flag) for flag in server.answered.values()):  # else there is nothing to merge
+            students = codistillation.learn(students, frozen, self.distillation, ctx)  # line 6
+        server = replace(server, students=students)
+        return self._merged(server, ctx) if ctx.stage == stages[-1] else server
+
+    def _heard(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Keep the gradients of pools that answered; if nothing is distilled, step along them."""
+        if len(self.stages(ctx)) == 1:
+            return replace(server, pools=self.exchange.server_update(server.pools, replies, ctx))
+        found = self.exchange.updates(server.pools, replies, ctx)
+        one = torch.ones((), device=ctx.key.device)
+        return replace(
+            server,
+            grads=server.grads | {name: update.grads for name, update in found.items()},
+            buffers=server.buffers | {name: update.buffers for name, update in found.items()},
+            answered=server.answered | dict.fromkeys(found, one),
+        )
+
+    def _merged(self, server: Server, ctx: Context) -> Server:
+        """Step along g and delta, as long as g is (lines 7 to 9); a silent pool stays as it is."""
+        pools, alpha = server.pools, self.alpha_of(ctx.round)
+        for name in (name for name, flag in server.answered.items() if bool(flag)):
+            old, student = pools.averages.weights[name].arrays, server.students.weights[name].arrays
+            g = server.grads[name]
+            merged = merge(g, {n: old[n] - student[n] for n in g}, alpha)
+            pools = self.exchange.step(pools, name, Update(merged, server.buffers[name]), ctx)
+        silent = dict.fromkeys(server.answered, torch.zeros((), device=ctx.key.device))
+        return replace(server, pools=pools, answered=silent)
+
+    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
+        """Return the model of each pool."""
+        return self.exchange.models(server.pools, ctx)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """Return the server's learning rates, alpha and, if distilled, the students' losses."""
+        losses = server.students.mean_losses() if len(self.stages(ctx)) > 1 else {}
+        rates = self.exchange.rates(ctx) | {"alpha": self.alpha_of(max(ctx.round, 1))}
+        return rates | {f"distillation/{name}": value for name, value in losses.items()}
+
+
+def merge(g: Mapping[str, Tensor], delta: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """Return ``alpha g + (1 - alpha) delta |g| / |delta|`` (line 8); ``alpha g`` if delta is 0."""
+    long = norm(delta)
+    scale = torch.where(long > 0, norm(g) / long.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    factor = ((1.0 - alpha) * scale).to(next(iter(g.values())).dtype)
+    return {name: alpha * g[name] + factor * delta[name] for name in g}

@@ -1,0 +1,111 @@
+"""PeriodicCodist: pools learn apart, and every so many rounds from each other's predictions.
+
+Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
+codistillation", algorithm 1. See docs/methods/periodic_codist.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedgist.core import codistillation
+from fedgist.core.averaging import Weights, proximal_loss
+from fedgist.core.bounds import NonNegative, PositiveInt
+from fedgist.core.codistillation import STAGE, Distillation, Students
+from fedgist.core.method import (
+    Batch,
+    Context,
+    Method,
+    Net,
+    Nothing,
+    Order,
+    Part,
+    Replies,
+    Task,
+)
+from fedgist.core.server_optimizer import ServerOptimizer
+from fedgist.core.server_steps import ServerSteps, Stepped
+from fedgist.core.tree import tree
+
+
+@tree
+class Server:
+    """Server state: the pools' models and moments, and the students of a distillation."""
+
+    pools: Stepped
+    students: Students
+
+
+@dataclass(frozen=True)
+class PeriodicCodist(Method):
+    """Periodic codistillation, by default as often and as long as in the paper.
+
+    ``server`` steps in each pool, as in FedAdam; every ``period`` rounds students are distilled and
+    take the models' places, and the server's optimizers forget. ``mu`` is FedProx's.
+    """
+
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    distillation: Distillation = field(default_factory=lambda: Distillation(steps=200))
+    period: PositiveInt = 200
+    mu: NonNegative = 0.0
+
+    keeps: ClassVar[Part] = "none"
+
+    @property
+    def exchange(self) -> ServerSteps:
+        """Weights up and down; the server steps along their mean update."""
+        return ServerSteps(self.server)
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless there are pools, and public data."""
+        self.distillation.check(task)
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Return ``"train"`` and, when it is due, the stages of a distillation (line 4)."""
+        due = ctx.round > 0 and ctx.round % self.period == 0
+        return super().stages(ctx) + (self.distillation.stages() if due else ())
+
+    def init_server(self, ctx: Context) -> Server:
+        """Return the common starts."""
+        pools = self.exchange.init_server(ctx)
+        return Server(pools, codistillation.begin(pools.averages.weights, ctx))
+
+    def orders(
+        self, server: Server, selected: Sequence[Order], ctx: Context
+    ) -> Sequence[Order] | None:
+        """Return all that were selected; a distillation is the server's own work."""
+        return None if ctx.stage.startswith(STAGE) else selected
+
+    def download(self, server: Server, order: Order, ctx: Context) -> Weights:
+        """Return the weights of the pool."""
+        return self.exchange.download(server.pools, order, ctx)
+
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
+        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
+        return proximal_loss(self.mu, net, batch, down, ctx)
+
+    def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Step in each pool (line 3), or go on with the distillation (lines 5 to 8)."""
+        if not ctx.stage.startswith(STAGE):
+            pools = self.exchange.server_update(server.pools, replies, ctx)
+            return Server(pools, server.students)
+        frozen, students, stages = server.pools.averages.weights, server.students, self.stages(ctx)
+        if ctx.stage == stages[1]:
+            students = codistillation.begin(frozen, ctx)  # lines 5 and 6
+        students = codistillation.learn(students, frozen, self.distillation, ctx)  # line 7
+        if ctx.stage != stages[-1]:
+            return Server(server.pools, students)
+        return Server(self.exchange.replaced(server.pools, students.weights, ctx), students)
+
+    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
+        """Return the model of each pool."""
+        return self.exchange.models(server.pools, ctx)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """Return the server's learning rates and, after a distillation, the students' losses."""
+        losses = server.students.mean_losses() if len(self.stages(ctx)) > 1 else {}
+        return self.exchange.rates(ctx) | {f"distillation/{n}": v for n, v in losses.items()}

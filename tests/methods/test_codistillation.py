@@ -1,0 +1,329 @@
+"""Codistillation against plain torch modules: targets, frozen teachers, merged steps, resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedgist
+from fedgist.core import codistillation, random
+from fedgist.core.codistillation import Distillation
+from fedgist.core.method import Context
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import InputError, RecipeError
+from fedgist.federation.recipe import make
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World, make_world
+from fedgist.methods.merged_codist import MergedCodist, merge
+from fedgist.methods.periodic_codist import PeriodicCodist
+from fedgist.testing.small_worlds import SIZES, blobs, federation, trace, world
+
+HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}
+MEMBERS = {"small": None, "large": [1, 3, 4], "other": [0, 2]}
+PUBLIC = len(blobs(seed=1).x)
+PLAN = Plan(2)
+
+
+def pooled(
+    method: str, *, pools: Sequence[str] = ("small", "large"), given: Any = None, **options: Any
+) -> World:
+    tables: dict[str, dict[str, object]] = {n: {"model": "mlp", "hidden": HIDDEN[n]} for n in pools}
+    for name, members in MEMBERS.items():
+        if name in pools and members:
+            tables[name]["clients"] = members
+    sections = {"clients": {"num_clients": len(SIZES), "pools": tables}, "model": None}
+    train = {"num_rounds": options.pop("rounds", 4)}
+    return world(method, given=given, options=options, train=train, **sections)
+
+
+def module(name: str, arrays: Mapping[str, Tensor]) -> nn.Module:
+    """Return a pool's model as a plain module."""
+    widths = [6, *HIDDEN[name]]
+    layers: list[nn.Module] = []
+    for i in range(len(widths) - 1):
+        layers += [nn.Linear(widths[i], widths[i + 1]), nn.ReLU()]
+    plain = nn.Sequential(*layers, nn.Linear(widths[-1], 3))
+    values = dict(zip(plain.state_dict(), arrays.values(), strict=True))
+    plain.load_state_dict({name: value.clone() for name, value in values.items()})
+    return plain
+
+
+def seen() -> Tensor:
+    """Return the public rows as models see them."""
+    return (blobs(seed=1).x - 0.5) / 2.0
+
+
+def distilled(
+    weights: Mapping[str, Mapping[str, Tensor]],
+    steps: int,
+    temperature: float = 1.0,
+    r: float = 0.0,
+    *,
+    frozen: bool = True,
+) -> dict[str, list[Tensor]]:
+    """Return the parameters of each student after full-batch steps, by plain modules.
+
+    With ``frozen`` false, a student learns from the others as they are when its turn comes.
+    """
+    first = {name: module(name, arrays) for name, arrays in weights.items()}
+    students = {name: module(name, arrays) for name, arrays in weights.items()}
+    out = {}
+    for name, student in students.items():
+        optimizer = torch.optim.Adam(student.parameters(), lr=0.02)
+        teachers = first if frozen else students
+        for _ in range(steps):
+            soft = [
+                torch.softmax(teachers[other](seen()) / temperature, 1).detach()
+                for other in students
+                if other != name
+            ]
+            own = torch.softmax(first[name](seen()), 1).detach()
+            target = (1 - r) * sum(soft) / len(soft) + r * own
+            log_q = torch.log_softmax(student(seen()), 1)
+            loss = (target * (target.log() - log_q)).sum(1).mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+        out[name] = [p.detach() for p in student.parameters()]
+    return out
+
+
+def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
+    found = fed.server.pools.averages.weights
+    return {name: {n: a.clone() for n, a in w.arrays.items()} for name, w in found.items()}
+
+
+@pytest.mark.parametrize("pools", [("small", "large"), ("small", "large", "other")])
+def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -> None:
+    # rejects: the second student taught by the first's result; a mean that holds the student itself
+    options = {"steps": 30, "batch_size": PUBLIC, "lr": 0.02, "final_factor": 1.0}
+    options |= {"temperature": 0.5, "regularization": 0.2}
+    small_world = pooled("periodic_codist", pools=pools, period=2, distillation=options)
+    fed = federation(small_world, PLAN)
+    fed.advance()
+    before = trace(pooled("fedadam", pools=pools), PLAN, rounds=2).state
+    line, _ = fed.advance()
+    fed.engine.close()
+    weights = {
+        pool: {
+            name: before[f"server/averages/weights/{pool}/arrays/{name}"]
+            for name in weights_of(fed)[pool]
+        }
+        for pool in pools
+    }
+    expected, one_by_one = (distilled(weights, 30, 0.5, 0.2, frozen=f) for f in (True, False))
+    for pool, arrays in weights_of(fed).items():
+        for array, right, wrong in zip(
+            arrays.values(), expected[pool], one_by_one[pool], strict=True
+        ):
+            torch.testing.assert_close(array, right, atol=2e-4, rtol=1e-3)
+            assert pool == "small" or not torch.allclose(array, wrong, atol=2e-4, rtol=1e-3)
+        assert line[f"server/distillation/{pool}"] > 0
+
+
+def test_moments_are_forgotten_after_a_distillation() -> None:
+    small_world = pooled("periodic_codist", period=2, distillation={"steps": 2, "batch_size": 4})
+    fed = federation(small_world, PLAN)
+    fed.advance()
+    assert all(float(m.count) == 1 for m in fed.server.pools.moments.values())
+    fed.advance()
+    for moments in fed.server.pools.moments.values():
+        assert float(moments.count) == 0
+        assert not any(bool(m.any()) for m in moments.first.values())
+    fed.engine.close()
+
+
+@pytest.mark.parametrize("method", ["merged_codist", "periodic_codist"])
+def test_without_a_distillation_it_is_fedadam_bit_for_bit(method: str) -> None:
+    options = {"alpha": 1.0} if method == "merged_codist" else {"period": 100}
+    ours = trace(pooled(method, **options), PLAN).state
+    fedadam = trace(pooled("fedadam"), PLAN).state
+    for name, array in fedadam.items():
+        if name.startswith("server/"):
+            assert torch.equal(array, ours[name.replace("server/", "server/pools/", 1)])
+
+
+def test_merged_steps_are_along_both_directions() -> None:
+    # rejects: delta of another sign, or not as long as g
+    options = {"steps": 3, "batch_size": PUBLIC, "lr": 0.02, "final_factor": 1.0}
+    server = {"rule": "sgd", "lr": 0.7}
+    fed = federation(pooled("merged_codist", alpha=0.3, server=server, distillation=options), PLAN)
+    start = weights_of(fed)
+    mean = trace(pooled("fedavg"), PLAN, rounds=1).state
+    fed.advance()
+    fed.engine.close()
+    students = distilled(start, 3)
+    for pool, old in start.items():
+        g = [w - mean[f"server/weights/{pool}/arrays/{n}"] for n, w in old.items()]
+        delta = [w - s for w, s in zip(old.values(), students[pool], strict=True)]
+        long, as_long = (torch.cat([a.flatten() for a in arrays]).norm() for arrays in (g, delta))
+        for w, gi, di, now in zip(
+            old.values(), g, delta, weights_of(fed)[pool].values(), strict=True
+        ):
+            step = 0.3 * gi + 0.7 * di * long / as_long
+            torch.testing.assert_close(now, w - 0.7 * step, atol=1e-4, rtol=1e-3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(alpha=st.floats(0, 1), g=st.floats(0, 1e6), delta=st.floats(0, 1e6))
+def test_merging_is_finite_and_as_long_as_the_clients_step_at_most(
+    alpha: float, g: float, delta: float
+) -> None:
+    directions = ({"w": g * torch.tensor([0.6, 0.8])}, {"w": delta * torch.tensor([-0.8, 0.6])})
+    merged = merge(*directions, alpha)["w"]
+    assert torch.isfinite(merged).all()
+    assert float(merged.norm()) <= g * (1 + 1e-5)
+
+
+def test_alpha_moves_evenly() -> None:
+    method = MergedCodist(alpha=0.4, first_alpha=1.0, alpha_rounds=3)
+    assert [method.alpha_of(r) for r in (1, 2, 3, 4, 9)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.4])
+    assert [len(method.stages(context(number))) for number in (1, 2)] == [1, 3]
+
+
+def context(number: int) -> Context:
+    return Context(random.key(0), pooled("fedadam").server.task, number, "train")
+
+
+@pytest.mark.parametrize("method", ["merged_codist", "periodic_codist"])
+def test_rounds_without_clients_do_no_harm(method: str) -> None:
+    options: dict[str, Any] = {"distillation": {"steps": 2, "batch_size": 4}}
+    options |= {"period": 2} if method == "periodic_codist" else {}
+    fed = federation(pooled(method, **options), PLAN)
+    fed.advance()
+    before = weights_of(fed)
+    fed.side = replace(fed.side, online=lambda _: [])
+    line, _ = fed.advance()
+    moved = {name: not torch.equal(a, before["small"][name]) for name, a in small(fed).items()}
+    # a distillation that is due needs no client; a merged step needs a direction
+    assert all(moved.values()) == any(moved.values()) == (method == "periodic_codist")
+    assert line["clients/asked"] == 0
+    fed.side = replace(fed.side, online=lambda _: list(fed.side.clients[:1]))
+    fed.advance()  # the large pool is silent
+    fed.engine.close()
+    assert all(bool(torch.isfinite(a).all()) for a in fed.checkpoint().server.values())
+
+
+def small(fed: Federation) -> dict[str, Tensor]:
+    return weights_of(fed)["small"]
+
+
+def test_a_gradient_of_zeros_moves_nothing() -> None:
+    small_world = pooled("merged_codist", alpha=0.5, distillation={"steps": 2, "batch_size": 4})
+    silent = replace(small_world.server.task.training.optimizer, lr=0.0)
+    training = replace(small_world.server.task.training, optimizer=silent)
+    task = replace(small_world.server.task, training=training)
+    fed = federation(replace(small_world, server=replace(small_world.server, task=task)), PLAN)
+    before = weights_of(fed)
+    fed.advance()
+    fed.engine.close()
+    for pool, arrays in weights_of(fed).items():
+        for name, array in arrays.items():
+            torch.testing.assert_close(array, before[pool][name], atol=2e-6, rtol=1e-5)
+
+
+def test_labels_are_mixed_into_the_target_where_there_are_some() -> None:
+    d = Distillation(1, labels=0.25)
+    logits = {"a": torch.tensor([[0.0, 0.0, 0.0]]), "b": torch.tensor([[2.0, 0.0, -1.0]])}
+    truth = torch.tensor([[0.0, 1.0, 0.0]])
+    expected = 0.75 * torch.softmax(logits["b"], 1) + 0.25 * truth
+    torch.testing.assert_close(d.target("a", logits, truth), expected)
+    torch.testing.assert_close(d.target("a", logits, None), torch.softmax(logits["b"], 1))
+
+
+@pytest.mark.parametrize("parameter", [1, 2, 5])
+def test_shares_of_mixed_rows_are_of_a_beta_distribution(parameter: int) -> None:
+    draws = codistillation._beta(random.key(3), 4000, parameter).numpy()
+    assert scipy.stats.kstest(draws, scipy.stats.beta(parameter, parameter).cdf).pvalue > 0.01
+    assert np.unique(draws).size > 3900
+
+
+@pytest.mark.slow
+def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
+    pools = {
+        "small": {"model": "mlp", "hidden": [16]},
+        "large": {"model": "mlp", "hidden": [128, 64], "clients": [0, 1]},
+    }
+    fast = {"lr": 0.01, "bias_correction": True, "beta2": 0.999, "eps": 1e-5, "final_factor": 0.0}
+
+    def accuracy(name: str, **options: object) -> float:
+        recipe = {
+            "data": {"public": {"rows": 800}},
+            "partition": {"name": "iid"},
+            "clients": {"num_clients": 40, "pools": pools},
+            "train": {"num_rounds": 40, "optimizer": "sgd", "lr": 0.1, "batch_size": 20},
+            "evaluate": {"on": "global", "every": 40},
+            "method": {"name": name, "server": fast, **options},
+            "engine": {
+                "workers": 1,
+                "plans": {"small": {"cohort_size": 20}, "large": {"cohort_size": 2}},
+            },
+        }
+        found: float = fedgist.run(recipe).rounds[-1]["eval/global/large/all/accuracy"]
+        return found
+
+    alone = accuracy("fedadam")
+    how = {"batch_size": 64, "lr": 0.003, "temperature": 0.3}
+    merged = accuracy("merged_codist", alpha=0.7, alpha_rounds=10, distillation=how | {"steps": 16})
+    periodic = accuracy("periodic_codist", period=20, distillation=how | {"steps": 100})
+    assert merged > alone + 0.02
+    assert periodic > alone + 0.05
+
+
+def test_public_rows_come_from_the_recipe_too() -> None:
+    recipe = make(
+        {
+            "data": {"public": {"rows": 500}},
+            "clients": {"pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+            "method": {"name": "merged_codist", "distillation": {"steps": 1}},
+        }
+    )
+    made = make_world(recipe)
+    assert made.server.task.public is not None
+    assert len(made.server.task.public) == 500
+    assert len(made.data.y) + 500 == len(make_world(make({})).data.y)
+    labelled = make_world(make({"data": {"public": {"rows": 9, "labelled": True}}}))
+    assert labelled.server.task.public_labels
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["data.public={}"], "data.public: say which rows"),
+        (["data.public.rows=0"], "data.public.rows = 0"),
+        (["data.public.rows=99999"], "data.public.rows = 99999: there are 1442 training rows"),
+        (["data.public.name=digit"], "unknown data set 'digit'.*digits"),
+        (["data.public={name='digits',labelled=true}"], "the labels of digits are not those"),
+        (["data.public={rows=5,images=3}"], "data.public.images: unknown key"),
+        (["data.public={name='circle'}"], "circle.* shape"),
+        (["clients.pools={}", "model.name=mlp"], "codistillation needs two pools or more"),
+        (["method.distillation.labels=0.5"], "labels needs data.public.labelled = true"),
+        (["method.distillation.lr.a=0.1"], "unknown pool in method.distillation.lr 'b'"),
+        (["method.distillation.temperature=0"], "temperature must be greater than 0"),
+        (["method.alpha=1.5"], "method.alpha must be at least 0 and at most 1"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: list[str], says: str) -> None:
+    raw = {
+        "data": {"public": {"rows": 50}},
+        "clients": {"pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+        "method": {"name": "merged_codist"},
+    }
+    with pytest.raises(InputError, match=says) as caught:
+        make_world(make(raw, settings))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_public_data_it_is_refused() -> None:
+    with pytest.raises(RecipeError, match="codistillation needs public data"):
+        pooled("merged_codist", given={"public": None})
+    assert PeriodicCodist().distillation.steps == 200
