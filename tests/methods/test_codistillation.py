@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,15 +20,16 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.core import codistillation, random
 from fedgist.core.codistillation import Distillation
-from fedgist.core.method import Context
+from fedgist.core.method import Context, Replies
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError, RecipeError
+from fedgist.errors import InputError, RecipeError, Stopped
+from fedgist.federation import checkpoint
 from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World, make_world
 from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
-from fedgist.testing.small_worlds import SIZES, blobs, federation, trace, world
+from fedgist.testing.small_worlds import SIZES, blobs, federation, trace, without_times, world
 
 HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}
 MEMBERS = {"small": None, "large": [1, 3, 4], "other": [0, 2]}
@@ -327,3 +331,56 @@ def test_without_public_data_it_is_refused() -> None:
     with pytest.raises(RecipeError, match="codistillation needs public data"):
         pooled("merged_codist", given={"public": None})
     assert PeriodicCodist().distillation.steps == 200
+
+
+@dataclass(frozen=True)
+class Interrupted(PeriodicCodist):
+    """PeriodicCodist that is interrupted within a distillation: by a signal, or at once."""
+
+    how: ClassVar[str] = ""
+    stage: ClassVar[str] = "distill-1"
+
+    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+        """Interrupt before a stage of round 4."""
+        if ctx.round == 4 and ctx.stage == self.stage:
+            if self.how == "Ctrl-C":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif self.how == "kill":
+                raise KeyboardInterrupt
+        return super().server_update(server, replies, ctx)
+
+
+@pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill"])
+def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {
+        "clients": {"num_clients": 4, "pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+        "train": {"num_rounds": 5},
+        "engine": {
+            "workers": 1,
+            "checkpoint_every": 1,
+            "plans": {name: {"cohort_size": 4} for name in "ab"},
+        },
+    }
+    data, public = blobs(), blobs(seed=1).x
+    method = Interrupted(period=2, distillation=Distillation(80, 8))
+    parts: dict[str, Any] = {"data": data, "public": public, "method": method}
+    whole = fedgist.run(recipe, out=tmp_path / "whole", **parts)
+    monkeypatch.setattr(Interrupted, "how", how)
+    with pytest.raises(Stopped if how == "Ctrl-C" else KeyboardInterrupt):
+        fedgist.run(recipe, out=tmp_path / "cut", **parts)
+    saved = checkpoint.load(tmp_path / "cut")
+    assert saved is not None
+    assert saved.round == 3
+    if how == "Ctrl-C":  # of train, distill-0 to distill-3
+        assert saved.under_way is not None
+        assert saved.under_way["done"] == 3
+    monkeypatch.setattr(Interrupted, "how", "")
+    monkeypatch.setattr(Interrupted, "stage", "distill-0")
+    again = fedgist.run(recipe, out=tmp_path / "cut", resume=True, **parts)
+    for name, array in whole.federation.checkpoint().server.items():
+        assert torch.equal(array, again.federation.checkpoint().server[name])
+    for line, other in zip(whole.rounds, again.rounds, strict=True):
+        assert without_times(line) == without_times(other)

@@ -73,6 +73,7 @@ class Checkpoint:
     """The state after ``round``: the server's arrays and the clients', by name.
 
     ``best`` is the state after the best round so far, where its models are to be kept.
+    ``under_way`` is what there is of the next round, if it was left between two stages.
     """
 
     round: int
@@ -80,6 +81,7 @@ class Checkpoint:
     clients: Mapping[str, Tensor]
     best: Checkpoint | None = None
     binding: Binding = Binding()
+    under_way: Line | None = None
 
     def arrays(self) -> dict[str, Tensor]:
         """Return all arrays by name, those of the best round below ``best/``."""
@@ -105,7 +107,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     """
     arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
     rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
-    entry = rounds | asdict(checkpoint.binding)
+    entry = rounds | {"under_way": checkpoint.under_way} | asdict(checkpoint.binding)
     entry["digest"] = _digest(entry, arrays)
     files.write(folder / STATE, safetensors.torch.save(arrays, {ENTRY: json.dumps(entry)}))
 
@@ -126,6 +128,7 @@ def load(folder: Path) -> Checkpoint | None:
         digest = entry.pop("digest", None)
         whole = digest == _digest(entry, arrays)
         number, best = entry.pop("round"), entry.pop("best", None)
+        now = entry.pop("under_way", None)
         whole = whole and is_round(number) and (best is None or is_round(best))
         raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
         binding = Binding(**entry, raised=raised, forgotten=forgotten)
@@ -146,7 +149,7 @@ def load(folder: Path) -> Checkpoint | None:
     kept = None
     if best is not None:
         kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
-    return Checkpoint(number, under("server/"), under("clients/"), kept, binding)
+    return Checkpoint(number, under("server/"), under("clients/"), kept, binding, now)
 
 
 def _is_sound(binding: Binding) -> bool:

@@ -27,6 +27,7 @@ from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import EPSILON
 from fedgist.federation.record import Line
 from fedgist.federation.round_record import RoundRecord, edges_of
+from fedgist.federation.round_under_way import PausedError, RoundUnderWay, under_way
 from fedgist.federation.server_side import ServerSide
 
 EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
@@ -52,7 +53,9 @@ class Federation:
     ``best`` is its state after the best round so far, where that is to be kept. ``source`` is where
     its noise and its draws of clients come from, under privacy; ``again`` counts the rounds that
     were done once more with other noise, and so released more. ``edges`` says what crossed from
-    peer to peer in the last round.
+    peer to peer in the last round. ``under_way`` is a round that was left between two stages.
+    ``pause`` is called after each stage that the server did by itself, where the round goes on, and
+    returns whether to leave it there.
     """
 
     side: ServerSide
@@ -63,6 +66,8 @@ class Federation:
     source: Source = "seed"
     again: int = 0
     edges: list[Line] = field(default_factory=list)
+    under_way: RoundUnderWay | None = None
+    pause: Callable[[], bool] = lambda: False
 
     @property
     def method(self) -> Method:
@@ -83,20 +88,26 @@ class Federation:
         if self.side.spending is not None:
             self.side.spending.check(self.round + 1, self.again)
         self.round += 1
-        return self.do_round(self.round)
+        try:
+            return self.do_round(self.round)
+        except PausedError:
+            self.round -= 1
+            raise
 
     # the server's sums do not depend on the cores, and a waiting thread of torch's takes a
     # worker's core
     @as_workers_do()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
-        """Do one round; round 0 is what a method does before training."""
-        begin = time.perf_counter()
-        record, self.edges = RoundRecord(number, self.task.training.pools), []
-        stages = self.method.stages(self.context("", number))
-        selected = self._select(number, stages)
-        for stage in stages:
-            self._do_stage(self.context(stage, number), selected, record)
-        line = record.line()
+        """Do one round, or the rest of it; round 0 is what a method does before training.
+
+        Raises
+        ------
+        PausedError
+            If the round is left between two stages.
+        """
+        begin = time.perf_counter() - (self.under_way.seconds if self.under_way else 0.0)
+        now = self._do_stages(number, begin)
+        self.edges, line = now.edges, now.record.line()
         if self.side.hears is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
         numbers = self.method.report(self.server, self.context(EVALUATE, number))
@@ -109,6 +120,23 @@ class Federation:
         details = self._evaluate(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
+
+    def _do_stages(self, number: int, begin: float) -> RoundUnderWay:
+        """Do the stages that are left of a round, and return what came of all."""
+        stages = self.method.stages(self.context("", number))
+        if self.under_way is None:
+            record = RoundRecord(number, tuple(self.task.training.pools))
+            self.under_way = RoundUnderWay(record, self._select(number, stages))
+        now = self.under_way
+        for stage in stages[now.done :]:
+            alone = self._do_stage(self.context(stage, number), now)
+            now.done += 1
+            between = number > 0 and now.done < len(stages)
+            now.seconds = time.perf_counter() - begin
+            if alone and between and self.pause():
+                raise PausedError
+        self.under_way = None
+        return now
 
     def _select(self, number: int, stages: Sequence[str]) -> list[Order]:
         """Draw the clients of a round, once for all of its stages."""
@@ -129,23 +157,25 @@ class Federation:
         neighbors = self.side.hears(number)
         return [replace(order, hears=neighbors[order.client]) for order in orders]
 
-    def _do_stage(self, ctx: Context, selected: Sequence[Order], record: RoundRecord) -> None:
-        failed = record.failed
-        able = [order for order in selected if order.asked not in failed]
+    def _do_stage(self, ctx: Context, now: RoundUnderWay) -> bool:
+        """Do a stage; return whether it was the server's own work."""
+        record, failed = now.record, now.record.failed
+        able = [order for order in now.selected if order.asked not in failed]
         orders = self.method.orders(self.server, able, ctx)
-        if orders is None:  # the server's own work
+        if orders is None:
             self._update(Replies(), ctx, record)
-            return
+            return True
         if not orders and not hides_absence(self.task):
-            return
+            return False
         downs = [self.method.download(self.server, order, ctx) for order in orders]
         record.ordered(orders, downs)
-        self.edges += edges_of(self.method, self.server, orders, ctx.round)
+        now.edges += edges_of(self.method, self.server, orders, ctx.round)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)
         replies = central_seam(self.side, self.server, replies, orders, ctx, self.source)
         if replies.totals or len(replies):  # no reply changes nothing
             self._update(replies, ctx, record)
+        return False
 
     def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:
         """Let the server learn; a method that insists on a total it may not see learns nothing."""
@@ -207,7 +237,10 @@ class Federation:
     def checkpoint(self) -> Checkpoint:
         """Return all that is needed to go on; the clients' part only where they are simulated."""
         clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
-        return Checkpoint(self.round, named(self.server), clients, self.best)
+        done, now = self.round, None
+        if self.under_way is not None:
+            done, now = self.under_way.record.number - 1, self.under_way.plain()
+        return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint.
@@ -224,6 +257,7 @@ class Federation:
         arrays = {name: array.to(device) for name, array in checkpoint.server.items()}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
+        self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None
 
     def forget(self, client: int) -> None:
         """Drop what the server keeps of one client."""
@@ -246,32 +280,3 @@ def start_server(side: ServerSide) -> Any:
     return check_returned(
         side.method.init_server(context(side, 0, "init")), side.method, "init_server"
     )
-
-
-def loop(
-    federation: Federation,
-    keep: Callable[[Line, Sequence[Line]], None],
-    save: Callable[[], None],
-    stop: Callable[[], bool],
-    enough: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Go through the remaining rounds; return False if asked to stop before the last one.
-
-    ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
-    ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
-    ``enough`` says so.
-    """
-    recipe = federation.side.recipe
-    last = federation.task.training.num_rounds
-    if federation.round == 0 and federation.method.stages(federation.context("", 0)):
-        keep(*federation.do_round(0))
-    finished = federation.round == last or enough()
-    while not finished:
-        keep(*federation.advance())
-        finished = federation.round == last or enough()
-        ending = stop() and not finished
-        if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
-            save()
-        if ending:
-            return False
-    return True

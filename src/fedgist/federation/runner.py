@@ -70,7 +70,8 @@ def run(
     InputError
         If the recipe, the data or the folder cannot be used.
     Stopped
-        After Ctrl-C or SIGTERM, when the round was finished and saved.
+        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
+        finished and saved.
     """
     if resume and folder is None:
         msg = "resume=True goes on with the run in out=...: name its folder"

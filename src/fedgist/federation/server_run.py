@@ -7,6 +7,7 @@ a wire. A run directory written here is complete.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -39,12 +40,15 @@ from fedgist.federation.record import (
     totals,
 )
 from fedgist.federation.resuming import binding_of, check_binding
-from fedgist.federation.round_loop import Federation, Observer, loop, start_server
+from fedgist.federation.round_loop import Federation, Observer, start_server
+from fedgist.federation.rounds import loop, pausing
 from fedgist.federation.run_inputs import of_server
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
-STOPPING = "stopping when this round is finished and saved; press Ctrl-C again to stop at once"
+STOPPING = (
+    "stopping when this stage or round is finished and saved; press Ctrl-C again to stop at once"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def run_server(
     Raises
     ------
     Stopped
-        After Ctrl-C or SIGTERM, when the round was finished and saved.
+        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
+        finished and saved.
     DiskFullError
         If there is no room for a file of the run; the message names the command that goes on.
     """
@@ -193,12 +198,9 @@ def _go(
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
             problems.append(problem)
 
-    def save() -> None:
-        if folder:
-            sealed = replace(binding, lines=record.seal())
-            checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
-
+    save = functools.partial(_save, folder, federation, record, binding)
     with stoppable(lambda: observer.note(STOPPING)) as stop:
+        federation.pause = pausing(save, stop)
         whole = loop(
             federation,
             keep,
@@ -210,6 +212,13 @@ def _go(
         raise problems[0]
     if not whole:
         raise Stopped(folder)
+
+
+def _save(folder: Path | None, federation: Federation, record: Record, binding: Binding) -> None:
+    """Write a checkpoint into the folder, if there is one."""
+    if folder:
+        sealed = replace(binding, lines=record.seal())
+        checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
 
 
 def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def run(
         If the recipe or the data cannot be used: one line that names the key, the value and the
         choices.
     Stopped
-        After Ctrl-C or SIGTERM, when the round was finished and saved.
+        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
+        finished and saved.
     """
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")

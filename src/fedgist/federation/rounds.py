@@ -1,0 +1,60 @@
+"""All rounds of a run: saved now and then, stopped when asked to, gone on with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from fedgist.federation.record import Line
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.round_under_way import PausedError
+
+SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
+
+
+def loop(
+    federation: Federation,
+    keep: Callable[[Line, Sequence[Line]], None],
+    save: Callable[[], None],
+    stop: Callable[[], bool],
+    enough: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Go through the remaining rounds; return False if asked to stop before the last one.
+
+    ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
+    ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
+    ``enough`` says so.
+    """
+    recipe = federation.side.recipe
+    last = federation.task.training.num_rounds
+    if federation.round == 0 and federation.method.stages(federation.context("", 0)):
+        keep(*federation.do_round(0))
+    finished = federation.round == last or enough()
+    while not finished:
+        try:
+            lines = federation.advance()
+        except PausedError:
+            save()
+            return False
+        keep(*lines)
+        finished = federation.round == last or enough()
+        ending = stop() and not finished
+        if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
+            save()
+        if ending:
+            return False
+    return True
+
+
+def pausing(save: Callable[[], None], stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Return what is done between two stages of a round: it is saved now and then."""
+    saved = [time.monotonic()]
+
+    def pause() -> bool:
+        stopping = stop()
+        if not stopping and time.monotonic() - saved[0] > SAVE_AFTER_S:
+            save()
+            saved[0] = time.monotonic()
+        return stopping
+
+    return pause
