@@ -283,32 +283,9 @@ def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
     assert periodic > alone + 0.05
 
 
-def test_public_rows_come_from_the_recipe_too() -> None:
-    recipe = make(
-        {
-            "data": {"public": {"rows": 500}},
-            "clients": {"pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
-            "method": {"name": "merged_codist", "distillation": {"steps": 1}},
-        }
-    )
-    made = make_world(recipe)
-    assert made.server.task.public is not None
-    assert len(made.server.task.public) == 500
-    assert len(made.data.y) + 500 == len(make_world(make({})).data.y)
-    labelled = make_world(make({"data": {"public": {"rows": 9, "labelled": True}}}))
-    assert labelled.server.task.public_labels
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.public={}"], "data.public: say which rows"),
-        (["data.public.rows=0"], "data.public.rows = 0"),
-        (["data.public.rows=99999"], "data.public.rows = 99999: there are 1442 training rows"),
-        (["data.public.name=digit"], "unknown data set 'digit'.*digits"),
-        (["data.public={name='digits',labelled=true}"], "the labels of digits are not those"),
-        (["data.public={rows=5,images=3}"], "data.public.images: unknown key"),
-        (["data.public={name='circle'}"], "circle.* shape"),
         (["clients.pools={}", "model.name=mlp"], "codistillation needs two pools or more"),
         (["method.distillation.labels=0.5"], "labels needs data.public.labelled = true"),
         (["method.distillation.lr.a=0.1"], "unknown pool in method.distillation.lr 'b'"),

@@ -29,6 +29,8 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("fedlog_mnist", GRAY, {}),
     ("fedlog_cifar", COLOR, {}),
     ("fedlog_cifar", COLOR, {"hidden": [100]}),
+    ("codist_cnn", COLOR, {}),
+    ("codist_cnn", COLOR, {"channels": [4, 6, 5], "hidden": [9, 7], "last": "tanh"}),
     ("lenet5", GRAY, {}),
     ("lenet5", COLOR, {}),
     ("resnet9", COLOR, {"width": 8, "features": 16}),
@@ -216,6 +218,14 @@ def test_a_last_activation_that_cannot_be_is_named(model: dict[str, Any], says: 
     with pytest.raises(RecipeError, match=says) as caught:
         make_world(make(digits))
     assert "\n" not in str(caught.value)
+
+
+def test_codistillations_nets_have_the_papers_counts() -> None:
+    assert size(MODELS["codist_cnn"](COLOR, 100)) == 109_348
+    large = {"channels": [32, 64, 64], "hidden": [128, 256]}
+    assert size(MODELS["codist_cnn"](COLOR, 100, **large)) == 410_084
+    with pytest.raises(ValueError, match=r"model\.channels must hold 3 widths .*not \[4, 0, 4\]"):
+        MODELS["codist_cnn"](COLOR, 100, channels=[4, 0, 4])
 
 
 def test_the_smaller_net_of_two_lacks_the_layer_before_the_last() -> None:

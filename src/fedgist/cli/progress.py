@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.federation.columns import ACCURACY, EPSILON, of_all, over_clients
+from fedgist.federation.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
 from fedgist.federation.record import Line, to_json
 from fedgist.federation.round_loop import Observer
 from fedgist.federation.server_side import ServerSide
@@ -147,8 +147,10 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
 def main_column(server: ServerSide) -> tuple[str, str]:
     """Return the column of the objective's first metric, and what to call it."""
     metric = server.task.objective.metrics[0]
-    clients = server.recipe.evaluate.on != "global"
-    column = over_clients("client", metric.name) if clients else of_all(metric.name)
+    if server.recipe.evaluate.on != "global":
+        return over_clients("client", metric.name), metric.title.lower()
+    alone = len(server.task.architectures) == 1
+    column = of_all(metric.name) if alone else over_models(metric.name)
     return column, metric.title.lower()
 
 

@@ -56,6 +56,11 @@ class Examples:
         owner = torch.searchsorted(kept, self.owner[rows])
         return replace(some, factor=self.factor[kept], offset=self.offset[kept], owner=owner)
 
+    def others(self, x: Tensor, y: Tensor, augment: tuple[Augmentation, ...] = ()) -> Examples:
+        """Return other rows, which belong to no client, seen as these are."""
+        device = self.x.device
+        return Examples(x.to(device), y.to(device), self.factor, self.offset, augment)
+
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return a batch for each of several clients, stacked.
 

@@ -4,7 +4,9 @@ Names are made and taken apart in this file alone. ``eval/<split>/<metric>_mean`
 taken over clients, with ``finetuned_`` before the metric for copies that went through the phases
 before a test, and ``trained_`` for those that did the next round's local training.
 ``eval/global/<metric>`` is of the one model that serves all clients, on the whole test set;
-``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets.
+``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets, and
+``eval/global/<metric>_mean`` of all of them together on all test rows. What the server holds out
+itself, its models' mean on it is ``eval/validation/<metric>_mean``.
 """
 
 from __future__ import annotations
@@ -48,6 +50,15 @@ def tuned_over_clients(metric: str) -> str:
 def of_all(metric: str) -> str:
     """Return the name of a metric of the one model that serves all clients."""
     return f"eval/global/{metric}"
+
+
+def over_models(metric: str) -> str:
+    """Return the name of a metric's mean over the server's models, where it has several.
+
+    >>> over_models("accuracy")
+    'eval/global/accuracy_mean'
+    """
+    return over_clients("global", metric)
 
 
 def of_server(model: str, test_set: str, metric: str) -> str:

@@ -40,11 +40,16 @@ class Data(OpenSection):
     draw: Literal["first", "random"] = "first"  # which: the first, or drawn from the run's seed
     # share of each client's training rows that is held out
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    # so many training rows are held out at the server, for its own models
+    held_out: Annotated[int, Field(ge=0)] = 0
     augment: tuple[Augmentation, ...] = ()
     public: PublicSection | None = None  # rows that all may see
 
     @model_validator(mode="after")
     def _draws_some(self) -> Data:
+        if self.held_out and self.validation:
+            msg = "validation and held_out both hold rows out, at the clients and at the server: "
+            raise ValueError(msg + "give one")
         if self.draw != "first" and self.train_rows is None:
             msg = f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn"
             raise ValueError(msg)

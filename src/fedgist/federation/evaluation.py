@@ -14,7 +14,7 @@ from fedgist.core.metrics import LOSS
 from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
-from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients
+from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
 from fedgist.federation.record import Line
 
 ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
@@ -65,14 +65,25 @@ def has_named_sets(task: Task) -> bool:
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
-    """Return the metrics of each model of the server on each of its test sets, by column."""
+    """Return the metrics of each model of the server on each of its test sets, by column.
+
+    Of several models, also the mean over them on all test rows; and on the rows held out.
+    """
     line: Line = {}
+    means: dict[tuple[str, str], list[float]] = {}
     for model, net in models.items():
         for name, rows in ctx.task.test_sets.items():
             values = score_net(net, rows, ctx)
             line |= {of_server(model, name, metric): v for metric, v in values.items()}
             if len(models) == 1 and name == ALL_ROWS:
                 line |= {of_all(metric): v for metric, v in values.items()}
+            for metric, value in values.items():
+                means.setdefault((name, metric), []).append(value)
+    for (name, metric), found in means.items():
+        column = {ALL_ROWS: over_models(metric)} if len(models) > 1 else {}
+        column[HELD_OUT] = over_clients("validation", metric)
+        if name in column:
+            line[column[name]] = sum(found) / len(found)
     return line
 
 

@@ -6,7 +6,7 @@ see them as they see training rows: by the training set's moments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,9 +34,7 @@ class Public:
 
     def seen(self, examples: Examples, section: PublicSection | None) -> Examples:
         """Return the rows as models see them: like those training ``examples``, on their device."""
-        augment = section.augment if section else ()
-        x, y = self.x.to(examples.x.device), self.y.to(examples.x.device)
-        return replace(examples, x=x, y=y, augment=augment, owner=None, annotations={})
+        return examples.others(self.x, self.y, section.augment if section else ())
 
 
 def set_aside(
@@ -75,18 +73,41 @@ def set_aside(
     if section.rows is None:
         msg = "data.public: say which rows, rows = 1000 of the training set or name = another data "
         raise RecipeError(msg + "set")
+    rest, chosen = _taken_out(recipe, data, section.rows, "data.public.rows", listed=listed)
+    if section.labelled:
+        return rest, Public(chosen.x, chosen.y, labelled=True)
+    return rest, _unlabelled(chosen.x)
+
+
+def hold_out_at_server(
+    recipe: Recipe, data: Dataset, *, listed: bool = False
+) -> tuple[Dataset, Dataset | None]:
+    """Return the data that are left for clients, and the rows held out, if any are.
+
+    Raises
+    ------
+    RecipeError
+        As :func:`set_aside` does.
+    """
+    if not recipe.data.held_out:
+        return data, None
+    return _taken_out(recipe, data, recipe.data.held_out, "data.held_out", listed=listed)
+
+
+def _taken_out(
+    recipe: Recipe, data: Dataset, size: int, key: str, *, listed: bool
+) -> tuple[Dataset, Dataset]:
+    """Draw rows out of the training rows; return the rest, and those drawn."""
     if listed:
-        msg = "data.public.rows are taken out of the training rows, which clients= numbers: give "
-        raise RecipeError(msg + "public= instead")
-    if section.rows >= len(data.y):
-        msg = f"data.public.rows = {section.rows}: there are {len(data.y)} training rows, and "
-        raise RecipeError(msg + "clients need some")
-    chosen = torch.tensor(_drawn(recipe, len(data.y), section.rows))
+        msg = f"{key} are taken out of the training rows, which clients= numbers"
+        raise RecipeError(msg)
+    if size >= len(data.y):
+        msg = f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
+        raise RecipeError(msg)
+    drawn = random.choice(random.key(recipe.seed, key), len(data.y), size)
     rest = torch.ones(len(data.y), dtype=torch.bool)
-    rest[chosen] = False
-    x, y = data.x[chosen], data.y[chosen]
-    public = Public(x, y, labelled=True) if section.labelled else _unlabelled(x)
-    return data.only(rest.nonzero().squeeze(1)), public
+    rest[drawn] = False
+    return data.only(rest.nonzero().squeeze(1)), data.only(torch.tensor(drawn))
 
 
 def _check_given(section: PublicSection | None) -> None:
@@ -108,8 +129,5 @@ def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path
     if section.rows > len(x):
         msg = f"data.public.rows = {section.rows}: {section.name} has {len(x)} training rows"
         raise RecipeError(msg)
-    return _unlabelled(x[_drawn(recipe, len(x), section.rows)])
-
-
-def _drawn(recipe: Recipe, count: int, size: int) -> list[int]:
-    return random.choice(random.key(recipe.seed, "public"), count, size)
+    drawn = random.choice(random.key(recipe.seed, "data.public.rows"), len(x), section.rows)
+    return _unlabelled(x[drawn])

@@ -47,7 +47,7 @@ from fedgist.federation.pools import (
     task_pools,
 )
 from fedgist.federation.private_run import private_task
-from fedgist.federation.public_data import Public, set_aside
+from fedgist.federation.public_data import Public, hold_out_at_server, set_aside
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import Hears, Online, ServerSide
@@ -93,7 +93,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     """
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
     root = random.key(recipe.seed)
-    data, public = _data(recipe, given)
+    data, public, central = _data(recipe, given)
     recipe = _with_clients(recipe, data, given)
     key = random.fold(root, "partition")
     parts = divide(recipe, data, given.clients, given.clients_test, key)
@@ -105,6 +105,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     try:
         on_train, on_test = examples(data, recipe.data.augment, device)
         held_out = on_train.only(parts.validation.rows)
+        held_out = on_test.others(central.x, central.y) if central is not None else held_out
         sets = _test_sets(recipe, data, given, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
         task = replace(task, training=replace(task.training, pools=pools))
@@ -115,18 +116,21 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         raise RecipeError(first_line(error)) from error
     online, hears, settings = _who(recipe, method, task, clients)
     notes = *(g.note for g in groups.values() if g.note), *(spending.notes() if spending else ())
-    about = data.name, len(held_out) > 0, notes, spending, hears
+    about = data.name, len(parts.validation.rows) > 0, notes, spending, hears
     side = ServerSide(recipe, method, task, clients, online, *about)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
 
 
-def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None]:
-    """Return the examples, and the rows that all may see."""
+def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset | None]:
+    """Return the clients' examples, the rows that all may see, and those that the server holds."""
     data = read_data(recipe, given.data, given.root)
     own = None if given.public is None else examples_like(data, given.public, "public")
-    return set_aside(recipe, data, given.root, own, listed=given.clients is not None)
+    listed = given.clients is not None
+    data, public = set_aside(recipe, data, given.root, own, listed=listed)
+    data, central = hold_out_at_server(recipe, data, listed=listed)
+    return data, public, central
 
 
 def _with_public(task: Task, public: Public, on_train: Examples, recipe: Recipe) -> Task:
@@ -232,11 +236,9 @@ def _test_sets(
             msg += f"0..{data.num_classes - 1}"
             raise RecipeError(msg)
         rows = torch.isin(on_test.y, torch.tensor(part.classes, device=on_test.y.device))
-        sets[name] = replace(on_test, x=on_test.x[rows], y=on_test.y[rows])
+        sets[name] = on_test.others(on_test.x[rows], on_test.y[rows])
     for name, (x, y) in (given.test_sets or {}).items():
-        rows, labels = labelled_like(data, x, y, f"test_sets[{name!r}]")
-        device = on_test.y.device
-        sets[name] = replace(on_test, x=rows.to(device), y=labels.to(device))
+        sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
         msg = f"evaluate.sets.{empty[0]} has no rows"
         raise RecipeError(msg)

@@ -21,6 +21,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "mlp": "fedgist.models.dense:mlp",
         "fedlog_mnist": "fedgist.models.cnn:fedlog_mnist",
         "fedlog_cifar": "fedgist.models.cnn:fedlog_cifar",
+        "codist_cnn": "fedgist.models.cnn:codist_cnn",
         "lenet5": "fedgist.models.cnn:lenet5",
         "resnet9": "fedgist.models.resnet:resnet9",
         "resnet18": "fedgist.models.resnet:resnet18",

@@ -136,6 +136,64 @@ def lenet5(
     )
 
 
+def codist_cnn(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    channels: Sequence[int] = (16, 32, 32),
+    hidden: Sequence[int] = (64, 128),
+    last: Last = "relu",
+    last_bound: float | None = None,
+) -> nn.Module:
+    """Return codistillation's CNN, for images of 32x32 pixels.
+
+    It has three 3x3 convolutions and two hidden layers. With 100 classes it has the paper's 109,348
+    parameters; its large net, of 410,084, has ``channels = [32, 64, 64]``, ``hidden = [128, 256]``.
+
+    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
+    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
+
+    Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
+    codistillation", appendix E. The counts leave open where maps are padded and pooled: here the
+    first two convolutions are not padded and pooled by 2, the third is padded, so that maps of 6x6
+    enter the first hidden layer.
+
+    Raises
+    ------
+    ValueError
+        If ``input_shape`` is not (channels, 32, 32), or there are not three channels and two widths
+        of at least 1.
+    """
+    _check_size(input_shape, 32)
+    _check_widths("channels", channels, 3)
+    _check_widths("hidden", hidden, 2)
+    first, second, third = channels
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(input_shape[0], first, 3),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(first, second, 3),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(second, third, 3, padding=1),
+            relu3=nn.ReLU(),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(36 * third, hidden[0]),
+            relu4=nn.ReLU(),
+            fc2=nn.Linear(hidden[0], hidden[1]),
+            last=last_activation(last, last_bound),
+            fc3=nn.Linear(hidden[1], num_classes),
+        )
+    )
+
+
+def _check_widths(name: str, widths: Sequence[int], count: int) -> None:
+    if len(widths) != count or any(isinstance(width, bool) or width < 1 for width in widths):
+        msg = f"model.{name} must hold {count} widths of at least 1, not {list(widths)}"
+        raise ValueError(msg)
+
+
 def _check_size(input_shape: Sequence[int], size: int) -> None:
     if tuple(input_shape[1:]) != (size, size):
         msg = (

@@ -13,7 +13,13 @@ from typing import Any
 from fedgist.core.metrics import Metric
 from fedgist.errors import DataError, ReportError
 from fedgist.federation.archived_run import is_archived, read_csv
-from fedgist.federation.columns import is_of_server, of_all, over_clients, read_described
+from fedgist.federation.columns import (
+    is_of_server,
+    of_all,
+    over_clients,
+    over_models,
+    read_described,
+)
 from fedgist.federation.record import (
     CLIENTS,
     METRICS_FILE,
@@ -120,7 +126,7 @@ class RunFiles:
     def main(self) -> str:
         """The column of the objective's first metric: over clients, or of the one global model."""
         first = next(iter(self._described), "accuracy")
-        columns = [over_clients("client", first), of_all(first)]
+        columns = [over_clients("client", first), of_all(first), over_models(first)]
         of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
         columns += of_models
         return next((column for column in columns if self.last(column) is not None), columns[0])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.federation.columns import ACCURACY, DOWN_BYTES, UP_BYTES
+from fedgist.federation.columns import DOWN_BYTES, UP_BYTES
 from fedgist.federation.record import ROUNDS
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
@@ -90,7 +90,7 @@ def _metric(run: RunFiles) -> str:
 
     Whoever watches makes decisions, which test rows must not be used for.
     """
-    return ACCURACY if run.last(OBJECTIVE) is None else OBJECTIVE
+    return run.main if run.last(OBJECTIVE) is None else OBJECTIVE
 
 
 def _accuracy(run: RunFiles) -> str:

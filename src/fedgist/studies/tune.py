@@ -59,7 +59,7 @@ class Tuner:
         self.space = read_space(space)
         base = read(path, settings)
         self.held_out = base.data.validation
-        if base.data.validation == 0:
+        if base.data.validation == 0 and not base.data.held_out:
             self.settings.append(f"data.validation={VALIDATION}")
         for params in extremes(self.space):
             self._check(space, params)

@@ -1,0 +1,125 @@
+"""Rows that all may see, and rows that the server holds out: taken out of the training rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgist
+from fedgist.errors import InputError, RecipeError
+from fedgist.federation.recipe import make
+from fedgist.federation.world import Given, World, make_world
+from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.testing.small_worlds import blobs, rows
+
+DIGITS = 1442  # training rows
+SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'
+
+
+def made(public: dict[str, Any] | None = None, **data: Any) -> World:
+    section = {} if public is None else {"public": public}
+    return make_world(make({"data": section | data}))
+
+
+def test_public_rows_and_rows_held_out_are_no_clients() -> None:
+    world = made({"rows": 500}, held_out=100)
+    task = world.server.task
+    assert task.public is not None
+    assert not task.public_labels
+    assert (len(task.public), len(task.test_sets["validation"])) == (500, 100)
+    assert len(world.data.y) == DIGITS - 600
+    assert world.public is not None
+    assert not bool(world.public.y.any())  # labels that nobody may see are not there
+    taken = [*world.public.x.flatten(1), *world.data.x.flatten(1)]
+    held: Any = task.test_sets["validation"]
+    taken += [*held.x.flatten(1)]
+    whole = make_world(make({})).data.x.flatten(1)
+    # as a multiset: each row is in one place
+    assert torch.equal(torch.stack(taken).sort(0).values, whole.sort(0).values)
+
+
+def test_labels_are_there_where_they_may_be_seen() -> None:
+    world = made({"rows": 300, "labelled": True})
+    assert world.server.task.public_labels
+    assert world.public is not None
+    assert len(set(world.public.y.tolist())) == 10
+
+
+def test_another_source_is_normalized_like_the_training_rows() -> None:
+    world = made({"name": "digits", "rows": 40}, mean=[0.5], std=[0.25])
+    assert len(world.data.y) == DIGITS
+    assert world.public is not None
+    public: Any = world.server.task.public
+    seen = public.batch(torch.arange(3).unsqueeze(0)).x[0]
+    expected = (world.public.x[:3] / world.data.scale - 0.5) / 0.25
+    torch.testing.assert_close(seen, expected)
+
+
+def test_given_rows_take_the_place_of_the_recipes() -> None:
+    given = Given(data=blobs(), clients=rows(), public=blobs(seed=1).x.numpy())
+    recipe: dict[str, Any] = {"clients": {"num_clients": 5}}
+    assert make_world(make(recipe), given).public is not None
+    recipe["data"] = {"public": {"rows": 3}}
+    with pytest.raises(RecipeError, match=r"data\.public names rows, and public= gives others"):
+        make_world(make(recipe), given)
+    listed = Given(data=blobs(), clients=rows())
+    with pytest.raises(RecipeError, match=r"data\.public.rows are taken out of the training rows"):
+        make_world(make(recipe), listed)
+    recipe["data"] = {"held_out": 3}
+    with pytest.raises(RecipeError, match=r"data\.held_out are taken out of the training rows"):
+        make_world(make(recipe), listed)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"public": {}}, "data.public: say which rows"),
+        ({"public": {"rows": 0}}, "data.public.rows = 0"),
+        ({"public": {"rows": DIGITS}}, f"data.public.rows = {DIGITS}: there are {DIGITS}"),
+        ({"public": {"name": "digit"}}, "unknown data set 'digit'.*digits"),
+        ({"public": {"name": "digits", "labelled": True}}, "the labels of digits are not those"),
+        ({"public": {"name": "digits", "rows": 9999}}, "digits has 1442 training rows"),
+        ({"public": {"rows": 5, "images": 3}}, "data.public.images: unknown key"),
+        ({"public": {"name": "circle"}}, "circle.* shape"),
+        ({"public": {"rows": 5}, "normalize": "client"}, "state data.mean and data.std"),
+        ({"held_out": -1}, "data.held_out = -1"),
+        ({"held_out": DIGITS}, f"data.held_out = {DIGITS}: there are {DIGITS}"),
+        ({"held_out": 5, "validation": 0.1}, "validation and held_out both hold rows out"),
+    ],
+)
+def test_what_is_wrong_is_named(data: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        make_world(make({"data": data}))
+    assert "\n" not in str(caught.value)
+
+
+def two_models(**more: Any) -> dict[str, Any]:
+    pools = {"a": {"model": "logistic"}, "b": {"model": "mlp", "hidden": [8]}}
+    return {
+        "data": {"held_out": 200, "train_rows": 600},
+        "clients": {"num_clients": 4, "pools": pools},
+        "train": {"num_rounds": 2},
+        "evaluate": {"on": "global"},
+        "method": {"name": "fedadam"},
+        "engine": {"workers": 1, "plans": {name: {"cohort_size": 4} for name in "ab"}},
+    } | more
+
+
+def test_several_models_are_judged_by_their_mean() -> None:
+    line = fedgist.run(two_models()).rounds[-1]
+    for column, name in (("eval/global/", "all"), ("eval/validation/", "validation")):
+        both = [line[f"eval/global/{pool}/{name}/accuracy"] for pool in "ab"]
+        assert line[f"{column}accuracy_mean"] == pytest.approx(sum(both) / 2)
+    assert "eval/global/accuracy" not in line
+
+
+def test_a_search_takes_the_rows_that_the_server_holds_out(tmp_path: Path) -> None:
+    recipe, space = tmp_path / "recipe.toml", tmp_path / "space.toml"
+    recipe.write_text(make(two_models()).to_toml())
+    space.write_text(SPACE)
+    tuner = Tuner(recipe, [], space, tmp_path / "out", 1)
+    assert not any("validation" in setting for setting in tuner.settings)
+    assert OBJECTIVE in fedgist.run(two_models()).rounds[-1]
