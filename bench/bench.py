@@ -32,6 +32,7 @@ from fedgist.core.conjugate_head import gradient_head, log_posterior, map_head
 from fedgist.engines.worker_pool import default_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
+from pools import DISTILLING, MEMORY, ROUND, START, pools
 from privacy import CHEAP, privacy
 from relay import LATER, relay
 from reports import reports
@@ -48,7 +49,7 @@ from workloads import (
 )
 
 TURN_S = 1 / 3
-TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0}
+TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0, DISTILLING: 1.0}
 LIMITS = {
     "W1.wire_ratio": 1.3,
     "W2.wire_ratio": 1.3,
@@ -62,6 +63,9 @@ LIMITS = {
     "privacy: head, share of a round": 0.1,
     "relay: ratio": 1.1,
     f"relay: memory grown in {LATER} rounds, MB": 10.0,
+    START: 5.0,
+    ROUND: 1.3,
+    MEMORY: 100.0,
 }
 
 
@@ -324,6 +328,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "reports": reports,
     "privacy": privacy,
     "relay": relay,
+    "pools": pools,
 }
 
 

@@ -84,8 +84,12 @@ def permutation(key: Tensor, length: int) -> Tensor:
 
 
 def choice(key: Tensor, length: int, size: int) -> list[int]:
-    """Draw ``size`` different numbers from 0 to ``length`` - 1, in increasing order."""
-    return sorted(permutation(key, length)[:size].tolist())
+    """Draw ``size`` different numbers from 0 to ``length`` - 1, in increasing order.
+
+    They are the first of :func:`permutation`.
+    """
+    draws = _shift(_bits(key, (length,)), 1)
+    return sorted(draws.topk(min(size, length), largest=False).indices.tolist())
 
 
 def order(key: Tensor, present: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def drawn_clients(
         Order(client, name)
         for name, pool in training.pools.items()
         for client in drawn(
-            [client for client in online if name in client.architectures],
+            online if pool.size == num_clients else [c for c in online if name in c.architectures],
             pool.per_round,
             pool.per_round / pool.size,
             random.fold(key, name),

@@ -32,6 +32,10 @@ def availability(
         trace = _trace(Path(chance).expanduser(), len(clients))
         return lambda number: [c for c in clients if c.id in trace.get(number, ())]
 
+    if chance == 1.0:
+        everybody = list(clients)  # of many clients a list in every round would take long
+        return lambda _: everybody
+
     def online(number: int) -> list[ClientInfo]:
         draws = random.uniform(random.fold(key, number), (len(clients),)).tolist()
         return [c for c, draw in zip(clients, draws, strict=True) if draw < chance]
