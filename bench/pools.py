@@ -78,9 +78,7 @@ def _distillation() -> Callable[[], None]:
     world = make_world(make(recipe), Given(data=data, public=x.numpy()))
     ctx = context(world.server, 1, "distill-0")
     settings = Distillation(STEPS, BATCH, temperature=0.5, regularization=0.1)
-    frozen = {
-        name: Weights(net.state()) for name, net in world.server.task.starts.items()
-    }
+    frozen = {name: Weights(net.state()) for name, net in world.server.task.starts.items()}
     students = codistillation.begin(frozen, ctx)
 
     def work() -> None:
