@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from fedgist.cli.progress import Plain
+import pytest
+from rich.console import Console
+
+import fedgist
+from fedgist.cli.progress import Plain, observing
 from fedgist.engines.delayed_engine import LATE
 
 
@@ -32,3 +36,23 @@ def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(
     assert "absent: client 11, no reply in time" in text
     assert "12" not in text.replace("20 B", "")
     assert "privacy.min_replies is 3" in text
+
+
+def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+    recipe = {
+        "data": {"train_rows": 200, "public": {"rows": 50}},
+        "clients": {"num_clients": 2, "pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+        "train": {"num_rounds": 2},
+        "evaluate": {"on": "global"},
+        "method": {"name": "merged_codist", "distillation": {"steps": 60, "batch_size": 4}},
+        "engine": {"workers": 1, "plans": {name: {"cohort_size": 2} for name in "ab"}},
+    }
+    with observing(console, quiet=False, as_json=False) as observer:
+        fedgist.run(recipe, observer=observer)
+    shown = out.getvalue()
+    assert "merged_codist: distill-0, 2 of 4" in shown
+    assert "merged_codist: distill-1, 3 of 4" in shown
+    assert "2/2 rounds" in shown
+    assert "%" in shown  # the mean of both models

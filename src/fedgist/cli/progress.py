@@ -84,22 +84,27 @@ class Live:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
-        self.sent, self.accuracy, self.column = 0, "-", ACCURACY
+        self.sent, self.accuracy, self.column, self.name = 0, "-", ACCURACY, ""
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
         self.sent, self.accuracy = 0, "-"
+        self.name = printable(server.recipe.method.name)
         self.column, _ = main_column(server)
         self.progress.reset(
             self.bar,
             total=server.task.training.num_rounds,
             completed=done,
             visible=True,
-            description=printable(server.recipe.method.name),
+            description=self.name,
             accuracy="-",
             sent="0 B",
         )
+
+    def working(self, text: str) -> None:
+        """Say beside the bar how far a long round is."""
+        self.progress.update(self.bar, description=f"{self.name}: {printable(text)}", refresh=True)
 
     def finished_round(self, line: Line) -> None:
         """Move the bar."""
@@ -110,6 +115,7 @@ class Live:
             completed=line["round"],
             sent=size(self.sent),
             accuracy=self.accuracy,
+            description=self.name,
             refresh=True,
         )
         for text in troubles(line):

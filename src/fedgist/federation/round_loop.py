@@ -34,7 +34,10 @@ EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 
 
 class Observer(Protocol):
-    """What is called as a run proceeds: to show progress, for instance."""
+    """What is called as a run proceeds: to show progress, for instance.
+
+    If it has a function ``working``, that is called within long rounds, with the stage just done.
+    """
 
     def began(self, server: ServerSide, folder: str, done: int) -> None:
         """Take note that the run starts, or goes on after ``done`` rounds."""
@@ -54,8 +57,8 @@ class Federation:
     its noise and its draws of clients come from, under privacy; ``again`` counts the rounds that
     were done once more with other noise, and so released more. ``edges`` says what crossed from
     peer to peer in the last round. ``under_way`` is a round that was left between two stages.
-    ``pause`` is called after each stage that the server did by itself, where the round goes on, and
-    returns whether to leave it there.
+    ``pause`` is called after each stage that the server did by itself, where the round goes on,
+    with words for it, and returns whether to leave it there.
     """
 
     side: ServerSide
@@ -67,7 +70,7 @@ class Federation:
     again: int = 0
     edges: list[Line] = field(default_factory=list)
     under_way: RoundUnderWay | None = None
-    pause: Callable[[], bool] = lambda: False
+    pause: Callable[[str], bool] = lambda _: False
 
     @property
     def method(self) -> Method:
@@ -133,7 +136,7 @@ class Federation:
             now.done += 1
             between = number > 0 and now.done < len(stages)
             now.seconds = time.perf_counter() - begin
-            if alone and between and self.pause():
+            if alone and between and self.pause(f"{stage}, {now.done} of {len(stages)}"):
                 raise PausedError
         self.under_way = None
         return now

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fedgist.federation.record import Line
-from fedgist.federation.round_loop import Federation
+from fedgist.federation.round_loop import Federation, Observer
 from fedgist.federation.round_under_way import PausedError
 
 SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
@@ -46,11 +46,15 @@ def loop(
     return True
 
 
-def pausing(save: Callable[[], None], stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Return what is done between two stages of a round: it is saved now and then."""
-    saved = [time.monotonic()]
+def pausing(
+    save: Callable[[], None], stop: Callable[[], bool], observer: Observer
+) -> Callable[[str], bool]:
+    """Return what is done between two stages of a round: it is shown, and saved now and then."""
+    saved, show = [time.monotonic()], getattr(observer, "working", None)
 
-    def pause() -> bool:
+    def pause(text: str) -> bool:
+        if callable(show):
+            show(text)
         stopping = stop()
         if not stopping and time.monotonic() - saved[0] > SAVE_AFTER_S:
             save()

@@ -206,7 +206,7 @@ def _go(
 
     save = functools.partial(_save, folder, federation, record, binding)
     with stoppable(lambda: observer.note(STOPPING)) as stop:
-        federation.pause = pausing(save, stop)
+        federation.pause = pausing(save, stop, observer)
         whole = loop(
             federation,
             keep,

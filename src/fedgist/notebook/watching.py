@@ -86,6 +86,11 @@ class _Started:
         if self.callback is not None:
             self.callback(line)
 
+    def working(self, text: str) -> None:
+        """Pass on how far a long round is, if that is shown."""
+        if callable(show := getattr(self.observer, "working", None)):
+            show(text)
+
     def note(self, text: str) -> None:
         """Pass a note on."""
         self.observer.note(text)
