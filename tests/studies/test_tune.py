@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fedgist.cli.recipe_files import folder
+from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
 from fedgist.federation.recipe import read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
-from fedgist.studies.search_space import read_space
+from fedgist.studies.search_space import extremes, read_space
 from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 
 pytest.importorskip("optuna")
@@ -55,6 +55,19 @@ def test_a_space_is_read_with_dotted_or_nested_keys(space: Path) -> None:
         "train.local_epochs": {"low": 1, "high": 2},
         "method.nu": {"choices": [0.5, 1.0]},
     }
+
+
+@pytest.mark.parametrize("method", ["fedadam", "periodic_codist", "merged_codist"])
+def test_spaces_that_come_with_fedgist_fit_their_recipe(method: str) -> None:
+    # a key by pool needs a table in the recipe
+    path = find_recipe("codistillation/cifar100")
+    for params in extremes(read_space(find_space(f"codistillation/{method}"))):
+        settings = [f"{key}={json.dumps(value)}" for key, value in params.items()]
+        made = read(path, [f"method.name={method}", *settings])
+        assert made.method.options["server"]["lr"]["large"] == params["method.server.lr.large"]
+    assert "spaces/codistillation/fedadam" not in shipped()
+    with pytest.raises(RecipeError, match=r"no search space merged: .*codistillation/merged_codi"):
+        find_space("merged")
 
 
 @pytest.mark.parametrize(

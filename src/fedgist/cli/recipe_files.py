@@ -8,6 +8,7 @@ from fedgist.errors import RecipeError, did_you_mean
 from fedgist.studies.paper_table import is_table
 
 DEFAULT = "demo"
+SPACES = "spaces"  # the folder of search spaces
 NONE_GIVEN = f"no recipe given: this is {DEFAULT}, which comes with fedgist"
 
 
@@ -57,6 +58,24 @@ def find_table(name: str) -> Path:
     return folder() / f"{name}.toml"
 
 
+def find_space(name: str) -> Path:
+    """Return a search space's file by its path, or by the name of a shipped one.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such space.
+    """
+    if Path(name).exists():
+        return Path(name)
+    root = folder() / SPACES
+    known = {p.relative_to(root).with_suffix("").as_posix(): p for p in root.rglob("*.toml")}
+    if name not in known:
+        msg = f"no search space {name}: there is no such file{did_you_mean(name, sorted(known))}"
+        raise RecipeError(msg)
+    return known[name]
+
+
 def shipped() -> dict[str, str]:
     """Return the shipped recipes by name, with the first line of each."""
     root = folder()
@@ -65,4 +84,5 @@ def shipped() -> dict[str, str]:
         .splitlines()[0]
         .lstrip("# ")
         for path in sorted(root.rglob("*.toml"))
+        if path.relative_to(root).parts[0] != SPACES
     }

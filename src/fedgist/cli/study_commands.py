@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from fedgist.cli.job_progress import do_jobs, raise_failures
-from fedgist.cli.recipe_files import find_recipe, find_table
+from fedgist.cli.recipe_files import find_recipe, find_space, find_table
 from fedgist.cli.result_commands import Reference, Target
 from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_runs
 from fedgist.errors import one_of
@@ -115,9 +115,10 @@ def sweep(
 def tune(
     recipe: RecipeName,
     space: Annotated[
-        Path,
+        str,
         typer.Option(
-            help='TOML: ["train.lr"] low = 1e-4, high = 0.1, log = true; or choices = [].'
+            help='TOML: ["train.lr"] low = 1e-4, high = 0.1, log = true; or choices = []. '
+            "A file, or a space that comes with fedgist, such as codistillation/merged_codist."
         ),
     ],
     trials: Annotated[
@@ -145,7 +146,7 @@ def tune(
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
     with storing(out):
-        tuner = Tuner(path, settings or [], space, out, seeds)
+        tuner = Tuner(path, settings or [], find_space(space), out, seeds)
         failed = do_jobs(
             tuner.jobs(trials),
             None,

@@ -11,7 +11,12 @@ from typing import Any
 from fedgist.errors import InputError, RecipeError, first_line, one_of
 from fedgist.federation.recipe import role_of
 
-FIXED = ("data.validation", "evaluate.", "train.num_rounds")  # no hyper-parameters either
+FIXED = (
+    "data.validation",
+    "data.held_out",
+    "evaluate.",
+    "train.num_rounds",
+)  # no hyper-parameters either
 RANGE_KEYS = ("low", "high", "log", "step", "choices")
 
 Range = dict[str, Any]
