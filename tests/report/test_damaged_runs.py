@@ -249,3 +249,11 @@ def test_whatever_a_value_is_it_is_judged_in_one_line(value: object) -> None:
         assert "\n" not in fault(value)
         assert "\n" not in fault({"round": 1, "client": 0, "comm/x": value, "refused": value})
     assert "\n" not in fault_of_recipe({"method": {"name": value}, "train": value, "paper": value})
+
+
+def test_where_no_client_is_scored_nothing_is_missing(tmp_path: Path) -> None:
+    for on in ("client", "global"):
+        run = write_run(tmp_path / on, [0.5], raw={"evaluate": {"on": on}})
+        (run / "clients.jsonl").write_text("")
+        notes = pictures.unreadable(comparison.study(find([run])))
+        assert any("clients.jsonl is missing" in note for note in notes) == (on == "client")

@@ -232,7 +232,8 @@ def unreadable(study: Study) -> list[str]:
     """Return a sentence for each file whose picture lacks something, as it cannot be used."""
     firsts = [row.runs[0] for row in study.rows]
     runs = [run for row in study.rows for run in row.runs]
-    empty = [run for run in firsts if not (run.clients.lines or run.clients.problems)]
+    scored = [run for run in firsts if run.recipe.get("evaluate", {}).get("on") != "global"]
+    empty = [run for run in scored if not (run.clients.lines or run.clients.problems)]
     clients = [run.folder / CLIENTS for run in empty if run.done and run.folder.is_dir()]
     there = [run.folder for run in firsts if (run.folder / FEATURES).exists()]
     features = [folder / FEATURES for folder in there if saved(folder) is None]
