@@ -29,9 +29,15 @@ DEEP = {"hidden": [7, 5]}  # below the two layers that some methods keep to a cl
 ONNX_READER = "onnxruntime"
 
 
+IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
+
+
 def trained(method: str, **sections: Any) -> ClientModel:
     recipe = QUICK | {"method": {"name": method}} | sections
-    return fedgist.run(recipe, data=blobs(), clients=rows()).model(2)
+    if method in IN_POOLS:
+        model = {"model": "mlp", **recipe.pop("model")}
+        recipe["clients"] = {"pools": {"all": model, "some": model | {"clients": [0, 2]}}}
+    return fedgist.run(recipe, data=blobs(), clients=rows(), public=blobs(seed=1).x).model(2)
 
 
 def from_pt2(path: Path, x: torch.Tensor) -> torch.Tensor:

@@ -69,6 +69,12 @@ def test_each_architecture_has_a_rate_and_moments_of_its_own() -> None:
     assert [line["server/lr/wide"] for line in result.rounds] == [0.1, 0.1]
 
 
+def test_a_pool_without_a_rate_is_refused_at_the_start() -> None:
+    models = {name: {"model": "logistic", "share": 1} for name in ("small", "large")}
+    with pytest.raises(RecipeError, match=r"unknown pool in method\.server\.lr 'large'; known: sm"):
+        world("fedadam", options={"server": {"lr": {"small": 0.1}}}, architectures=models)
+
+
 def test_a_rate_that_falls_is_in_the_record_and_rounds_cannot_be_added(tmp_path: Any) -> None:
     recipe = {
         "partition": {"name": "iid"},

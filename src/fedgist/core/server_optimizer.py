@@ -7,7 +7,7 @@ optimization", algorithm 2, whose Delta is -g). FedAvg is plain SGD with learnin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +42,11 @@ class ServerOptimizer:
     start: NonNegative = 1e-6
     bias_correction: bool = False
     final_factor: Share = 1.0
+
+    def check(self, pools: Iterable[str]) -> None:
+        """Raise InputError if a pool has no learning rate."""
+        for pool in pools:
+            of_pool(self.lr, pool, "method.server.lr")
 
     def rate(self, pool: str, number: int, num_rounds: int) -> float:
         """Return the learning rate of a pool in round ``number``."""

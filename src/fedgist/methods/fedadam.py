@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedgist.core.averaging import Weights, proximal_loss
 from fedgist.core.bounds import NonNegative
-from fedgist.core.method import Batch, Context, Method, Net, Nothing, Part
+from fedgist.core.method import Batch, Context, Method, Net, Nothing, Part, Task
 from fedgist.core.server_optimizer import ServerOptimizer
 from fedgist.core.server_steps import ServerSteps, Stepped
 
@@ -35,6 +35,10 @@ class FedAdam(Method):
     def exchange(self) -> ServerSteps:
         """Weights up and down; the server steps along their mean update."""
         return ServerSteps(self.server)
+
+    def check(self, task: Task) -> None:
+        """Raise InputError unless each architecture has a learning rate."""
+        self.server.check(task.starts)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""

@@ -61,7 +61,8 @@ class PeriodicCodist(Method):
         return ServerSteps(self.server)
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless there are pools, and public data."""
+        """Raise MethodError unless there are pools with their rates, and public data."""
+        self.server.check(task.starts)
         self.distillation.check(task)
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
