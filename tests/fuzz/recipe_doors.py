@@ -12,11 +12,11 @@ from typing import Any
 import tomli_w
 
 import fedgist
-from fedgist.cli.recipe_files import folder
+from fedgist.cli.recipe_files import folder, shipped
 from fedgist.federation.recipe import Recipe, flat, make, read
 from fuzz.mutations import SMALL, nasty, spoil_bytes, spoil_tree
 
-RECIPES = sorted(path for path in folder().rglob("*.toml") if path.stem != "table1")
+RECIPES = [folder() / f"{name}.toml" for name in shipped() if not name.endswith("table1")]
 EXTRA: dict[str, dict[str, Any]] = {
     "data": {"path": "x.npz", "label": "y", "mean": [0.0], "std": [1.0], "classes": ["a", "b"]},
     "partition": {"alpha": 0.1, "classes_per_client": 2, "min_size": 3, "name": "shards"},
