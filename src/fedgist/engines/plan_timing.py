@@ -79,7 +79,9 @@ class _Probe:
             return Plan(fixed or 1)
         # the machine's cores, not engine.workers: the plan must not depend on how many workers run
         cores = default_workers(self.settings.device)
-        at_once = math.ceil(self.task.training.fraction_train * len(clients))
+        training = self.task.training
+        pool = training.pools.get(name)
+        at_once = pool.per_round if pool else math.ceil(training.fraction_train * len(clients))
         most = max(1, self.memory_limit // cores // max(1, self._bytes(name)))
         candidates = [fixed] if fixed else sizes(at_once, cores, most)
         description = {
