@@ -80,10 +80,10 @@ def test_rules_are_torchs(optimizer: ServerOptimizer, name: str, settings: dict[
 
 
 def test_without_a_gradient_nothing_moves_and_nothing_breaks() -> None:
-    for rule in ("sgd", "momentum", "adagrad", "adam", "yogi"):
-        for corrects in (False, True):
-            optimizer = ServerOptimizer(rule, bias_correction=corrects)
-            assert (ours(optimizer, np.zeros((3, 4)), 0.3) == START).all()
+    rules: tuple[ServerRule, ...] = ("sgd", "momentum", "adagrad", "adam", "yogi")
+    optimizers = [ServerOptimizer(rule) for rule in rules]
+    for optimizer in [*optimizers, ServerOptimizer(bias_correction=True)]:
+        assert (ours(optimizer, np.zeros((3, 4)), 0.3) == START).all()
 
 
 @settings(deadline=None, max_examples=30)
@@ -96,6 +96,12 @@ def test_rates_fall_evenly(lr: float, final: float, rounds: int, data: st.DataOb
     expected = lr * np.interp(number, [1, rounds + 1], [1.0, final])
     assert optimizer.rate("small", number, rounds) == pytest.approx(expected)
     assert optimizer.rate("large", number, rounds) == pytest.approx(2 * expected)
+
+
+def test_a_correction_that_nothing_reads_is_refused() -> None:
+    ServerOptimizer(bias_correction=True).check(["a"])
+    with pytest.raises(ValueError, match="bias_correction: rule = 'yogi' has none, 'adam' does"):
+        ServerOptimizer("yogi", bias_correction=True).check(["a"])
 
 
 def test_a_pool_without_a_rate_is_named() -> None:

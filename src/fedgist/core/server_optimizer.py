@@ -17,6 +17,7 @@ from torch import Tensor
 from fedgist.core.bounds import NonNegative, PerPool, Positive, Share, of_pool
 from fedgist.core.schedules import Schedule
 from fedgist.core.tree import tree
+from fedgist.errors import MethodError
 
 ServerRule = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
 
@@ -30,8 +31,8 @@ class ServerOptimizer:
     for each pool. ``beta1`` is read by all but ``sgd``, ``beta2`` by ``adam`` and ``yogi``; ``eps``
     is what they call tau, and ``start`` the first value of the second moment. With
     ``bias_correction``, ``adam`` is Kingma and Ba's (2015, algorithm 1), which
-    ``torch.optim.Adam`` has. The rate falls evenly over the rounds to ``final_factor`` of it; 1: it
-    stays.
+    ``torch.optim.Adam`` has: moments then start from 0. The rate falls evenly over the rounds to
+    ``final_factor`` of it; 1: it stays.
     """
 
     rule: ServerRule = "adam"
@@ -44,7 +45,10 @@ class ServerOptimizer:
     final_factor: Share = 1.0
 
     def check(self, pools: Iterable[str]) -> None:
-        """Raise InputError if a pool has no learning rate."""
+        """Raise InputError if a pool has no learning rate, or a setting has no reader."""
+        if self.bias_correction and self.rule != "adam":
+            msg = f"method.server.bias_correction: rule = {self.rule!r} has none, 'adam' does"
+            raise MethodError(msg)
         for pool in pools:
             of_pool(self.lr, pool, "method.server.lr")
 
@@ -92,9 +96,8 @@ def step(
         return moved, ServerMoments(first, {}, count)
     first = {n: o.beta1 * m + (1.0 - o.beta1) * grads[n] for n, m in moments.first.items()}
     second = {n: _second(o, v, grads[n].square()) for n, v in moments.second.items()}
-    corrects = o.bias_correction and o.rule == "adam"
-    scale = 1.0 - o.beta1**count if corrects else 1.0
-    spread = 1.0 - o.beta2**count if corrects else 1.0
+    scale = 1.0 - o.beta1**count if o.bias_correction else 1.0
+    spread = 1.0 - o.beta2**count if o.bias_correction else 1.0
     moved = {
         n: p - lr * (first[n] / scale) / ((second[n] / spread).sqrt() + o.eps)
         for n, p in params.items()
