@@ -31,6 +31,7 @@ from fedgist.core.method import (
 from fedgist.core.server_optimizer import ServerOptimizer
 from fedgist.core.server_steps import ServerSteps, Stepped, Update, norm
 from fedgist.core.tree import tree
+from fedgist.errors import MethodError
 
 
 @tree
@@ -73,13 +74,16 @@ class MergedCodist(Method):
 
     def check(self, task: Task) -> None:
         """Raise MethodError unless there are pools with their rates, and public data."""
+        if self.first_alpha != 1.0 and not self.alpha_rounds:
+            msg = "method.first_alpha is read only with method.alpha_rounds above 0"
+            raise MethodError(msg)
         self.server.check(task.starts)
         self.distillation.check(task)
 
     def alpha_of(self, number: int) -> float:
         """Return alpha in round ``number``."""
         left = max(0.0, 1.0 - (number - 1) / self.alpha_rounds) if self.alpha_rounds else 0.0
-        return self.alpha + (self.first_alpha - self.alpha) * left
+        return left * self.first_alpha + (1.0 - left) * self.alpha
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"`` and, where alpha is below 1, the stages of a distillation."""
