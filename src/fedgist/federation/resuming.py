@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.training import Training
+from fedgist.core.tree import Tree
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.recipe import Recipe, flat
@@ -105,8 +106,9 @@ def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
         msg += f"among {old} rounds"
         raise RecipeError(msg)
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
+    start = start_server(side)
     for number in range(1, saved.round + 1):
-        for what, before, after in _plans(shorter, side, number):
+        for what, before, after in _plans(shorter, side, number, start):
             if before != after:
                 msg = (
                     f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
@@ -118,8 +120,10 @@ def _with_rounds(side: ServerSide, count: int) -> Training:
     return replace(side.task.training, num_rounds=count)
 
 
-def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, object, object]]:
-    """Return what a round does in two runs, by what it is called."""
+def _plans(
+    one: ServerSide, other: ServerSide, number: int, start: Tree
+) -> list[tuple[str, object, object]]:
+    """Return what a round does in two runs, by what it is called; ``start`` is their server's."""
     sides, name = (one, other), f"method {one.recipe.method.name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
@@ -127,9 +131,7 @@ def _plans(one: ServerSide, other: ServerSide, number: int) -> list[tuple[str, o
         [side.method.phases(context(side, number, stage)) for stage in stages[0]] for side in sides
     ]
     # a server's own learning rate, for instance
-    numbers = [
-        side.method.report(start_server(side), context(side, number, EVALUATE)) for side in sides
-    ]
+    numbers = [side.method.report(start, context(side, number, EVALUATE)) for side in sides]
     return [
         ("train.lr_schedule", rates[0], rates[1]),
         (name, stages[0], stages[1]),
