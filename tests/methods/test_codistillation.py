@@ -26,6 +26,8 @@ from fedgist.errors import InputError, RecipeError, Stopped
 from fedgist.federation import checkpoint
 from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import Federation
+from fedgist.federation.round_record import RoundRecord
+from fedgist.federation.round_under_way import RoundUnderWay
 from fedgist.federation.world import World, make_world
 from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
@@ -361,3 +363,13 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
         assert torch.equal(array, again.federation.checkpoint().server[name])
     for line, other in zip(whole.rounds, again.rounds, strict=True):
         assert without_times(line) == without_times(other)
+
+
+def test_what_is_left_of_a_round_is_copied_with_a_state_and_read_by_no_other_round() -> None:
+    arrays = {"x": torch.zeros(2)}
+    left = {"done": 1}
+    assert checkpoint.Checkpoint(3, arrays, arrays, under_way=left).copied().under_way == left
+    small_world = pooled("merged_codist")
+    fresh, stale = federation(small_world, PLAN), federation(small_world, PLAN)
+    stale.under_way = RoundUnderWay(RoundRecord(4, ("small", "large")), [], done=2)
+    assert without_times(stale.do_round(1)[0]) == without_times(fresh.do_round(1)[0])

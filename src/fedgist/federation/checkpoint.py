@@ -94,7 +94,7 @@ class Checkpoint:
         server, clients = (
             {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
         )
-        return Checkpoint(self.round, server, clients)
+        return Checkpoint(self.round, server, clients, under_way=self.under_way)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:

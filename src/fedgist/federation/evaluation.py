@@ -15,6 +15,7 @@ from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
+from fedgist.federation.recipe import Recipe
 from fedgist.federation.record import Line
 
 ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
@@ -62,6 +63,15 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 def has_named_sets(task: Task) -> bool:
     """Whether the server was given test sets of its own, besides those that it has by itself."""
     return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
+
+
+def scores_models(recipe: Recipe, task: Task) -> str:
+    """Return the setting for which the server's own models are scored; empty if they are not."""
+    if recipe.evaluate.on == "global":
+        return "evaluate.on = 'global'"
+    if recipe.data.held_out:
+        return f"data.held_out = {recipe.data.held_out}"
+    return "evaluate.sets" if has_named_sets(task) else ""
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:

@@ -108,8 +108,8 @@ class Federation:
         PausedError
             If the round is left between two stages.
         """
-        begin = time.perf_counter() - (self.under_way.seconds if self.under_way else 0.0)
-        now = self._do_stages(number, begin)
+        now = self._do_stages(number)
+        begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
         if self.side.hears is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
@@ -124,18 +124,19 @@ class Federation:
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
-    def _do_stages(self, number: int, begin: float) -> RoundUnderWay:
+    def _do_stages(self, number: int) -> RoundUnderWay:
         """Do the stages that are left of a round, and return what came of all."""
-        stages = self.method.stages(self.context("", number))
-        if self.under_way is None:
+        began, stages = time.perf_counter(), self.method.stages(self.context("", number))
+        if self.under_way is None or self.under_way.record.number != number:
             record = RoundRecord(number, tuple(self.task.training.pools))
             self.under_way = RoundUnderWay(record, self._select(number, stages))
         now = self.under_way
+        before = now.seconds
         for stage in stages[now.done :]:
             alone = self._do_stage(self.context(stage, number), now)
             now.done += 1
             between = number > 0 and now.done < len(stages)
-            now.seconds = time.perf_counter() - begin
+            now.seconds = before + time.perf_counter() - began
             if alone and between and self.pause(f"{stage}, {now.done} of {len(stages)}"):
                 raise PausedError
         self.under_way = None
@@ -213,7 +214,7 @@ class Federation:
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
-        if settings.on == "global" or evaluation.has_named_sets(self.task):
+        if evaluation.scores_models(self.side.recipe, self.task):
             models = check_returned(self.method.models(self.server, ctx), self.method, "models")
             line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":

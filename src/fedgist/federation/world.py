@@ -30,7 +30,7 @@ from fedgist.federation.availability import availability
 from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.client_settings import client_settings
-from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets
+from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets, scores_models
 from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import (
@@ -253,14 +253,14 @@ def _check_evaluation(side: ServerSide) -> None:
     if least > max(count, 1) and not side.method.merges_clients:
         msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
         raise RecipeError(msg)
-    wanted = "evaluate.on = 'global'" if side.recipe.evaluate.on == "global" else "evaluate.sets"
-    if wanted == "evaluate.sets" and not has_named_sets(side.task):
+    wanted = scores_models(side.recipe, side.task)
+    if not wanted:
         return
     ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
     if not side.method.models(side.method.init_server(ctx), ctx):
         msg = (
             f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
-            "has none; use evaluate.on = 'client' or 'test'"
+            "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
         )
         raise RecipeError(msg)
     if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
