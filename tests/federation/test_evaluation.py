@@ -99,7 +99,7 @@ def test_one_model_of_the_server_is_the_global_one() -> None:
 @pytest.mark.parametrize(
     ("evaluate", "says"),
     [
-        ({"on": "global"}, "method local has none; use evaluate.on = 'client'"),
+        ({"on": "global"}, "method local has none; clients' are, with evaluate.on = 'client'"),
         ({"sets": {"x": {"classes": [7]}}}, "classes names class 7; the data have classes 0..2"),
         ({"sets": {"x": {"classes": []}}}, "evaluate.sets.x.classes"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'
 
 def made(public: dict[str, Any] | None = None, **data: Any) -> World:
     section = {} if public is None else {"public": public}
-    return make_world(make({"data": section | data}))
+    return make_world(make({"data": section | data, "method": {"name": "fedadam"}}))
 
 
 def test_public_rows_and_rows_held_out_are_no_clients() -> None:
@@ -33,12 +34,10 @@ def test_public_rows_and_rows_held_out_are_no_clients() -> None:
     assert len(world.data.y) == DIGITS - 600
     assert world.public is not None
     assert not bool(world.public.y.any())  # labels that nobody may see are not there
-    taken = [*world.public.x.flatten(1), *world.data.x.flatten(1)]
     held: Any = task.test_sets["validation"]
-    taken += [*held.x.flatten(1)]
-    whole = make_world(make({})).data.x.flatten(1)
-    # as a multiset: each row is in one place
-    assert torch.equal(torch.stack(taken).sort(0).values, whole.sort(0).values)
+    whole = make_world(make({})).data.x.flatten(1).tolist()
+    taken = [x.flatten(1).tolist() for x in (world.public.x, world.data.x, held.x)]
+    assert sorted(itertools.chain(*taken)) == sorted(whole)  # each row is in one place
 
 
 def test_labels_are_there_where_they_may_be_seen() -> None:
@@ -85,6 +84,7 @@ def test_given_rows_take_the_place_of_the_recipes() -> None:
         ({"public": {"rows": 5, "images": 3}}, "data.public.images: unknown key"),
         ({"public": {"name": "circle"}}, "circle.* shape"),
         ({"public": {"rows": 5}, "normalize": "client"}, "state data.mean and data.std"),
+        ({"public": {"rows": 5, "augment": ["flip"]}, "name": "circle"}, "augment needs images"),
         ({"held_out": -1}, "data.held_out = -1"),
         ({"held_out": DIGITS}, f"data.held_out = {DIGITS}: there are {DIGITS}"),
         ({"held_out": 5, "validation": 0.1}, "validation and held_out both hold rows out"),
@@ -114,6 +114,15 @@ def test_several_models_are_judged_by_their_mean() -> None:
         both = [line[f"eval/global/{pool}/{name}/accuracy"] for pool in "ab"]
         assert line[f"{column}accuracy_mean"] == pytest.approx(sum(both) / 2)
     assert "eval/global/accuracy" not in line
+
+
+def test_rows_held_out_are_read_also_where_clients_are_judged() -> None:
+    recipe = two_models(evaluate={"on": "client"})
+    line = fedgist.run(recipe).rounds[-1]
+    assert 0.0 < line["eval/validation/accuracy_mean"] < 1.0
+    assert "eval/client/accuracy_mean" in line
+    with pytest.raises(InputError, match=r"data\.held_out = 200: .*local"):
+        make_world(make(recipe | {"method": {"name": "local"}}))
 
 
 def test_a_search_takes_the_rows_that_the_server_holds_out(tmp_path: Path) -> None:

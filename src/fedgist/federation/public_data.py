@@ -21,6 +21,7 @@ from fedgist.errors import RecipeError
 from fedgist.federation.data_section import PublicSection
 from fedgist.federation.recipe import Recipe
 
+IMAGE = 3  # dimensions: channels, height, width
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 
@@ -60,6 +61,9 @@ def set_aside(
         If the rows cannot be had, or do not have the form of the data.
     """
     section = recipe.data.public
+    if section and section.augment and len(data.input_shape) != IMAGE:
+        msg = f"data.public.augment needs images; {data.name} has examples of shape "
+        raise RecipeError(msg + str(list(data.input_shape)))
     if own is not None:
         _check_given(section)
         return data, _unlabelled(own)
