@@ -104,7 +104,7 @@ def distilled(
 
 
 def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
-    found = fed.server.pools.averages.weights
+    found = fed.server.averages.weights
     return {name: {n: a.clone() for n, a in w.arrays.items()} for name, w in found.items()}
 
 
@@ -140,9 +140,9 @@ def test_moments_are_forgotten_after_a_distillation() -> None:
     small_world = pooled("periodic_codist", period=2, distillation={"steps": 2, "batch_size": 4})
     fed = federation(small_world, PLAN)
     fed.advance()
-    assert all(float(m.count) == 1 for m in fed.server.pools.moments.values())
+    assert all(float(m.count) == 1 for m in fed.server.moments.values())
     fed.advance()
-    for moments in fed.server.pools.moments.values():
+    for moments in fed.server.moments.values():
         assert float(moments.count) == 0
         assert not any(bool(m.any()) for m in moments.first.values())
     fed.engine.close()
@@ -155,7 +155,7 @@ def test_without_a_distillation_it_is_fedadam_bit_for_bit(method: str) -> None:
     fedadam = trace(pooled("fedadam"), PLAN).state
     for name, array in fedadam.items():
         if name.startswith("server/"):
-            assert torch.equal(array, ours[name.replace("server/", "server/pools/", 1)])
+            assert torch.equal(array, ours[name])
 
 
 def test_merged_steps_are_along_both_directions() -> None:

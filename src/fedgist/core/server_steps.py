@@ -7,7 +7,8 @@ in one line, as it does :class:`~fedgist.core.averaging.Averaging`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, replace
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,23 @@ class Stepped:
 
     averages: Averages
     moments: dict[str, ServerMoments]
+
+
+class Steps(Protocol):
+    """A server's state that has :class:`Stepped`'s fields, whatever else a method keeps in it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+    @property
+    def averages(self) -> Averages:
+        """Return the weights of each architecture."""
+
+    @property
+    def moments(self) -> dict[str, ServerMoments]:
+        """Return the moments of each architecture's optimizer."""
+
+
+State = TypeVar("State", bound=Steps)
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ class ServerSteps:
         moments = {name: server_optimizer.init(self.optimizer, net.params) for name, net in starts}
         return Stepped(AVERAGE.init_server(ctx), moments)
 
-    def download(self, server: Stepped, order: Order, ctx: Context) -> Weights:
+    def download(self, server: Steps, order: Order, ctx: Context) -> Weights:
         """Return the weights of the client's architecture."""
         return AVERAGE.download(server.averages, order, ctx)
 
@@ -69,13 +87,13 @@ class ServerSteps:
         """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
         return AVERAGE.upload(net, own, sums, down, ctx)
 
-    def server_update(self, server: Stepped, replies: Replies, ctx: Context) -> Stepped:
+    def server_update(self, server: State, replies: Replies, ctx: Context) -> State:
         """Step in each architecture that answered (lines 9 to 14); the others stay as they are."""
         for name, update in self.updates(server, replies, ctx).items():
             server = self.step(server, name, update, ctx)
         return server
 
-    def updates(self, server: Stepped, replies: Replies, ctx: Context) -> dict[str, Update]:
+    def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, Update]:
         """Return what the clients of each architecture that answered come to."""
         found = {}
         for name in replies.architectures:
@@ -85,7 +103,7 @@ class ServerSteps:
             found[name] = Update(grads, {n: a for n, a in mean.items() if n not in params})
         return found
 
-    def step(self, server: Stepped, name: str, update: Update, ctx: Context) -> Stepped:
+    def step(self, server: State, name: str, update: Update, ctx: Context) -> State:
         """Return the state after a step of one architecture."""
         old = server.averages.weights[name].arrays
         params = {n: old[n] for n in update.grads}
@@ -93,17 +111,15 @@ class ServerSteps:
         stepped, moments = server_optimizer.step(
             self.optimizer, lr, params, update.grads, server.moments[name]
         )
-        weights = Weights(old | update.buffers | stepped)
-        return Stepped(
-            Averages(server.averages.weights | {name: weights}), server.moments | {name: moments}
-        )
+        weights = server.averages.weights | {name: Weights(old | update.buffers | stepped)}
+        return replace(server, averages=Averages(weights), moments=server.moments | {name: moments})
 
-    def replaced(self, server: Stepped, weights: Mapping[str, Weights], ctx: Context) -> Stepped:
+    def replaced(self, server: State, weights: Mapping[str, Weights], ctx: Context) -> State:
         """Return the state with other weights, and moments without memory for all."""
-        fresh = self.init_server(ctx)
-        return Stepped(Averages({**server.averages.weights, **weights}), fresh.moments)
+        averages = Averages({**server.averages.weights, **weights})
+        return replace(server, averages=averages, moments=self.init_server(ctx).moments)
 
-    def models(self, server: Stepped, ctx: Context) -> Mapping[str, Net]:
+    def models(self, server: Steps, ctx: Context) -> Mapping[str, Net]:
         """Return the global model of each architecture."""
         return AVERAGE.models(server.averages, ctx)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import codistillation
-from fedgist.core.averaging import Weights, proximal_loss
+from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, NonNegativeInt, Share
 from fedgist.core.codistillation import STAGE, Distillation, Students
 from fedgist.core.method import (
@@ -28,8 +28,8 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.server_optimizer import ServerOptimizer
-from fedgist.core.server_steps import ServerSteps, Stepped, Update, norm
+from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
+from fedgist.core.server_steps import ServerSteps, Update, norm
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 
@@ -42,7 +42,8 @@ class Server:
     there were any, ().
     """
 
-    pools: Stepped
+    averages: Averages
+    moments: dict[str, ServerMoments]
     grads: dict[str, dict[str, Tensor]]
     buffers: dict[str, dict[str, Tensor]]
     answered: dict[str, Tensor]
@@ -92,14 +93,15 @@ class MergedCodist(Method):
 
     def init_server(self, ctx: Context) -> Server:
         """Return the common starts, and gradients of zeros."""
-        pools, zero = self.exchange.init_server(ctx), torch.zeros((), device=ctx.key.device)
+        start, zero = self.exchange.init_server(ctx), torch.zeros((), device=ctx.key.device)
         starts = ctx.task.starts.items()
         return Server(
-            pools,
+            start.averages,
+            start.moments,
             {name: {n: torch.zeros_like(p) for n, p in net.params.items()} for name, net in starts},
             {name: dict(net.buffers) for name, net in starts},
             dict.fromkeys(ctx.task.starts, zero),
-            codistillation.begin(pools.averages.weights, ctx),
+            codistillation.begin(start.averages.weights, ctx),
         )
 
     def orders(
@@ -107,10 +109,6 @@ class MergedCodist(Method):
     ) -> Sequence[Order] | None:
         """Return all that were selected; a distillation is the server's own work."""
         return None if ctx.stage.startswith(STAGE) else selected
-
-    def download(self, server: Server, order: Order, ctx: Context) -> Weights:
-        """Return the weights of the pool."""
-        return self.exchange.download(server.pools, order, ctx)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
@@ -120,7 +118,7 @@ class MergedCodist(Method):
         """Take what clients came to (line 3), or go on with the distillation (lines 4 to 9)."""
         if not ctx.stage.startswith(STAGE):
             return self._heard(server, replies, ctx)
-        frozen, students, stages = server.pools.averages.weights, server.students, self.stages(ctx)
+        frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)
         if ctx.stage == stages[1]:
             students = codistillation.begin(frozen, ctx)  # lines 4 and 5
         if any(bool(flag) for flag in server.answered.values()):  # else there is nothing to merge
@@ -131,8 +129,8 @@ class MergedCodist(Method):
     def _heard(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Keep the gradients of pools that answered; if nothing is distilled, step along them."""
         if len(self.stages(ctx)) == 1:
-            return replace(server, pools=self.exchange.server_update(server.pools, replies, ctx))
-        found = self.exchange.updates(server.pools, replies, ctx)
+            return self.exchange.server_update(server, replies, ctx)
+        found = self.exchange.updates(server, replies, ctx)
         one = torch.ones((), device=ctx.key.device)
         return replace(
             server,
@@ -143,18 +141,14 @@ class MergedCodist(Method):
 
     def _merged(self, server: Server, ctx: Context) -> Server:
         """Step along g and delta, as long as g is (lines 7 to 9); a silent pool stays as it is."""
-        pools, alpha = server.pools, self.alpha_of(ctx.round)
+        alpha = self.alpha_of(ctx.round)
         for name in (name for name, flag in server.answered.items() if bool(flag)):
-            old, student = pools.averages.weights[name].arrays, server.students.weights[name].arrays
-            g = server.grads[name]
+            old = server.averages.weights[name].arrays
+            student, g = server.students.weights[name].arrays, server.grads[name]
             merged = merge(g, {n: old[n] - student[n] for n in g}, alpha)
-            pools = self.exchange.step(pools, name, Update(merged, server.buffers[name]), ctx)
+            server = self.exchange.step(server, name, Update(merged, server.buffers[name]), ctx)
         silent = dict.fromkeys(server.answered, torch.zeros((), device=ctx.key.device))
-        return replace(server, pools=pools, answered=silent)
-
-    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
-        """Return the model of each pool."""
-        return self.exchange.models(server.pools, ctx)
+        return replace(server, answered=silent)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Return the server's learning rates, alpha and, if distilled, the students' losses."""

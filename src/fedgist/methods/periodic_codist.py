@@ -7,13 +7,13 @@ codistillation", algorithm 1. See docs/methods/periodic_codist.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedgist.core import codistillation
-from fedgist.core.averaging import Weights, proximal_loss
+from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, PositiveInt
 from fedgist.core.codistillation import STAGE, Distillation, Students
 from fedgist.core.method import (
@@ -27,8 +27,8 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.server_optimizer import ServerOptimizer
-from fedgist.core.server_steps import ServerSteps, Stepped
+from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
+from fedgist.core.server_steps import ServerSteps
 from fedgist.core.tree import tree
 
 
@@ -36,7 +36,8 @@ from fedgist.core.tree import tree
 class Server:
     """Server state: the pools' models and moments, and the students of a distillation."""
 
-    pools: Stepped
+    averages: Averages
+    moments: dict[str, ServerMoments]
     students: Students
 
 
@@ -72,18 +73,15 @@ class PeriodicCodist(Method):
 
     def init_server(self, ctx: Context) -> Server:
         """Return the common starts."""
-        pools = self.exchange.init_server(ctx)
-        return Server(pools, codistillation.begin(pools.averages.weights, ctx))
+        start = self.exchange.init_server(ctx)
+        students = codistillation.begin(start.averages.weights, ctx)
+        return Server(start.averages, start.moments, students)
 
     def orders(
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
         """Return all that were selected; a distillation is the server's own work."""
         return None if ctx.stage.startswith(STAGE) else selected
-
-    def download(self, server: Server, order: Order, ctx: Context) -> Weights:
-        """Return the weights of the pool."""
-        return self.exchange.download(server.pools, order, ctx)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
@@ -92,19 +90,15 @@ class PeriodicCodist(Method):
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Step in each pool (line 3), or go on with the distillation (lines 5 to 8)."""
         if not ctx.stage.startswith(STAGE):
-            pools = self.exchange.server_update(server.pools, replies, ctx)
-            return Server(pools, server.students)
-        frozen, students, stages = server.pools.averages.weights, server.students, self.stages(ctx)
+            return self.exchange.server_update(server, replies, ctx)
+        frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)
         if ctx.stage == stages[1]:
             students = codistillation.begin(frozen, ctx)  # lines 5 and 6
         students = codistillation.learn(students, frozen, self.distillation, ctx)  # line 7
+        server = replace(server, students=students)
         if ctx.stage != stages[-1]:
-            return Server(server.pools, students)
-        return Server(self.exchange.replaced(server.pools, students.weights, ctx), students)
-
-    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
-        """Return the model of each pool."""
-        return self.exchange.models(server.pools, ctx)
+            return server
+        return self.exchange.replaced(server, students.weights, ctx)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Return the server's learning rates and, after a distillation, the students' losses."""
