@@ -87,7 +87,9 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
     paper = read(find_recipe(recipe), own=own).paper
     also = about.get("also", {})
-    places = {row: f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()}
+    places = {
+        _short(row): f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()
+    }
     return Experiment(
         about["name"],
         about["title"],
@@ -98,6 +100,15 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         about,
         reference,
     )
+
+
+def _short(folder: str) -> str:
+    """Return the label of a sweep's cell: numbers with their key's last part, words alone."""
+    pairs = [part.split("=", 1) for part in folder.split(",") if "=" in part]
+    if not pairs:
+        return folder
+    numbers = [f"{key.split('.')[-1]}={value}" for key, value in pairs if not value.isidentifier()]
+    return " ".join([*(value for _, value in pairs if value.isidentifier()), *numbers])
 
 
 def _cell(label: str, place: Path, paper: PaperSection) -> Cell:

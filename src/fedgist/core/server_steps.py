@@ -46,7 +46,7 @@ class Steps(Protocol):
         """Return the moments of each architecture's optimizer."""
 
 
-State = TypeVar("State", bound=Steps)
+S = TypeVar("S", bound=Steps)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ServerSteps:
         """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
         return AVERAGE.upload(net, own, sums, down, ctx)
 
-    def server_update(self, server: State, replies: Replies, ctx: Context) -> State:
+    def server_update(self, server: S, replies: Replies, ctx: Context) -> S:
         """Step in each architecture that answered (lines 9 to 14); the others stay as they are."""
         for name, update in self.updates(server, replies, ctx).items():
             server = self.step(server, name, update, ctx)
@@ -103,7 +103,7 @@ class ServerSteps:
             found[name] = Update(grads, {n: a for n, a in mean.items() if n not in params})
         return found
 
-    def step(self, server: State, name: str, update: Update, ctx: Context) -> State:
+    def step(self, server: S, name: str, update: Update, ctx: Context) -> S:
         """Return the state after a step of one architecture."""
         old = server.averages.weights[name].arrays
         params = {n: old[n] for n in update.grads}
@@ -114,7 +114,7 @@ class ServerSteps:
         weights = server.averages.weights | {name: Weights(old | update.buffers | stepped)}
         return replace(server, averages=Averages(weights), moments=server.moments | {name: moments})
 
-    def replaced(self, server: State, weights: Mapping[str, Weights], ctx: Context) -> State:
+    def replaced(self, server: S, weights: Mapping[str, Weights], ctx: Context) -> S:
         """Return the state with other weights, and moments without memory for all."""
         averages = Averages({**server.averages.weights, **weights})
         return replace(server, averages=averages, moments=self.init_server(ctx).moments)
