@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
-from fedgist.core.objective import Classes, Marks
+from fedgist.core.objective import Classes, ClassMarks
 from fedgist.errors import InputError
 
 CLASSES = 4
 EVERY = Classes(CLASSES)
 
 
-def marked(seed: int, sizes: list[int], *, ties: bool) -> tuple[Marks, torch.Tensor, torch.Tensor]:
+def marked(
+    seed: int, sizes: list[int], *, ties: bool
+) -> tuple[ClassMarks, torch.Tensor, torch.Tensor]:
     """Return marks, labels and mask of padded clients; ``ties`` rounds logits, so that some tie."""
     key, longest = random.key(seed), max([1, *sizes])
     shape = (len(sizes), longest)
@@ -85,7 +87,7 @@ def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None
     marks = few.mark(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
     assert marks.scores.shape == (5, 0)
     values = few.measure(
-        Marks(*(leaf.unsqueeze(0) for leaf in (marks.loss, marks.label, marks.scores))),
+        ClassMarks(*(leaf.unsqueeze(0) for leaf in (marks.loss, marks.label, marks.scores))),
         y.unsqueeze(0),
         torch.ones(1, 5, dtype=torch.bool),
     )

@@ -27,9 +27,12 @@ def test_names() -> None:
         "celeba",
         "wisdm",
         "circle",
+        "stackexchange",
+        "shakespeare",
         "npz",
         "folder",
         "table",
+        "text_file",
         "huggingface",
     ]
     assert all(text and "\n" not in text for text in SOURCES.summaries().values())

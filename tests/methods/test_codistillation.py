@@ -23,6 +23,7 @@ from fedgist.core import codistillation, random
 from fedgist.core.codistillation import Distillation
 from fedgist.core.method import Context, Replies
 from fedgist.engines.stacking_plan import Plan
+from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import InputError, RecipeError, Stopped
 from fedgist.federation import checkpoint
 from fedgist.federation.recipe import make, read
@@ -355,3 +356,31 @@ def test_what_is_left_of_a_round_is_copied_with_a_state_and_read_by_no_other_rou
     fresh, stale = federation(small_world, PLAN), federation(small_world, PLAN)
     stale.under_way = RoundUnderWay(RoundRecord(4, ("small", "large")), [], done=2)
     assert without_times(stale.do_round(1)[0]) == without_times(fresh.do_round(1)[0])
+
+
+def test_the_server_keeps_its_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    learn = codistillation.learn
+
+    def watched(*args: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return learn(*args)
+
+    monkeypatch.setattr(codistillation, "learn", watched)
+    recipe = {
+        "clients": {"num_clients": 2, "pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+        "engine": {"workers": 1, "plans": {name: {"cohort_size": 2} for name in "ab"}},
+    }
+    method = MergedCodist(distillation=Distillation(1, 8))
+    parts: dict[str, Any] = {"data": blobs(), "public": blobs(seed=1).x, "method": method}
+    engine = recipe["engine"] | {"server_threads": 3}
+    run = {"train": {"num_rounds": 1}}
+    fedgist.run(recipe | run | {"engine": engine}, out=tmp_path / "run", **parts)
+    fedgist.run(recipe | run, out=tmp_path / "run", resume=True, rounds=2, **parts)
+    assert seen == [3, 3]  # the run was begun with three
+    assert read(tmp_path / "run" / "recipe.toml").engine.server_threads == seen[0]
+    seen.clear()
+    fedgist.run(recipe | run, out=tmp_path / "other", **parts)
+    assert seen == [default_workers("cpu")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
+from fedgist.core.batch import made_up
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net, split
 from fedgist.core.tree import map_leaves, stack
@@ -18,7 +19,7 @@ from fedgist.federation.recipe import make
 from fedgist.federation.world import make_world
 from fedgist.models import MODELS
 
-GRAY, COLOR = (1, 28, 28), (3, 32, 32)
+GRAY, COLOR, TEXT = (1, 28, 28), (3, 32, 32), (9,)
 
 CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("logistic", (7,), {}),
@@ -38,6 +39,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("resnet18", COLOR, {"width": 4}),
     ("resnet18", GRAY, {"width": 4, "features": 6, "norm": "group"}),
     ("mobilenetv2", COLOR, {"width": 0.25}),
+    ("word_lstm", TEXT, {"embedding": 5, "hidden": 4, "layers": 2}),
 ]
 
 
@@ -49,10 +51,12 @@ def size(module: nn.Module) -> int:
 def test_every_model_splits_and_gives_logits(
     name: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    net = split(lambda: MODELS[name](shape, 6, **options), shape, 6).start(0)
-    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
-    assert net(x).shape == (3, 6)
-    assert net.features(x).shape == (3, net.arch.feature_width)
+    text = shape == TEXT
+    net = split(lambda: MODELS[name](shape, 6, **options), shape, 6, text=text).start(0)
+    x, _ = made_up(random.key(0), 3, shape, 6, text=text)
+    places = shape if text else ()
+    assert net(x).shape == (3, *places, 6)
+    assert net.features(x).shape == (3, *places, net.arch.feature_width)
     assert bool(torch.isfinite(net(x)).all())
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from fedgist.core import random
 from fedgist.core.tree import tree
+
+#: The label of a place in a text that is not counted: nothing follows, or what follows is padding.
+NO_WORD = -1
 
 
 @tree
@@ -21,6 +27,9 @@ class Labels:
 @tree
 class Batch:
     """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
+
+    Where rows are texts, ``x`` and ``y`` are whole numbers (batch, length): words, and what follows
+    each of them, ``NO_WORD`` where that is not counted.
 
     ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
     whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each
@@ -48,3 +57,14 @@ class RowSet(Protocol):
 
         ``keys`` (clients,) draw the augmentation; without them there is none.
         """
+
+
+def made_up(
+    key: Tensor, rows: int, shape: Sequence[int], num_classes: int, *, text: bool
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels that look like examples of a task: of ``shape``, or texts."""
+    count = torch.arange(rows, device=key.device) % num_classes
+    if not text:
+        return random.normal(random.fold(key, "rows"), (rows, *shape)), count
+    x = random.integers(random.fold(key, "rows"), (rows, *shape), num_classes)
+    return x, x.roll(-1, 1)

@@ -67,6 +67,9 @@ class Distillation:
         if task.public is None:
             msg = "codistillation needs public data: give [data.public] with rows or a name"
             raise MethodError(msg)
+        if self.mixup and task.objective.text:
+            msg = "method.distillation.mixup mixes numbers: texts cannot be mixed"
+            raise MethodError(msg)
         if self.labels and not task.public_labels:
             msg = "method.distillation.labels needs data.public.labelled = true"
             raise MethodError(msg)
@@ -84,18 +87,18 @@ class Distillation:
         return range(begin, min(begin + STEPS_AT_ONCE, self.steps))
 
     def target(self, pool: str, logits: Mapping[str, Tensor], truth: Tensor | None) -> Tensor:
-        """Return the target distributions of a student, (batch, classes).
+        """Return the target distributions of a student, (batch, classes), at each place of texts.
 
         ``logits`` are the frozen models' by pool, ``truth`` the labels' distributions. The target
         is ``(1 - r) mean_j softmax(z_j / T_j) + r softmax(z_i)``, j over the other pools.
         """
         others = [
-            functional.softmax(z / self._of("temperature", name), 1)
+            functional.softmax(z / self._of("temperature", name), -1)
             for name, z in logits.items()
             if name != pool
         ]
         r = self._of("regularization", pool)
-        soft = (1.0 - r) * torch.stack(others).mean(0) + r * functional.softmax(logits[pool], 1)
+        soft = (1.0 - r) * torch.stack(others).mean(0) + r * functional.softmax(logits[pool], -1)
         return soft if truth is None else (1.0 - self.labels) * soft + self.labels * truth
 
     def _of(self, name: str, pool: str) -> float:
@@ -160,7 +163,7 @@ def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Te
     keys = random.fold(key, "augment").unsqueeze(0)
     batch = take(public.batch(rows.to(ctx.key.device).unsqueeze(0), keys), 0)
     truth = (
-        functional.one_hot(batch.y, ctx.task.num_classes).to(batch.x.dtype)
+        functional.one_hot(batch.y.clamp(min=0), ctx.task.num_classes).to(torch.float32)
         if settings.labels
         else None
     )
@@ -190,12 +193,16 @@ def _step(
     memory: OptimizerState,
     key: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a student's arrays after a step down ``KL(target || softmax(z))``, and the loss."""
+    """Return a student's arrays after a step down ``KL(target || softmax(z))``, and the loss.
+
+    Of texts it is the mean over all places that are counted.
+    """
     values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
     run = Pass(batch.mask, key)
     with torch.enable_grad():
         logits = replace(net.having(values), run=run)(batch.x)
-        loss = functional.kl_div(functional.log_softmax(logits, 1), target, reduction="batchmean")
+        of_each = functional.kl_div(functional.log_softmax(logits, -1), target, reduction="none")
+        loss = of_each.sum(-1)[batch.y >= 0].mean()
         found = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
     params = {name: p.detach() for name, p in values.items()}
     grads = dict(zip(params, found, strict=True))

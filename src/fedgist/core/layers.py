@@ -44,6 +44,8 @@ class Pass:
         return random.fold(self.key, "dropout", self.draws)
 
 
+_MATRIX = 2  # dimensions: rows, and the numbers in each
+
 current: ContextVar[Pass | None] = ContextVar("pass", default=None)  # None: evaluation
 
 
@@ -120,9 +122,11 @@ class Linear(nn.Module):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W' + b for ``x`` (batch, in), ``weight`` (out, in), ``bias`` (out,)."""
-    if bias is None or x.dim() != 2:  # noqa: PLR2004
+    """Return x W' + b for ``x`` (batch, ..., in), ``weight`` (out, in), ``bias`` (out,)."""
+    if bias is None or x.dim() < _MATRIX:
         return F.linear(x, weight, bias)
+    if x.dim() > _MATRIX:
+        return linear(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
     if torch.is_autocast_enabled(x.device.type):  # a function of our own is not cast by torch
         half = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(half), weight.to(half), bias.to(half)

@@ -162,8 +162,8 @@ class Method:
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
     accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
-    # what each client may set for itself, a frozen dataclass: init_client finds it in ctx.settings
-    own_settings: ClassVar[type | None] = None
+    needs_classes: ClassVar[bool] = False  # one for each row: texts have none
+    own_settings: ClassVar[type | None] = None  # of each client, a dataclass: in ctx.settings
     among_peers: ClassVar[bool] = False  # whether downloads can be of those alone that one hears
 
     @property

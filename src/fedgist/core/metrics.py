@@ -47,12 +47,25 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
         )
     }
 )
+#: The metrics of the next word, by name.
+WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "accuracy": CLASS_METRICS["accuracy"],
+        "perplexity": Metric("perplexity", "Perplexity", "", "lower"),
+    }
+)
+#: The metrics of each objective, by their names.
+METRICS_OF: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
+    {"classes": CLASS_METRICS, "next_word": WORD_METRICS}
+)
+#: All metrics that a recipe can choose, by name.
+CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType({**CLASS_METRICS, **WORD_METRICS})
 #: Every metric there is, by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {LOSS.name: LOSS, **CLASS_METRICS, INFORMATION.name: INFORMATION}
+    {LOSS.name: LOSS, **CHOSEN_METRICS, INFORMATION.name: INFORMATION}
 )
 #: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
 #: are smoothed.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
-    {"classes": "fedgist.core.objective:Classes"}
+    {"classes": "fedgist.core.objective:Classes", "next_word": "fedgist.core.next_word:NextWord"}
 )

@@ -29,7 +29,8 @@ class Architecture:
     """The shape of a model: its body as a module, its layers, and name and sizes of its head.
 
     In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
-    seed.
+    seed. With ``text``, inputs are word numbers (batch, length), and features and logits have a
+    line for each place of a text, (batch, length, m).
     """
 
     name: str
@@ -41,6 +42,7 @@ class Architecture:
     head_bias: bool
     input_shape: tuple[int, ...]
     start: Callable[[int], Net] = field(repr=False)
+    text: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
         """Return it with convolutions that run client by client (``each``) or stacked."""
@@ -81,7 +83,7 @@ class Net:
         return out
 
     def logits(self, z: Tensor) -> Tensor:
-        """Run the head: (batch, m) -> (batch, classes)."""
+        """Run the head: (batch, m) -> (batch, classes), and at each place of texts."""
         return linear(z, *self.head)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -136,6 +138,7 @@ def split(
     *,
     name: str = "model",
     head: str | None = None,
+    text: bool = False,
 ) -> Architecture:
     """Split a module into body and head.
 
@@ -150,6 +153,8 @@ def split(
         Width of the head.
     head
         Name of the linear layer that is the head; the last linear layer if not given.
+    text
+        Whether inputs are texts, (batch, length), and outputs (batch, length, classes).
 
     Raises
     ------
@@ -175,6 +180,7 @@ def split(
         head_bias=layer.bias is not None,
         input_shape=input_shape,
         start=start,
+        text=text,
     )
     _check(start(0), whole)
     return arch
@@ -218,6 +224,10 @@ def _cut(
 def _check(net: Net, whole: nn.Module) -> None:
     arch = net.arch
     x = torch.linspace(-1.0, 1.0, 2 * math.prod(arch.input_shape)).view(2, *arch.input_shape)
+    rows: tuple[int, ...] = (2,)
+    if arch.text:
+        x = torch.arange(x.numel()).view(x.shape) % arch.num_classes
+        rows = (2, *arch.input_shape)
     with torch.no_grad():
         expected = _attempt(lambda: whole.eval()(x))
         z = _attempt(lambda: net.features(x))
@@ -225,15 +235,15 @@ def _check(net: Net, whole: nn.Module) -> None:
             why = first_line(z)
             msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {why}"
             raise ValueError(msg) from z  # noqa: TRY004  # the caller asks for values that fit
-        whole_works = isinstance(expected, Tensor) and expected.shape == (2, arch.num_classes)
-        if isinstance(z, Tensor) and z.shape != (2, arch.feature_width) and not whole_works:
+        whole_works = isinstance(expected, Tensor) and expected.shape == (*rows, arch.num_classes)
+        if isinstance(z, Tensor) and z.shape != (*rows, arch.feature_width) and not whole_works:
             output = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
             msg = (
                 f"the body of {arch.name} gives {output}, but its head {arch.head!r} takes "
                 f"{arch.feature_width} features"
             )
             raise ValueError(msg)
-        fits = whole_works and isinstance(z, Tensor) and z.shape == (2, arch.feature_width)
+        fits = whole_works and isinstance(z, Tensor) and z.shape == (*rows, arch.feature_width)
         if not (fits and torch.allclose(net.logits(z), expected, rtol=1e-3, atol=1e-4)):
             msg = (
                 f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes "

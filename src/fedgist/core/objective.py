@@ -1,7 +1,7 @@
 """What a task asks of a model: its loss, and by which metrics it is judged.
 
-An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers today, and
-will train on words or contrastive views, once there is an objective for these, without new files.
+An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers and models
+of text (``next_word.py``), and will train on contrastive views, without new files.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,13 +17,17 @@ from torch import Tensor
 from fedgist.core import losses
 from fedgist.core.batch import Batch
 from fedgist.core.metrics import CLASS_METRICS, LOSS, Metric
-from fedgist.core.tree import tree
+from fedgist.core.tree import Tree, tree
 from fedgist.errors import one_of
+
+#: What is kept of each row that was predicted, until metrics are computed from it: a tree whose
+#: leaves have a line for each row. Every objective has its own.
+Marks: TypeAlias = Tree
 
 
 @tree
-class Marks:
-    """What is kept of each row that was predicted, until metrics are computed from it.
+class ClassMarks:
+    """What is kept of each row whose class was predicted.
 
     ``loss`` (rows,) in nats, ``label`` (rows,) the class predicted, ``scores`` (rows, classes) the
     probabilities, or (rows, 0) where no metric needs them. Absent rows hold zeros.
@@ -40,6 +44,10 @@ class Objective(Protocol):
     @property
     def name(self) -> str:
         """The name in recipes."""
+
+    @property
+    def text(self) -> bool:
+        """Whether rows are texts, with a label at each of their places, and not one for all."""
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -60,8 +68,8 @@ class Objective(Protocol):
         They are in double precision, and NaN where a metric is not defined for a client.
         """
 
-    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor:
-        """Return counts (true class, predicted class), summed over clients."""
+    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor | None:
+        """Return counts (true class, predicted class), summed over clients, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class Classes:
     smoothing: float = 0.0
 
     name = "classes"
+    text = False
 
     def __post_init__(self) -> None:
         for name in self.chosen:
@@ -97,27 +106,27 @@ class Classes:
             logits, batch.y, batch.mask, weight=batch.weight, smoothing=self.smoothing
         )
 
-    def mark(self, logits: Tensor, batch: Batch) -> Marks:
+    def mark(self, logits: Tensor, batch: Batch) -> ClassMarks:
         """Return the cross-entropy, the likeliest class and the probabilities of each row."""
         normalizer = torch.logsumexp(logits, -1)
         loss = normalizer - logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
         kept = logits if "auroc" in self.chosen else logits[..., :0]
         scores = torch.exp(kept - normalizer.unsqueeze(-1))
         present = batch.mask
-        return Marks(
+        return ClassMarks(
             torch.where(present, loss, 0.0),
             torch.where(present, logits.argmax(-1), 0),
             torch.where(present.unsqueeze(-1), scores, 0.0),
         )
 
-    def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, marks: ClassMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the metrics chosen, (clients,) each."""
         table = Predictions(marks, y, mask, self.num_classes)
         values = {name: _MEASURES[name](table) for name in self.chosen}
         losses_seen = torch.where(mask, marks.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 
-    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor:
+    def confusion(self, marks: ClassMarks, y: Tensor, mask: Tensor) -> Tensor:
         """Return counts (true class, predicted class), summed over clients."""
         return Predictions(marks, y, mask, self.num_classes).counts().sum(0)
 
@@ -126,7 +135,7 @@ class Classes:
 class Predictions:
     """The rows of K clients, predicted: marks, labels ``y`` and ``mask``, each (K, rows)."""
 
-    marks: Marks
+    marks: ClassMarks
     y: Tensor
     mask: Tensor
     num_classes: int

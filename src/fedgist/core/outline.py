@@ -29,6 +29,7 @@ class Outline:
     head: str = "head"
     head_bias: bool = True
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    text: bool = False
 
     @staticmethod
     def of(arch: Architecture) -> Outline:
@@ -40,6 +41,7 @@ class Outline:
             arch.feature_width,
             arch.head,
             arch.head_bias,
+            text=arch.text,
         )
 
     def architecture(self) -> Architecture:
@@ -54,7 +56,7 @@ class Outline:
 
         arch = Architecture(
             name=self.name,
-            module=_Blank(self.feature_width),
+            module=_Blank(self.feature_width, text=self.text),
             layers=_layers(shapes),
             head=self.head,
             feature_width=self.feature_width,
@@ -62,6 +64,7 @@ class Outline:
             head_bias=self.head_bias,
             input_shape=self.input_shape,
             start=start,
+            text=self.text,
         )
         return arch
 
@@ -78,10 +81,12 @@ def _layers(names: Iterable[str]) -> Layers:
 class _Blank(nn.Module):
     """A body without parameters, whose features have the right width."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, text: bool) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.text = width, text
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` (batch, *input) to (batch, width)."""
+        """Map ``x`` (batch, *input) to (batch, width), texts (batch, length, width)."""
+        if self.text:
+            return x.unsqueeze(-1).expand(*x.shape, self.width) * 1.0
         return x.flatten(1)[:, :1].expand(-1, self.width) * 1.0

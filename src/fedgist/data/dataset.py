@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
 
 _LEAST_DIMS = 2  # rows, and the numbers in each
+_TEXT_DIMS = 2  # of labels: rows, and the places of each
 MANY_CLASSES = 1000  # so many are plausible, however few rows there are
 
 
@@ -39,8 +41,10 @@ class Dataset:
     and ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see
     ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column. ``classes`` are
     names of the labels, ``columns`` those of a table, which say how its rows became ``x``; ``fill``
-    ``(*shape)`` stood in for missing numbers, where these were allowed. Where the source knows,
-    ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
+    ``(*shape)`` stood in for missing numbers, where these were allowed. Texts are int32 word
+    numbers ``x`` (rows, length), with ``y`` (rows, length), what follows each of them, or -1 where
+    that is not counted; ``classes`` are the words, which ``vocabulary`` reads. Where the source
+    knows, ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
     belongs, and ``client_names`` what the source calls each of them. ``annotations`` are further
     numbers of each training row, float32 (rows,) by name, which are no inputs: what it weighs, for
     instance, in what its client releases.
@@ -62,11 +66,17 @@ class Dataset:
     clients_test: Tensor | None = field(default=None, repr=False)
     client_names: tuple[str, ...] = field(default=(), repr=False)
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    vocabulary: Vocabulary | None = field(default=None, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def text(self) -> bool:
+        """Whether examples are texts, with a label at each of their places."""
+        return self.y.dim() == _TEXT_DIMS
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +106,7 @@ def check(data: Dataset) -> Dataset:
     _check_clients(data, "training", data.clients, len(data.y))
     _check_clients(data, "test", data.clients_test, len(data.y_test))
     for name, values in data.annotations.items():
-        if values.shape != data.y.shape or not bool(torch.isfinite(values).all()):
+        if values.shape != data.y.shape[:1] or not bool(torch.isfinite(values).all()):
             msg = f"{data.name}: the annotation {name!r} is not a finite number for each row"
             raise DataError(msg)
     if len(data.x) == 0:
@@ -129,6 +139,9 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if not stated or stated == data.classes:
         return data
     names = data.classes or tuple(str(number) for number in range(data.num_classes))
+    if data.text:
+        msg = f"{data.name}: data.classes cannot name the words of texts; its vocabulary does"
+        raise DataError(msg)
     number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
     y, y_test = number[data.y], number[data.y_test]
     if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
@@ -184,6 +197,9 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
     if x.dim() < _LEAST_DIMS or x.is_complex():
         msg = f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
         raise DataError(msg + f"of shape {list(x.shape)}")
+    if y.dim() == _TEXT_DIMS:
+        _check_text(data, split, x, y)
+        return
     if y.dtype != torch.int64 or y.dim() != 1:
         msg = f"{data.name}: {split} labels must be one whole number per row"
         raise DataError(msg)
@@ -198,4 +214,24 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
         row, column = (~torch.isfinite(flat)).nonzero()[0].tolist()
         msg = f"{data.name}: {split} row {row} holds a number that is not finite: "
         msg += f"{flat[row, column]:g} in column {column} (counted from 0)"
+        raise DataError(msg)
+
+
+def _check_text(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
+    """Check word numbers and the labels beside them."""
+    if x.dtype != torch.int32 or y.dtype != torch.int32 or x.shape != y.shape:
+        msg = (
+            f"{data.name}: {split} texts and their labels must be int32 numbers of one shape, not "
+            f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
+        )
+        raise DataError(msg)
+    for what, numbers, least in (("words", x, 0), ("labels", y, -1)):
+        if len(x) and not (int(numbers.min()) >= least and int(numbers.max()) < data.num_classes):
+            msg = (
+                f"{data.name}: {what} of the {split} texts reach {int(numbers.min())}.."
+                f"{int(numbers.max())}, outside {least}..{data.num_classes - 1}"
+            )
+            raise DataError(msg)
+    if bool((empty := (y < 0).all(1)).any()):
+        msg = f"{data.name}: {split} text {int(empty.nonzero()[0])} (counted from 0) has no word"
         raise DataError(msg)

@@ -67,7 +67,8 @@ class Examples:
         ``rows`` (clients, batch) are row numbers, or -1 for an absent row, which must come after
         those that are present. ``keys`` (clients,) draw the augmentation; without them there is
         none. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y`` (clients, batch)
-        and ``mask`` (clients, batch), which is false for absent rows.
+        and ``mask`` (clients, batch), which is false for absent rows; of texts, ``x`` and ``y`` are
+        int64 (clients, batch, length).
 
         For an absent row, ``x`` is made from the client's first row and ``y`` is 0; if all
         rows of a client are absent, its ``x`` is 0. So the inputs under a false mask are like the
@@ -75,20 +76,32 @@ class Examples:
         """
         mask = rows >= 0
         shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))
-        x = self.x[shown]
-        if keys is not None and self.augment:
-            x = crop_and_flip(x, keys, self.augment)
-        factor, offset = self.factor, self.offset
-        if self.owner is not None:
-            factor, offset = factor[self.owner[shown]], offset[self.owner[shown]]
-        x = x.to(torch.float32).mul_(factor).add_(offset)
+        x, y = self.x[shown], self.y[shown].long()
+        y[~mask] = 0
+        x = x.long() if y.dim() > rows.dim() else self._numbers(x, shown, keys)
         if not bool(mask[:, 0].all()):
-            x[~mask[:, 0]] = 0.0
+            x[~mask[:, 0]] = 0
         beside = {
             name: values[shown].masked_fill_(~mask, 0.0)
             for name, values in self.annotations.items()
         }
-        return Batch(x, self.y[shown].masked_fill_(~mask, 0), mask, annotations=beside)
+        return Batch(x, y, mask, annotations=beside)
+
+    def _numbers(self, x: Tensor, rows: Tensor, keys: Tensor | None) -> Tensor:
+        """Return examples ``x`` (clients, batch, *input), these ``rows``, as models see them."""
+        if keys is not None and self.augment:
+            x = crop_and_flip(x, keys, self.augment)
+        factor, offset = self.factor, self.offset
+        if self.owner is not None:
+            factor, offset = factor[self.owner[rows]], offset[self.owner[rows]]
+        return x.to(torch.float32).mul_(factor).add_(offset)
+
+
+def labels_of(y: Tensor, rows: Tensor) -> Tensor:
+    """Return the labels of a table of rows (clients, rows), 0 where there is none."""
+    found = y[rows.clamp(min=0)].long()
+    found[rows < 0] = 0
+    return found
 
 
 def examples(

@@ -22,6 +22,7 @@ from fedgist.core.net import Architecture, stacked
 from fedgist.core.objective import Marks
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, build, map_leaves, named, take
+from fedgist.data.examples import labels_of
 from fedgist.engines import cohort as cohorts
 from fedgist.engines import inference, local_training
 from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
@@ -230,7 +231,7 @@ def score_table(
 ) -> ScoreTable:
     """Measure marks (K, rows) of the rows in a table; the last round has a confusion matrix."""
     objective, mask = ctx.task.objective, table >= 0
-    labels = torch.where(mask, y[table.clamp(min=0)], 0)
+    labels = labels_of(y, table)
     last = ctx.round == ctx.task.training.num_rounds
     return ScoreTable(
         tuple(ids),

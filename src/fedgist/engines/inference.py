@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.method import Batch, Count, Labels, Method, Net
+from fedgist.core.batch import made_up
+from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
 from fedgist.core.objective import Marks
 from fedgist.core.privacy import protected
 from fedgist.core.tree import Tree, leaves, map_leaves, take
-from fedgist.data.examples import Examples
+from fedgist.data.examples import Examples, labels_of
 from fedgist.engines.cohort import Clients, Cohort
 
 Columns = dict[str, Tensor]
-ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together: bounds memory
+ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together, at most: bounds memory
+OUTPUTS_AT_ONCE = 1 << 22  # and numbers that come out of its models
 
 
 def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
@@ -59,7 +62,7 @@ def _summaries(cohort: Cohort, clients: Clients) -> Any:
     summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
     picks, at = _picks(cohort, clients), 0
     sums: Tree = None
-    for count, rows in _pieces(cohort.table):
+    for count, rows in _pieces(cohort.table, rows_at_once(cohort.ctx.task)):
         first, down = _first(cohort, clients, count)
         batch = cohort.examples.batch(rows)
         if picks is not None:
@@ -83,7 +86,7 @@ def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
     if not table.shape[1]:  # as in pieces: a place without a row
         table = table.new_full((len(table), 1), -1)
     mask = table >= 0
-    y = torch.where(mask, cohort.examples.y[table.clamp(min=0)], 0)
+    y = labels_of(cohort.examples.y, table)
     picks: Tensor = cohort.lift(one_client, (0, 0, 0))(Labels(y, mask), clients.own, cohort.keys)
     return picks
 
@@ -99,12 +102,18 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]
     return take(clients, first), cohort.down if cohort.broadcast else take(cohort.down, first)
 
 
-def _pieces(table: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Cut a table of rows into pieces of bounded size.
+def rows_at_once(task: Task) -> int:
+    """Return how many rows are evaluated together: fewer where each has many outputs."""
+    places = math.prod(task.input_shape) if task.objective.text else 1
+    return max(1, min(ROWS_AT_ONCE, OUTPUTS_AT_ONCE // (places * task.num_classes)))
+
+
+def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
+    """Cut a table of rows into pieces of ``at_once`` rows, all clients' together.
 
     Each comes with the number of clients, counted from the first, that it has rows for.
     """
-    width = max(1, ROWS_AT_ONCE // max(1, len(table)))
+    width = max(1, at_once // max(1, len(table)))
     no_rows = table.new_full((len(table), 1), -1)
     pieces = torch.split(table, width, dim=1) if table.shape[1] else [no_rows]
     for index, rows in enumerate(pieces):
@@ -126,7 +135,7 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
         return _no_marks(cohort)
     pieces = []
     with torch.no_grad():
-        for count, rows in _pieces(table):
+        for count, rows in _pieces(table, rows_at_once(cohort.ctx.task)):
             first, down = _first(cohort, clients, count)
             batch = examples.batch(rows)
             piece = lifted(first.net, first.own, down, batch, cohort.keys[:count])
@@ -152,7 +161,7 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     lifted = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))
     sums: Columns = {}
     with torch.no_grad():
-        for count, rows in _pieces(table):
+        for count, rows in _pieces(table, rows_at_once(cohort.ctx.task)):
             first, down = _first(cohort, clients, count)
             batch = examples.batch(rows)
             piece = lifted(first.net, batch, first.own, down, cohort.keys[:count])
@@ -164,10 +173,11 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
 
 def _no_marks(cohort: Cohort) -> Marks:
     """Return the marks of no rows, in the shapes that the objective gives them."""
-    task, device = cohort.ctx.task, cohort.table.device
-    nothing = torch.zeros(1, dtype=torch.int64, device=device)
-    absent = Batch(nothing, nothing, nothing.bool())
-    marks = task.objective.mark(torch.zeros(1, task.num_classes, device=device), absent)
+    task, key = cohort.ctx.task, cohort.ctx.key
+    x, y = made_up(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
+    logits = torch.zeros(*y.shape, task.num_classes, device=key.device)
+    absent = torch.zeros(1, dtype=torch.bool, device=key.device)
+    marks = task.objective.mark(logits, Batch(x, y, absent))
     clients = len(cohort.ids)
     return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), marks)
 

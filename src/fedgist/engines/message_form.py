@@ -2,7 +2,7 @@
 
 A form is made by letting the method make the message once. On fake tensors (torch's device
 ``meta``), which have a type and a shape and no numbers, that costs nothing, however large the work
-of a client is; a method that looks at numbers fails on them, and gets one row of zeros instead.
+of a client is; a method that looks at numbers fails on them, and gets one made-up row instead.
 Where clients are simulated, the first message of a stage is the form of the others.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch, Labels
+from fedgist.core.batch import Batch, Labels, made_up
 from fedgist.core.message import Form, is_finite, reduction, refuse, unaddable
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
@@ -29,8 +29,8 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
     """Return what a valid upload of this stage looks like, after the download ``down``."""
 
     def upload(ctx: Context, net: Any, down: Tree) -> Any:
-        x = torch.zeros(1, *ctx.task.input_shape, device=ctx.key.device)
-        y = torch.zeros(1, dtype=torch.int64, device=x.device)
+        task, text = ctx.task, ctx.task.objective.text
+        x, y = made_up(ctx.key, 1, task.input_shape, task.num_classes, text=text)
         beside = {name: torch.ones(1, device=x.device) for name in ctx.task.annotations}
         there = torch.ones(1, dtype=torch.bool, device=x.device)
         batch = Batch(x, y, there, annotations=beside)

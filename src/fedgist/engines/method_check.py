@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedgist.core import random
-from fedgist.core.batch import Batch, Labels
+from fedgist.core.batch import Batch, Labels, made_up
 from fedgist.core.layers import Pass
 from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
@@ -136,20 +135,20 @@ class Trial:
         pair = self._call("upload", self.net, self.own, sums, self.down)
         self._message("upload", self._pair("upload", pair)[0])
         logits = self._call("predict", self.net, self.own, self.down, batch.x)
-        shape = (ROWS, self.ctx.task.num_classes)
+        places = self.ctx.task.input_shape if self.ctx.task.objective.text else ()
+        shape = (ROWS, *places, self.ctx.task.num_classes)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
             self._complain("predict", f"returned {kind_of(logits)}, not logits {list(shape)}")
         return notes
 
     def batch(self, absent: float) -> Batch:
         """Return made-up rows; the last one is absent and filled with the number ``absent``."""
-        task, device = self.ctx.task, self.ctx.key.device
-        x = random.normal(random.fold(self.ctx.key, "rows"), (ROWS, *task.input_shape))
-        x[PRESENT:] = absent
-        y = torch.arange(ROWS, device=device) % task.num_classes
-        mask = torch.arange(ROWS, device=device) < PRESENT
-        beside = {name: mask.to(x.dtype) for name in task.annotations}
-        return Batch(x.to(device), torch.where(mask, y, 0), mask, annotations=beside)
+        task, key, text = self.ctx.task, self.ctx.key, self.ctx.task.objective.text
+        x, y = made_up(key, ROWS, task.input_shape, task.num_classes, text=text)
+        x[PRESENT:], y[PRESENT:] = absent % task.num_classes if text else absent, 0
+        mask = torch.arange(ROWS, device=key.device) < PRESENT
+        beside = {name: mask.to(torch.float32) for name in task.annotations}
+        return Batch(x, y, mask, annotations=beside)
 
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch as summaries see it, with what the client chooses of its rows."""

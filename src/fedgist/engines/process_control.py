@@ -37,6 +37,17 @@ def set_up_torch() -> None:
     torch.set_flush_denormal(True)
 
 
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Run torch on so many threads: for work of the server, while no worker has any."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _flushes_denormals() -> bool:
     """Return whether this thread takes the smallest numbers for zero: torch does not tell."""
     return not bool(torch.tensor(1e-40) * 1.0)

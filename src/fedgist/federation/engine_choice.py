@@ -15,8 +15,10 @@ from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.engines.method_check import check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
+from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_sections import EngineSection
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.world import Given, World, make_world
 
@@ -41,9 +43,10 @@ def open_world(
     for note in check_method(side.method, side.task, server, key):
         say(note)
     check_loss_settings(side.method, side.task, server, key)
-    if recipe.engine.name == "loopback":  # every site runs its one client, unstacked
-        return world, server
     engine = recipe.engine
+    threads = _server_threads(engine)
+    if engine.name == "loopback":  # every site runs its one client, unstacked
+        return _with_engine(world, server_threads=threads), server
     plans = choose_plans(
         world.server.method,
         world.server.task,
@@ -60,9 +63,19 @@ def open_world(
             reason = why_unstackable(side.method, side.task, server, key, name)
             note = f"runs client by client: {reason}" if reason else plan.note
             plans[name] = replace(plan, note=note)
-    section = world.server.recipe.engine.model_copy(update={"plans": plans})
+    return _with_engine(world, plans=plans, server_threads=threads), server
+
+
+def _server_threads(engine: EngineSection) -> int:
+    chosen = engine.server_threads
+    return default_workers(engine.device) if chosen == "auto" else chosen
+
+
+def _with_engine(world: World, **chosen: object) -> World:
+    """Return the world with what was chosen about how the work is done."""
+    section = world.server.recipe.engine.model_copy(update=chosen)
     planned = world.server.recipe.model_copy(update={"engine": section})
-    return replace(world, server=replace(world.server, recipe=planned)), server
+    return replace(world, server=replace(world.server, recipe=planned))
 
 
 def make_engine(world: World, workers: int | None = None) -> Engine:

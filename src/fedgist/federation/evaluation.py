@@ -14,12 +14,13 @@ from fedgist.core.metrics import LOSS
 from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
+from fedgist.engines.inference import rows_at_once
 from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.record import Line
 
 ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
-ROWS_AT_ONCE = 1024
+MOST_ROWS = 1024  # that are evaluated together
 
 
 def columns(scores: Scores, split: str) -> Line:
@@ -99,7 +100,7 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
 
 def score_net(net: Net, rows: RowSet, ctx: Context) -> dict[str, float]:
     """Return the metrics of one net on a set of rows; NaN where one is not defined."""
-    pieces = torch.split(torch.arange(len(rows)), ROWS_AT_ONCE)
+    pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
     batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
     return score_batches(net, batches, ctx.task.objective)
 
@@ -111,9 +112,9 @@ def score_rows(
 
     NaN where a metric is not defined.
     """
-    pieces = zip(torch.split(x, ROWS_AT_ONCE), torch.split(y, ROWS_AT_ONCE), strict=True)
+    pieces = zip(torch.split(x, MOST_ROWS), torch.split(y, MOST_ROWS), strict=True)
     batches = (
-        Batch(rows, labels, torch.ones_like(labels, dtype=torch.bool)) for rows, labels in pieces
+        Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool)) for rows, labels in pieces
     )
     return score_batches(model, batches, objective)
 
@@ -129,5 +130,5 @@ def score_batches(
             labels.append(batch.y)
     whole = map_leaves(lambda *leaf: torch.cat(leaf).unsqueeze(0), *marks)
     y: Tensor = torch.cat(labels).unsqueeze(0)
-    measured = objective.measure(whole, y, torch.ones_like(y, dtype=torch.bool))
+    measured = objective.measure(whole, y, torch.ones(y.shape[:2], dtype=torch.bool))
     return {name: float(value) for name, value in measured.items()}

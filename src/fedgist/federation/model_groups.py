@@ -119,9 +119,8 @@ def architectures_of(
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
-            arch = split(
-                group.build, data.input_shape, data.num_classes, name=name, head=group.head
-            )
+            sizes = data.input_shape, data.num_classes
+            arch = split(group.build, *sizes, name=name, head=group.head, text=data.text)
         except RecipeError:
             raise
         except (ValueError, TypeError, RuntimeError) as error:

@@ -6,9 +6,10 @@ see them as they see training rows: by the training set's moments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,9 +79,7 @@ def set_aside(
         msg = "data.public: say which rows, rows = 1000 of the training set or name = another data "
         raise RecipeError(msg + "set")
     rest, chosen = _taken_out(recipe, data, section.rows, "data.public.rows", listed=listed)
-    if section.labelled:
-        return rest, Public(chosen.x, chosen.y, labelled=True)
-    return rest, _unlabelled(chosen.x)
+    return rest, _seen(chosen, labelled=section.labelled)
 
 
 def hold_out_at_server(
@@ -101,17 +100,25 @@ def hold_out_at_server(
 def _taken_out(
     recipe: Recipe, data: Dataset, size: int, key: str, *, listed: bool
 ) -> tuple[Dataset, Dataset]:
-    """Draw rows out of the training rows; return the rest, and those drawn."""
+    """Draw rows out of the training rows; return the rest, and those drawn.
+
+    Where the data name the rows' clients, each keeps its first row: none is left without.
+    """
     if listed:
         msg = f"{key} are taken out of the training rows, which clients= numbers"
         raise RecipeError(msg)
-    if size >= len(data.y):
+    free, most = torch.arange(len(data.y)), len(data.y) - 1
+    if data.clients is not None:
+        kept = np.unique(data.clients.numpy(), return_index=True)[1]
+        free = torch.from_numpy(np.delete(free.numpy(), kept))
+        most = len(free)
+    if size > most:
         msg = f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
-        raise RecipeError(msg)
-    drawn = random.choice(random.key(recipe.seed, key), len(data.y), size)
+        raise RecipeError(msg + (f", each one of its own: {most} are left" * (len(free) == most)))
+    drawn = free[random.choice(random.key(recipe.seed, key), len(free), size)]
     rest = torch.ones(len(data.y), dtype=torch.bool)
     rest[drawn] = False
-    return data.only(rest.nonzero().squeeze(1)), data.only(torch.tensor(drawn))
+    return data.only(rest.nonzero().squeeze(1)), data.only(drawn)
 
 
 def _check_given(section: PublicSection | None) -> None:
@@ -120,18 +127,24 @@ def _check_given(section: PublicSection | None) -> None:
         raise RecipeError(msg)
 
 
+def _seen(data: Dataset, *, labelled: bool = False) -> Public:
+    """Return rows with the labels that may be seen: those of texts are the texts themselves."""
+    return Public(data.x, data.y, True) if labelled or data.text else _unlabelled(data.x)
+
+
 def _unlabelled(x: Tensor) -> Public:
     return Public(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64))
 
 
 def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
     assert section.name is not None  # the caller's
-    other = load(section.name, root=root, seed=recipe.seed, **section.options)
-    x = fitted(other.x, f"data.public: {section.name}", data)
+    words = data.vocabulary
+    other = load(section.name, root=root, seed=recipe.seed, vocabulary=words, **section.options)
+    other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
-        return _unlabelled(x)
-    if section.rows > len(x):
-        msg = f"data.public.rows = {section.rows}: {section.name} has {len(x)} training rows"
+        return _seen(other)
+    if section.rows > len(other.x):
+        msg = f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
         raise RecipeError(msg)
-    drawn = random.choice(random.key(recipe.seed, "data.public.rows"), len(x), section.rows)
-    return _unlabelled(x[drawn])
+    drawn = random.choice(random.key(recipe.seed, "data.public.rows"), len(other.x), section.rows)
+    return _seen(other.only(torch.tensor(drawn)))

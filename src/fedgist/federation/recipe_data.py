@@ -143,10 +143,12 @@ def client_number(parts: Partition, client: int | str) -> int:
 def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
     """Return the names of classes and clients, and each client's training rows of every class.
 
-    Where the data name no clients, ``clients`` is empty.
+    Where the data name no clients, ``clients`` is empty. Texts have no classes: all are of one.
     """
-    names = data.names
-    train = parts.train
+    names, train = data.names, parts.train
+    if data.text:
+        sizes = [[count] for count in train.counts.tolist()]
+        return {"classes": ["rows"], "clients": list(parts.names), "train": sizes}
     counts = [
         data.y[train[i]].bincount(minlength=data.num_classes).tolist() for i in range(len(train))
     ]

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
-from fedgist.core.metrics import CLASS_METRICS, OBJECTIVES
+from fedgist.core.metrics import CHOSEN_METRICS, CLASS_METRICS, METRICS_OF, OBJECTIVES
 from fedgist.data import PARTITIONS
 from fedgist.engines import EngineName
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import RecipeError, shown
+from fedgist.errors import RecipeError, listed, shown
 from fedgist.federation.data_section import Data
 from fedgist.federation.graph_section import GraphSection
 from fedgist.federation.privacy_section import PrivacySection
@@ -102,8 +102,20 @@ class ObjectiveSection(_Section):
 
     name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
     metrics: Annotated[
-        tuple[Annotated[str, known(CLASS_METRICS, "metric")], ...], Field(min_length=1)
+        tuple[Annotated[str, known(CHOSEN_METRICS, "metric")], ...],
+        Field(min_length=1),
     ] = tuple(CLASS_METRICS)
+
+    @model_validator(mode="after")
+    def _has_metrics(self) -> ObjectiveSection:
+        if "metrics" not in self.model_fields_set and self.name != "classes":  # all of its own
+            return self.model_copy(update={"metrics": tuple(METRICS_OF[self.name])})
+        if strange := [name for name in self.metrics if name not in METRICS_OF[self.name]]:
+            msg = (
+                f"{self.name} has no metric {strange[0]!r}; it has {listed(METRICS_OF[self.name])}"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class TestSet(_Section):
@@ -141,7 +153,10 @@ class EvaluateSection(_Section):
 
 
 class EngineSection(_Section):
-    """How the work is done. Only ``plans`` can change results, in their last bits."""
+    """How the work is done.
+
+    Only ``plans`` and ``server_threads`` can change results, in their last bits: a run keeps them.
+    """
 
     name: EngineName = "local"
     device: Device = "cpu"
@@ -151,6 +166,8 @@ class EngineSection(_Section):
     memory_limit: Annotated[int, Field(ge=1)] | None = None
     checkpoint_every: Positive = 10
     plans: dict[str, Plan] = {}  # chosen before round 1, by architecture
+    # with which the server learns and scores its models; one for each core, chosen before round 1
+    server_threads: Literal["auto"] | Positive = "auto"
 
 
 class PaperSection(_Section):

@@ -141,8 +141,8 @@ def _plans(
 
 
 def _described(recipe: Recipe) -> dict[str, Any]:
-    """Return all of a recipe but how the work is done: of that only the plans."""
+    """Return all of a recipe but how the work is done: of that only what changes bits."""
     sections = recipe.model_dump(mode="json", exclude={"engine"})
-    plans = recipe.model_dump(mode="json", include={"engine": {"plans"}})
+    plans = recipe.model_dump(mode="json", include={"engine": {"plans", "server_threads"}})
     described: dict[str, Any] = json.loads(json.dumps(flat(sections | plans)))
     return described

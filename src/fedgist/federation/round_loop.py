@@ -19,7 +19,7 @@ from fedgist.core.tree import Tree, build, named
 from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
-from fedgist.engines.process_control import as_workers_do
+from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
 from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
@@ -167,7 +167,8 @@ class Federation:
         able = [order for order in now.selected if order.asked not in failed]
         orders = self.method.orders(self.server, able, ctx)
         if orders is None:
-            self._update(Replies(), ctx, record)
+            with on_threads(self.side.server_threads):
+                self._update(Replies(), ctx, record)
             return True
         if not orders and not hides_absence(self.task):
             return False
@@ -216,7 +217,8 @@ class Federation:
         settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
         if evaluation.scores_models(self.side.recipe, self.task):
             models = check_returned(self.method.models(self.server, ctx), self.method, "models")
-            line |= evaluation.server_columns(models, ctx)
+            with on_threads(self.side.server_threads):
+                line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":
             return []
         orders, downs, ctx = self.downloads(number)

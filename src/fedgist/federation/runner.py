@@ -87,8 +87,9 @@ def run(
         if resuming and folder and saved is None and blob_of(folder / ROUNDS):
             observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
         if folder and saved:  # a run keeps its plans to its end
-            plans = read_recorded(folder / RECIPE).engine.plans
-            section = recipe.engine.model_copy(update={"plans": plans})
+            begun = read_recorded(folder / RECIPE).engine
+            kept = {"plans": begun.plans, "server_threads": begun.server_threads}
+            section = recipe.engine.model_copy(update=kept)
             recipe = recipe.model_copy(update={"engine": section})
         place = Place(folder, saved, raising=rounds is not None)
         return _run(recipe, given, place, observer)

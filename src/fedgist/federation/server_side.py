@@ -34,3 +34,9 @@ class ServerSide:
     notes: tuple[str, ...] = ()
     spending: Spending | None = None
     hears: Hears = None
+
+    @property
+    def server_threads(self) -> int:
+        """On how many threads torch runs for work that the server does alone."""
+        chosen = self.recipe.engine.server_threads
+        return 1 if chosen == "auto" else chosen

@@ -57,7 +57,8 @@ class ClientModel(nn.Module):
 
         net = Net(under("params"), under("buffers"), self.arch)
         own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
-        x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
+        if not self.arch.text:
+            x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         return self.method.predict(net, own, down, x, self.ctx)
 
     def without(self, slots: Collection[str]) -> ClientModel:

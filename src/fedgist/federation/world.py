@@ -51,6 +51,7 @@ from fedgist.federation.public_data import Public, hold_out_at_server, set_aside
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_side import Hears, Online, ServerSide
+from fedgist.federation.text_checks import check_method_reads, check_objective
 from fedgist.federation.training_section import training_of
 
 TestSets = Mapping[str, tuple[object, object]]
@@ -97,7 +98,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     recipe = _with_clients(recipe, data, given)
     key = random.fold(root, "partition")
     parts = divide(recipe, data, given.clients, given.clients_test, key)
-    method = given.method or build_method(recipe.method.name, recipe.method.options)
+    method = _method(recipe, given, data)
     groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
     device = recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
@@ -130,7 +131,15 @@ def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset
     listed = given.clients is not None
     data, public = set_aside(recipe, data, given.root, own, listed=listed)
     data, central = hold_out_at_server(recipe, data, listed=listed)
+    check_objective(recipe, data)
     return data, public, central
+
+
+def _method(recipe: Recipe, given: Given, data: Dataset) -> Method:
+    """Return the method, if it can work on such data."""
+    method = given.method or build_method(recipe.method.name, recipe.method.options)
+    check_method_reads(method, data)
+    return method
 
 
 def _with_public(task: Task, public: Public, on_train: Examples, recipe: Recipe) -> Task:
@@ -204,9 +213,9 @@ def _task(
     starts: Mapping[str, Net],
     test_sets: Mapping[str, RowSet],
 ) -> Task:
-    objective = OBJECTIVES[recipe.objective.name](
-        data.num_classes, recipe.objective.metrics, recipe.train.label_smoothing
-    )
+    about = recipe.objective
+    make_objective = OBJECTIVES[about.name]
+    objective = make_objective(data.num_classes, about.metrics, recipe.train.label_smoothing)
     return Task(
         data.input_shape,
         data.num_classes,

@@ -78,6 +78,7 @@ class FD(Method):
     declare_classes: bool = True
 
     keeps: ClassVar[Part] = "all"
+    needs_classes: ClassVar[bool] = True
     accepts_late: ClassVar[bool] = True
 
     def init_server(self, ctx: Context) -> Board:

@@ -75,6 +75,7 @@ class FedDBE(Method):
     kappa: NonNegative = 50.0  # weight of the mean regularization
 
     keeps: ClassVar[Part] = "none"
+    needs_classes: ClassVar[bool] = True
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"means"`` in round 0, then ``"train"``."""

@@ -34,6 +34,7 @@ class FedLog(Method):
     head_steps: PositiveInt = 1000  # of the gradient solver
 
     keeps: ClassVar[Part] = "body"
+    needs_classes: ClassVar[bool] = True
     record_terms: ClassVar[int] = 1
 
     def check(self, task: Task) -> None:

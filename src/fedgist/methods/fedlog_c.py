@@ -38,6 +38,7 @@ class FedLogC(Method):
     head_start: Literal["exchange", "random"] = "exchange"
 
     keeps: ClassVar[Part] = "body"
+    needs_classes: ClassVar[bool] = True
     record_terms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -54,6 +54,7 @@ class FedProto(Method):
     inference: Literal["prototype", "logits"] = "prototype"
 
     keeps: ClassVar[Part] = "all"
+    needs_classes: ClassVar[bool] = True
 
     @property
     def record_terms(self) -> int:

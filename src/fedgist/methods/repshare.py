@@ -99,6 +99,7 @@ class RepShare(Method):
     pick_rate: Fraction | None = None
 
     keeps: ClassVar[Part] = "all"
+    needs_classes: ClassVar[bool] = True
     accepts_late: ClassVar[bool] = True
     own_settings: ClassVar[type] = Release
     among_peers: ClassVar[bool] = True

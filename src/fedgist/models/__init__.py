@@ -25,6 +25,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "lenet5": "fedgist.models.cnn:lenet5",
         "resnet9": "fedgist.models.resnet:resnet9",
         "resnet18": "fedgist.models.resnet:resnet18",
+        "word_lstm": "fedgist.models.lstm:word_lstm",
         "mobilenetv2": "fedgist.models.mobilenet:mobilenetv2",
     }
 )

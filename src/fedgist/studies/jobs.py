@@ -224,7 +224,10 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        engine = recipe.engine.model_copy(update={"workers": 1})
+        one = {"workers": 1}
+        if recipe.engine.server_threads == "auto":
+            one["server_threads"] = 1
+        engine = recipe.engine.model_copy(update=one)
         runner.run(
             recipe.model_copy(update={"engine": engine}),
             Given(root=data_root),

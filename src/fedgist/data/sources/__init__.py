@@ -26,9 +26,12 @@ SOURCES: Registry[Callable[..., Dataset]] = Registry(
         "celeba": "fedgist.data.sources.celeba:celeba",
         "wisdm": "fedgist.data.sources.wisdm:wisdm",
         "circle": "fedgist.data.sources.circle:circle",
+        "stackexchange": "fedgist.data.sources.posts:stackexchange",
+        "shakespeare": "fedgist.data.sources.posts:shakespeare",
         "npz": "fedgist.data.sources.npz:npz",
         "folder": "fedgist.data.sources.image_folder:folder",
         "table": "fedgist.data.sources.tabular:table",
+        "text_file": "fedgist.data.sources.text_file:text_file",
         "huggingface": "fedgist.data.sources.huggingface:huggingface",
     }
 )

@@ -1,0 +1,159 @@
+"""Texts of a user's own: a file of JSON lines, or a table, with a text and its client in each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.data.sources.locations import existing
+from fedgist.data.sources.table_file import TABLES, load_table
+from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
+from fedgist.data.vocabulary import Tokenizer, Vocabulary, sentences_of
+from fedgist.errors import DataError, first_line, listed
+
+_TIMES = 10  # bytes that a byte of the file takes while it is read
+
+
+def text_file(
+    *,
+    file: str,
+    test_file: str | None = None,
+    text: str = "text",
+    client: str | None = None,
+    sentences: bool = True,
+    test_fraction: float = 0.2,
+    length: int = 20,
+    tokenizer: Tokenizer = "words",
+    vocabulary_size: int = 10_000,
+    vocabulary_file: str | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> Dataset:
+    """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
+
+    Parameters
+    ----------
+    file
+        The file of the training texts.
+    test_file
+        One of test texts.
+    text
+        The field, or column, of the text, which may be a list of texts.
+    client
+        That of its client; without it the texts are nobody's.
+    sentences
+        Whether a text is cut into its sentences, each a row.
+    test_fraction
+        The share of each client's texts, the last ones, that is held out without ``test_file``.
+    length
+        How many places of each text there are: what is longer is cut.
+    tokenizer
+        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
+    vocabulary_size
+        How many words or pieces are known: the most frequent in the training texts.
+    vocabulary_file
+        A file of those that are known, one in each line, in their place.
+
+    Notes
+    -----
+    Words are in lower case, marks are words. At each place a model sees what came before and says
+    what comes next (``objective.name = "next_word"``). Words need no normalization.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "text_file"
+        file = "posts.jsonl"
+        client = "author"
+
+        [objective]
+        name = "next_word"
+
+        [partition]
+        name = "natural"
+
+        [model]
+        name = "word_lstm"
+    """
+    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
+    place = existing(file)
+    train = read_texts(place, text, client, sentences=sentences)
+    if test_file is not None:
+        test = read_texts(existing(test_file), text, client, sentences=sentences)
+    else:
+        train, test = train.with_words().split(test_fraction)
+    return text_dataset(place.name, train, test, reading)
+
+
+def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
+    """Return the texts in a file, and their clients.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or a line has no such field.
+    """
+    found, owners = [], []
+    for where, line in _lines(place):
+        written = field(line, text, where)
+        parts = sentences_in(written) if sentences else _texts_in(written)
+        found += parts
+        if client is not None:
+            owners += [str(field(line, client, where))] * len(parts)
+    return Texts(found, None if client is None else owners)
+
+
+def sentences_in(written: object) -> list[str]:
+    """Return the sentences of a text, or of a list of texts."""
+    return [sentence for text in _texts_in(written) for sentence in sentences_of(text)]
+
+
+def _texts_in(written: object) -> list[str]:
+    return [str(text) for text in written] if isinstance(written, list) else [str(written)]
+
+
+def field(line: Mapping[str, object], name: str, where: str) -> object:
+    """Return a field of a line; DataError if there is none."""
+    value = line.get(name)
+    if value is None:
+        msg = f"{where} has no {name!r}; it has {listed(list(line))}"
+        raise DataError(msg)
+    return value
+
+
+def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield what stands in each line of a file, and where it stands."""
+    if place.suffix.lower() in TABLES:
+        for row, line in enumerate(load_table(place).frame.to_dict("records")):
+            yield f"{place.name}, row {row}", line
+        return
+    yield from json_lines(place)
+
+
+def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the tables in a file of JSON lines, and where each stands.
+
+    Raises
+    ------
+    DataError
+        If a line is no table in JSON.
+    """
+    check_memory(_TIMES * regular(place).stat().st_size, str(place))
+    with place.open("rb") as stream:
+        for number, raw in enumerate(stream, 1):
+            where = f"{place.name}, line {number}"
+            if not raw.strip():
+                continue
+            try:
+                line: object = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                msg = f"{where} is no JSON: {first_line(error)}"
+                raise DataError(msg) from error
+            if not isinstance(line, dict):
+                msg = f"{where} is no table of fields"
+                raise DataError(msg)
+            yield where, line

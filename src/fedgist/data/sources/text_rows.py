@@ -1,0 +1,140 @@
+"""Texts and whose they are, and the data set of next words that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.batch import NO_WORD
+from fedgist.core.next_word import BEGIN, END, PADDING, SPECIAL
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.file_sizes import check_memory
+from fedgist.data.sources.labelled_rows import codes, in_order, last_of_each
+from fedgist.data.sources.locations import existing
+from fedgist.data.vocabulary import (
+    Tokenizer,
+    Vocabulary,
+    read_vocabulary,
+    vocabulary_of,
+    words_of,
+)
+from fedgist.errors import DataError
+
+_BYTES = 8  # of a place: a word and a label
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How texts become numbers: at how many places of each, and by which vocabulary.
+
+    ``known`` is a vocabulary that there is already, ``file`` one with a word in each line; without
+    them it has the ``size`` most frequent words of the training texts.
+    """
+
+    length: int
+    tokenizer: Tokenizer
+    size: int
+    file: str | None
+    known: Vocabulary | None
+
+    def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
+        """Return the vocabulary for some training texts."""
+        if self.known is not None:
+            return self.known
+        if self.file is not None:
+            return read_vocabulary(existing(self.file), self.tokenizer)
+        return vocabulary_of(texts, self.size, self.tokenizer)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts in their order, and the client of each, where known."""
+
+    texts: Sequence[str]
+    clients: Sequence[str] | None = None
+
+    def with_words(self) -> Texts:
+        """Return the texts that have a word."""
+        kept = [i for i, text in enumerate(self.texts) if words_of(text)]
+        clients = None if self.clients is None else [self.clients[i] for i in kept]
+        return Texts([self.texts[i] for i in kept], clients)
+
+    def split(self, fraction: float) -> tuple[Texts, Texts]:
+        """Split off the last share of each client's texts (of all, without clients)."""
+        if not 0 <= fraction < 1:
+            msg = f"test_fraction is {fraction}; it must be at least 0 and below 1"
+            raise DataError(msg)
+        groups = self.clients or ("",) * len(self.texts)
+        held = last_of_each(np.array(groups, dtype=object), fraction).tolist()
+        return self._where(held, wanted=False), self._where(held, wanted=True)
+
+    def _where(self, held: Sequence[bool], *, wanted: bool) -> Texts:
+        kept = [i for i, is_held in enumerate(held) if is_held == wanted]
+        clients = None if self.clients is None else [self.clients[i] for i in kept]
+        return Texts([self.texts[i] for i in kept], clients)
+
+
+def text_dataset(name: str, train: Texts, test: Texts, reading: Reading) -> Dataset:
+    """Make a data set: at each place of a text stands what came before, and its label is next.
+
+    A text begins with its begin, and its last label is its end, unless it is cut at ``length``.
+
+    Raises
+    ------
+    DataError
+        If there are no texts, no word of them is known, or ``length`` is below 1.
+    """
+    if reading.length < 1:
+        msg = f"data.length must be at least 1, not {reading.length}"
+        raise DataError(msg)
+    train, test = train.with_words(), test.with_words()
+    if not train.texts:
+        msg = f"{name} has no texts with a word in them"
+        raise DataError(msg)
+    places = (len(train.texts) + len(test.texts)) * reading.length
+    check_memory(_BYTES * places, name, "take a smaller data.length")
+    vocabulary = reading.vocabulary(train.texts)
+    encoded = vocabulary.encode(train.texts)
+    if all(word < len(SPECIAL) for text in encoded for word in text):
+        msg = f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
+        raise DataError(msg)
+    x, y = _numbers(encoded, reading.length)
+    x_test, y_test = _numbers(vocabulary.encode(test.texts), reading.length)
+    clients = _all_clients(train, test)
+    return Dataset(
+        name,
+        x,
+        y,
+        x_test,
+        y_test,
+        len(vocabulary.words),
+        classes=vocabulary.words,
+        clients=None if train.clients is None else _codes(train.clients, clients),
+        clients_test=None if test.clients is None else _codes(test.clients, clients),
+        client_names=clients,
+        vocabulary=vocabulary,
+    )
+
+
+def _all_clients(train: Texts, test: Texts) -> tuple[str, ...]:
+    """Return the clients with training texts, then those with test texts only."""
+    own = in_order(train.clients or ())
+    return own + in_order(set(test.clients or ()) - set(own))
+
+
+def _codes(clients: Sequence[str], names: tuple[str, ...]) -> Tensor:
+    return codes(np.array(clients, dtype=object), names)
+
+
+def _numbers(texts: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels, int32 (texts, length) each."""
+    x = np.full((len(texts), length), PADDING, dtype=np.int32)
+    y = np.full((len(texts), length), NO_WORD, dtype=np.int32)
+    for row, words in enumerate(texts):
+        before, after = [BEGIN, *words][:length], [*words, END][:length]
+        x[row, : len(before)], y[row, : len(after)] = before, after
+    return torch.from_numpy(x), torch.from_numpy(y)

@@ -1,0 +1,123 @@
+"""Words as numbers: the vocabulary of texts, of whole words or of pieces of words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedgist.core.next_word import SPECIAL, UNKNOWN
+from fedgist.data.sources.optional_packages import need
+from fedgist.errors import DataError
+
+if TYPE_CHECKING:  # an extra
+    import tokenizers
+
+Tokenizer = Literal["words", "wordpiece"]
+
+NEED_TOKENIZERS = "tokenizer = 'wordpiece' needs tokenizers: pip install 'fedgist[text]'"
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and the marks of a text, in lower case.
+
+    >>> words_of("Don't panic: it works!")
+    ["don't", 'panic', ':', 'it', 'works', '!']
+    """
+    return _WORD.findall(text.lower())
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text: after a full stop, ``!`` or ``?`` and a space another begins.
+
+    >>> sentences_of("It works. Does it? Yes")
+    ['It works.', 'Does it?', 'Yes']
+    """
+    return [sentence for sentence in _SENTENCE.split(text.strip()) if sentence]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All that texts are made of, by number; the first four are no words (``core.next_word``).
+
+    ``words`` are whole words, or pieces of words (WordPiece: the first piece of a word is written
+    as it is, the others with ``##`` before them).
+    """
+
+    words: tuple[str, ...]
+    tokenizer: Tokenizer = "words"
+
+    def encode(self, texts: Iterable[str]) -> list[list[int]]:
+        """Return the numbers of the words of each text; of a text without words, nothing."""
+        if self.tokenizer == "wordpiece":
+            made = _word_piece({word: number for number, word in enumerate(self.words)})
+            split = [words_of(text) for text in texts]
+            found = made.encode_batch(split, is_pretokenized=True, add_special_tokens=False)
+            return [encoding.ids for encoding in found]
+        number = {word: i for i, word in enumerate(self.words) if i >= len(SPECIAL)}
+        return [[number.get(word, UNKNOWN) for word in words_of(text)] for text in texts]
+
+
+def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Vocabulary:
+    """Return a vocabulary of ``size`` words or pieces, and the four that are none.
+
+    The most frequent words, of two alike the first by the alphabet; or pieces that WordPiece's
+    training finds in the texts.
+
+    Raises
+    ------
+    DataError
+        If ``size`` is below 1, or the package for pieces is missing.
+    """
+    if size < 1:
+        msg = f"data.vocabulary_size must be at least 1, not {size}"
+        raise DataError(msg)
+    counts = Counter(word for text in texts for word in words_of(text))
+    if tokenizer == "words":
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return Vocabulary((*SPECIAL, *ranked[:size]))
+    trainers = need("tokenizers.trainers", NEED_TOKENIZERS)
+    # numbered beforehand: else their numbers, and what is merged first, change from run to run
+    inner = sorted({f"##{letter}" for word in counts for letter in word[1:]})
+    made = _word_piece({})
+    made.train_from_iterator(
+        ([word] * counts[word] for word in sorted(counts)),
+        trainers.WordPieceTrainer(
+            vocab_size=size + len(SPECIAL), special_tokens=[*SPECIAL, *inner], show_progress=False
+        ),
+    )
+    numbers = made.get_vocab()
+    return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), tokenizer)
+
+
+def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
+    """Return the vocabulary in a file, one word or piece in each line, most frequent first.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or names a word twice.
+    """
+    try:
+        words = [
+            word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())
+        ]
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"data.vocabulary: {path} cannot be read as a list of words: {error}"
+        raise DataError(msg) from error
+    if twice := [word for word, count in Counter([*SPECIAL, *words]).items() if count > 1]:
+        msg = f"data.vocabulary: {path} names {twice[0]!r:.80} twice"
+        raise DataError(msg)
+    return Vocabulary((*SPECIAL, *words), tokenizer)
+
+
+def _word_piece(numbers: dict[str, int]) -> tokenizers.Tokenizer:
+    package = need("tokenizers", NEED_TOKENIZERS)
+    model = package.models.WordPiece(numbers, unk_token=SPECIAL[UNKNOWN])
+    made: tokenizers.Tokenizer = package.Tokenizer(model)
+    return made

@@ -1,0 +1,243 @@
+"""Texts through the whole house: training, scores, public rows, records, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist.cli.main import app
+from fedgist.core.batch import NO_WORD
+from fedgist.core.next_word import SPECIAL
+from fedgist.data.dataset import Dataset, check
+from fedgist.data.vocabulary import Vocabulary
+from fedgist.errors import DataError, InputError
+from fedgist.federation.recipe import make
+from fedgist.federation.world import Given, make_world
+from fedgist.models.lstm import word_lstm
+from fedgist.testing.small_worlds import without_times
+
+WORDS, LENGTH, CLIENTS = 12, 6, 4
+SIZES = (5, 1, 7, 3)  # rows of each client
+MODEL = {"name": "word_lstm", "embedding": 6, "hidden": 5}
+
+
+def counting(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return texts in which each word follows the one before it: what comes next is certain."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(0, WORDS - len(SPECIAL), (rows, 1), generator=generator)
+    x = (first + torch.arange(LENGTH + 1)) % (WORDS - len(SPECIAL)) + len(SPECIAL)
+    y = x[:, 1:].clone()
+    y[torch.arange(LENGTH) >= torch.randint(2, LENGTH + 1, (rows, 1), generator=generator)] = (
+        NO_WORD
+    )
+    return x[:, :-1].to(torch.int32), y.to(torch.int32)
+
+
+def texts(copies: int = 1) -> Dataset:
+    count = sum(SIZES) * copies
+    x, y = counting(count, 0)
+    x_test, y_test = counting(9, 1)
+    words = (*SPECIAL, *(f"w{i}" for i in range(WORDS - len(SPECIAL))))
+    owners = torch.repeat_interleave(torch.arange(CLIENTS), torch.tensor(SIZES) * copies)
+    names = tuple("abcd")
+    return Dataset(
+        "counting",
+        x,
+        y,
+        x_test,
+        y_test,
+        WORDS,
+        classes=words,
+        clients=owners,
+        client_names=names,
+        vocabulary=Vocabulary(words),
+    )
+
+
+def recipe(**sections: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "data": {},
+        "objective": {"name": "next_word"},
+        "partition": {"name": "natural"},
+        "model": MODEL,
+        "method": {"name": "fedavg"},
+        "train": {"num_rounds": 2, "optimizer": "sgd", "lr": 0.5, "batch_size": 3},
+        "evaluate": {"on": "global"},
+        "engine": {"workers": 1, "plans": {"word_lstm": {"cohort_size": 3}}},
+    }
+    return {name: found.get(name, {}) | table for name, table in (found | sections).items()}
+
+
+class Plain:
+    """A model of torch alone, trained on texts one batch at a time."""
+
+    def __init__(self, arrays: dict[str, Tensor]) -> None:
+        self.net = word_lstm((LENGTH,), WORDS, embedding=6, hidden=5)
+        self.net.load_state_dict(arrays)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = nn.CrossEntropyLoss(ignore_index=NO_WORD, reduction="none")
+        found = losses(self.net(x.long()).transpose(1, 2), y.long())
+        mean: Tensor = (found.sum(1) / (y >= 0).sum(1)).mean()
+        return mean
+
+
+def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
+    data = texts()
+    small = make_world(make(recipe()), Given(data=data))
+    start = small.server.task.starts["word_lstm"]
+    # whole batches, so that their order does not matter
+    sections: dict[str, Any] = {"train": {"num_rounds": 1, "batch_size": 7}}
+    result = fedgist.run(recipe(**sections), data=data)
+    assert data.clients is not None
+    total = {name: torch.zeros_like(p) for name, p in start.params.items()}
+    for client, size in enumerate(SIZES):
+        mine = data.clients == client
+        plain = Plain(dict(start.params))
+        plain.loss(data.x[mine], data.y[mine]).backward()  # type: ignore[no-untyped-call]
+        for name, p in plain.net.named_parameters():
+            assert p.grad is not None
+            total[name] += size / sum(SIZES) * (p.detach() - 0.5 * p.grad)
+    arrays = result.federation.checkpoint().server
+    for name, expected in total.items():
+        torch.testing.assert_close(arrays[f"weights/word_lstm/arrays/{name}"], expected)
+    plain = Plain(total)
+    logits = plain.net(data.x_test.long()).detach()
+    counted = data.y_test >= 0
+    guess = logits[..., len(SPECIAL) :].argmax(-1) + len(SPECIAL)
+    right = (guess == data.y_test)[counted].float().mean()
+    line = result.rounds[-1]
+    assert line["eval/global/accuracy"] == pytest.approx(float(right))
+    loss = nn.functional.cross_entropy(logits[counted], data.y_test[counted].long())
+    assert line["eval/global/loss"] == pytest.approx(float(loss), rel=1e-4)
+    assert line["eval/global/perplexity"] == pytest.approx(float(loss.exp()), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "local", "centralized"])
+def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
+    on = {"on": "test", "every": 40}
+    steps = {"num_rounds": 40, "lr": 0.5 if method == "fedadam" else 2.0}
+    server = {"server": {"lr": 0.05}} if method == "fedadam" else {}
+    long = recipe(method={"name": method, **server}, train=steps, evaluate=on)
+    result = fedgist.run(long, data=texts(4), out=tmp_path / "run")
+    assert result.rounds[-1]["eval/client/accuracy_mean"] > (0.5 if method == "local" else 0.9)
+    partition = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert partition["train"] == [[4 * size] for size in SIZES]
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert shown.exit_code == 0, shown.output
+    report = CliRunner().invoke(
+        app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]
+    )
+    assert report.exit_code == 0, report.output
+
+
+def test_no_stacking_and_no_engine_changes_results() -> None:
+    sections: dict[str, Any] = {"evaluate": {"on": "client"}}
+    runs = [
+        fedgist.run(recipe(**sections, engine=engine), data=texts())
+        for engine in (
+            {"plans": {"word_lstm": {"cohort_size": 1}}},
+            {"plans": {"word_lstm": {"cohort_size": 4}}},
+            {"name": "loopback", "plans": {}},
+        )
+    ]
+    first, *others = ([line["eval/client/loss_mean"] for line in run.rounds] for run in runs)
+    for other in others:
+        assert other == pytest.approx(first, rel=1e-5)
+
+
+def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    whole = fedgist.run(recipe(), data=texts(), out=tmp_path / "whole")
+    short: dict[str, Any] = {"train": {"num_rounds": 1}}
+    fedgist.run(recipe(**short), data=texts(), out=tmp_path / "cut")
+    again = fedgist.run(recipe(), data=texts(), out=tmp_path / "cut", resume=True, rounds=2)
+    for line, other in zip(whole.rounds, again.rounds, strict=True):
+        found = without_times(other)
+        found.pop("events", None)
+        assert without_times(line) == found
+
+
+def pools(method: str, **options: Any) -> dict[str, Any]:
+    tables = {
+        "small": MODEL,
+        "large": MODEL | {"hidden": 9, "layers": 2, "clients": [0, 1]},
+    }
+    models = {
+        n: {"model": t["name"], **{k: v for k, v in t.items() if k != "name"}}
+        for n, t in tables.items()
+    }
+    found = recipe(clients={"pools": models}, method=options | {"name": method})
+    found |= {"engine": {"workers": 1, "plans": {n: {"cohort_size": 2} for n in models}}}
+    found.pop("model")
+    return found
+
+
+def test_pools_of_texts_learn_from_each_other() -> None:
+    public = {"data": {"public": {"rows": 8}}}
+    distillation = {"steps": 3, "batch_size": 4, "temperature": 0.5}
+    options = {"server": {"lr": 0.01}, "distillation": distillation}
+    line = fedgist.run(pools("merged_codist", **options) | public, data=texts(2)).rounds[-1]
+    assert line["server/distillation/small"] > 0
+    mixed = options | {"distillation": distillation | {"mixup": 2}}
+    with pytest.raises(InputError, match="mixup mixes numbers: texts cannot be mixed"):
+        make_world(make(pools("merged_codist", **mixed) | public), Given(data=texts(2)))
+
+
+def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
+    world = make_world(make(recipe(data={"held_out": 12})), Given(data=texts()))
+    assert [len(world.partition.train[client]) for client in range(CLIENTS)] == [1] * CLIENTS
+    with pytest.raises(InputError, match=r"held_out = 13.*each one of its own: 12 are left"):
+        make_world(make(recipe(data={"held_out": 13})), Given(data=texts()))
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"objective": {"name": "classes"}}, "objective.name = 'classes': counting has texts"),
+        ({"method": {"name": "fedlog"}}, "FedLog needs one class for each row; counting has texts"),
+        ({"method": {"name": "repshare"}}, "needs one class for each row"),
+        ({"partition": {"name": "dirichlet"}}, "partition.name = 'dirichlet' needs a class"),
+        ({"train": {"class_weights": "balanced"}}, "class_weights = 'balanced' needs a class"),
+        ({"data": {"normalize": "client"}}, "data.normalize = 'client' needs a class or numbers"),
+        ({"data": {"augment": ["flip"]}}, "data.augment needs images"),
+        ({"evaluate": {"save_features": 5}}, "evaluate.save_features needs"),
+        ({"evaluate": {"sets": {"x": {"classes": [1]}}}}, "evaluate.sets.x.classes needs a class"),
+        ({"objective": {"metrics": ["auroc"]}}, "next_word has no metric 'auroc'"),
+        ({"model": {"name": "mlp"}}, "model mlp"),
+    ],
+)
+def test_what_texts_do_not_have_is_refused(sections: dict[str, Any], says: str) -> None:
+    asked = recipe(**sections)
+    if "model" in sections:
+        asked["model"] = sections["model"]
+    with pytest.raises(InputError, match=says) as caught:
+        make_world(make(asked), Given(data=texts()))
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_are_no_texts_have_no_next_word() -> None:
+    with pytest.raises(InputError, match=r"objective.name = 'next_word': digits has no texts"):
+        make_world(make({"objective": {"name": "next_word"}, "model": {"name": "mlp"}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: replace(d, x=d.x.long()), "must be int32 numbers of one shape"),
+        (lambda d: replace(d, y=d.y[:, :2]), "must be int32 numbers of one shape"),
+        (lambda d: replace(d, x=d.x + WORDS), "words of the training texts reach"),
+        (lambda d: replace(d, y=d.y - 9), "labels of the training texts reach"),
+        (lambda d: replace(d, y=torch.full_like(d.y, NO_WORD)), r"training text 0 .* has no word"),
+    ],
+)
+def test_what_is_no_text_is_refused(change: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        check(change(texts()))
