@@ -17,6 +17,7 @@ from fedgist.cli.main import app
 from fedgist.core.batch import NO_WORD
 from fedgist.core.next_word import SPECIAL
 from fedgist.data.dataset import Dataset, check
+from fedgist.data.sources.text_rows import prompts
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, InputError
 from fedgist.federation.recipe import make
@@ -191,6 +192,32 @@ def test_pools_of_texts_learn_from_each_other() -> None:
         make_world(make(pools("merged_codist", **mixed) | public), Given(data=texts(2)))
 
 
+def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
+    names = ("ann/question", "ann/answer", "bob/question", "eve/answer")
+    owners = torch.arange(9) % CLIENTS
+    data = replace(texts(2), client_names=names, clients_test=owners)
+    asked = pools("fedadam", server={"lr": 0.01})
+    for pool, pattern in (("small", "*/answer"), ("large", "*/question")):
+        asked["clients"]["pools"][pool]["clients"] = pattern
+    asked["evaluate"] = {"on": "global", "sets": {"answers": {"clients": "*/answer"}}}
+    world = make_world(make(asked), Given(data=data))
+    assert [c.architectures for c in world.server.clients] == [("large",), ("small",)] * 2
+    chosen: Any = world.server.task.test_sets["answers"]
+    assert torch.equal(chosen.y, data.y_test[(owners == 1) | (owners == 3)])
+    line = fedgist.run(asked, data=data).rounds[-1]
+    assert 0.0 <= line["eval/global/large/answers/accuracy"] <= 1.0
+    asked["clients"]["pools"]["large"]["clients"] = "*/title"
+    with pytest.raises(InputError, match=r"'\*/title' matches none of the clients: ann/question"):
+        make_world(make(asked), Given(data=data))
+    asked["clients"]["pools"]["large"]["clients"] = "*/question"
+    asked["partition"] = {"name": "iid"}
+    with pytest.raises(InputError, match="the clients of this partition have no names"):
+        make_world(make(asked), Given(data=data))
+    asked["evaluate"]["sets"]["answers"] = {"clients": "*", "classes": [1]}
+    with pytest.raises(InputError, match="a test set is of classes or of clients: give one"):
+        make(asked)
+
+
 def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
     world = make_world(make(recipe(data={"held_out": 12})), Given(data=texts()))
     assert [len(world.partition.train[client]) for client in range(CLIENTS)] == [1] * CLIENTS
@@ -241,3 +268,43 @@ def test_rows_that_are_no_texts_have_no_next_word() -> None:
 def test_what_is_no_text_is_refused(change: Any, says: str) -> None:
     with pytest.raises(DataError, match=says):
         check(change(texts()))
+
+
+def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
+    file = tmp_path / "posts.jsonl"
+    posts = [{"body": f"w{i} w{i + 1} w{i + 2} w{i + 3}", "who": i % 3} for i in range(9)]
+    file.write_text("".join(json.dumps(post) + "\n" for post in posts))
+    table = {"name": "text_file", "file": str(file), "text": "body", "client": "who", "length": 5}
+    asked = recipe(data=table, train={"num_rounds": 30, "lr": 2.0, "batch_size": 3})
+    folder = tmp_path / "run"
+    result = fedgist.run(asked, out=folder)
+    model = result.model(0)
+    assert model.predict(["w1 w2", "w4"]) == ["w3", "w5"]
+    known = result.world.data.classes.index
+    long = prompts(["w1 w2 w3 w4 w5 w6 w7"], result.world.data)  # longer than there are places
+    assert long.tolist() == [[known(f"w{i}") for i in range(3, 8)]]
+    assert len(model.predict("w1 w2 w3 w4 w5 w6 w7")) == 1
+    with pytest.raises(DataError, match=r"text 1 \(counted from 0\) has no words"):
+        model.predict(["w1", " "])
+    more = tmp_path / "more.txt"
+    more.write_text("w1 w2\nw4\n")
+
+    def answered(*words: str) -> str:
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    lines = answered("predict", str(folder), str(more), "--client", "0").splitlines()
+    assert [line.split(",")[:2] for line in lines] == [["row", "next"], ["0", "w3"], ["1", "w5"]]
+    scored = json.loads(answered("evaluate", str(folder), str(file), "--json"))
+    assert scored["mean"]["accuracy"] > 0.3
+    assert scored["rows"] == len(posts)
+    x = torch.tensor([[1, 5, 6, 0, 0], [1, 7, 0, 0, 0]])
+    for ending in (".pt2", ".onnx", ".safetensors"):
+        out = tmp_path / f"model{ending}"
+        answered("export", str(folder), "--client", "0", "-o", str(out))
+        if ending == ".pt2":
+            program = torch.export.load(out).module()
+            torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+    shown = CliRunner().invoke(app, ["partition", str(folder / "recipe.toml")])
+    assert "classes" not in shown.output

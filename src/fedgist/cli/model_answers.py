@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedgist.core.metrics import LOSS, Metric
 from fedgist.data.sources.further_labels import image_names, read_labels
+from fedgist.data.sources.text_file import read_further
+from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError
 from fedgist.federation import atomic_files, runner
@@ -30,20 +32,34 @@ def predict(
 ) -> None:
     """Write a client's predictions as CSV; say how many are right where labels are known."""
     federation, world = runner.load_run(folder, Given(root=data_root))
-    x = read_examples(data, world.data)
-    model = client_model(federation, world, client)
-    probabilities, names = model.probabilities(x), world.data.names
+    model, names = client_model(federation, world, client), world.data.names
+    if world.data.text:
+        likeliest = model.probabilities(read_further(data, _field(world))).max(1)
+        told = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(told)]
+        _write([["row", "next", "p"], *rows], out)
+        return
+    probabilities = model.probabilities(read_examples(data, world.data))
     images = image_names(data)
     lines = [["row" if images is None else "file", "label", *(f"p_{name}" for name in names)]]
     for i, row in enumerate(probabilities.tolist()):
         first = str(i) if images is None else images[i]
         lines.append([first, names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
+    _write(lines, out)
+    _say_accuracy(data, world, probabilities.argmax(1))
+
+
+def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:
     text = csv_text(lines)
     if out is None:
         sys.stdout.write(text)
     else:
         atomic_files.write(out, text)
-    _say_accuracy(data, world, probabilities.argmax(1))
+
+
+def _field(world: World) -> str:
+    """Return the field of texts in files, as the recipe has it."""
+    return str(world.server.recipe.data.options.get("text", "text"))
 
 
 def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
@@ -59,6 +75,13 @@ def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
     say(text, error=True)
 
 
+def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
+    """Return the examples in a file, and their labels, if there are any."""
+    if world.data.text:
+        return further_texts(read_further(data, _field(world)), world.data)
+    return read_examples(data, world.data), _labels(data, world)
+
+
 def _labels(data: Path, world: World) -> Tensor | None:
     column = world.server.recipe.data.options.get("label")
     return read_labels(data, world.data, column if isinstance(column, str) else None)
@@ -69,7 +92,7 @@ def evaluate(
 ) -> None:
     """Print the metrics of a client's final model, or of all, on labelled examples."""
     federation, world = runner.load_run(folder, Given(root=data_root))
-    x, y = read_examples(data, world.data), _labels(data, world)
+    x, y = _labelled(data, world)
     if y is None:
         msg = f"{data} has no labels: evaluate needs the array y of a .npz file, the label column "
         raise DataError(msg + "of a table, or images in folders that are called like the classes")

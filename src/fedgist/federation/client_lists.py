@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedgist.data.sources.python_objects import array
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, listed, shown
 
 Clients = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
 
@@ -79,3 +80,20 @@ def _rows(value: object, count: int, who: str) -> Tensor:
         msg = f"{who} lists row {distinct[times > 1][0]} twice"
         raise RecipeError(msg)
     return torch.from_numpy(numbers.astype(np.int64))
+
+
+def named_like(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...]:
+    """Return the numbers of the clients whose names match a pattern (``*`` is any text).
+
+    Raises
+    ------
+    RecipeError
+        If clients have no names, or none matches; ``where`` begins the message.
+    """
+    if not names:
+        msg = f"{where} = {shown(pattern)}: the clients of this partition have no names"
+        raise RecipeError(msg)
+    if found := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
+        return found
+    msg = f"{where} = {shown(pattern)} matches none of the clients: {listed(names)}"
+    raise RecipeError(msg)

@@ -112,7 +112,8 @@ def score_rows(
 
     NaN where a metric is not defined.
     """
-    pieces = zip(torch.split(x, MOST_ROWS), torch.split(y, MOST_ROWS), strict=True)
+    at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
+    pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
     batches = (
         Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool)) for rows, labels in pieces
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.training import Pool
 from fedgist.errors import RecipeError, shown
+from fedgist.federation.client_lists import named_like
 from fedgist.federation.model_factories import Clients, checked_model
 from fedgist.federation.recipe_sections import ModelSection, Recipe
 from fedgist.federation.section import Positive
@@ -20,12 +21,13 @@ from fedgist.options import checked
 class PoolTable:
     """What ``[clients.pools.NAME]`` says.
 
-    ``clients`` are numbers of clients, or how many are drawn; None: all of them. ``per_round`` is
+    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
+    drawn; None: all of them. ``per_round`` is
     how many of them are asked in a round; None: ``train.fraction_train`` of them.
     """
 
     section: ModelSection
-    clients: tuple[int, ...] | int | None = None
+    clients: tuple[int, ...] | str | int | None = None
     per_round: int | None = None
 
 
@@ -42,7 +44,8 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
         where, table = f"clients.pools.{name}", dict(value)
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
-            kind: object = Clients if isinstance(clients, list | tuple) else Positive
+            kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
+            kind = kinds.get(type(clients), Positive)
             clients = checked(kind, clients, f"{where}.clients")
         if per_round is not None:
             per_round = checked(Positive, per_round, f"{where}.per_round")
@@ -51,9 +54,11 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
 
 
 def members_of_pools(
-    pools: Mapping[str, PoolTable], num_clients: int, key: Tensor
+    pools: Mapping[str, PoolTable], num_clients: int, key: Tensor, names: Sequence[str] = ()
 ) -> dict[str, tuple[int, ...]]:
     """Return the clients of each pool, in order; those that are not named are drawn by the key.
+
+    ``names`` are the clients' own, where they have any.
 
     Raises
     ------
@@ -69,6 +74,9 @@ def members_of_pools(
                 msg = f"{where} = {asked}: there are {num_clients} clients"
                 raise RecipeError(msg)
             members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
+            continue
+        if isinstance(asked, str):
+            members[name] = named_like(asked, names, where)
             continue
         members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
         if strange := [client for client in members[name] if client >= num_clients]:

@@ -119,9 +119,17 @@ class ObjectiveSection(_Section):
 
 
 class TestSet(_Section):
-    """A part of the test set: the rows of some classes."""
+    """A part of the test set: the rows of some classes, or of clients whose names match."""
 
-    classes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    classes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    clients: str | None = None  # such as "*/question"
+
+    @model_validator(mode="after")
+    def _is_one(self) -> TestSet:
+        if (self.classes is None) == (self.clients is None):
+            msg = "a test set is of classes or of clients: give one"
+            raise ValueError(msg)
+        return self
 
 
 class EvaluateSection(_Section):

@@ -25,7 +25,8 @@ def check_objective(recipe: Recipe, data: Dataset) -> None:
         "data.mean and data.std": bool(recipe.data.mean or recipe.data.std),
         "evaluate.save_features": bool(recipe.evaluate.save_features),
     }
-    asked |= {f"evaluate.sets.{key}.classes": True for key in recipe.evaluate.sets}
+    sets = recipe.evaluate.sets.items()
+    asked |= {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
     if data.text and (bad := [what for what, is_asked in asked.items() if is_asked]):
         msg = f"{bad[0]} needs a class or numbers for each row; {data.name} has texts"
         raise RecipeError(msg)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.net import Net
+from fedgist.core.next_word import PADDING
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
+from fedgist.data.sources.text_rows import prompts
 from fedgist.engines.engine import Simulation
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe_data import client_number, data_of_client
@@ -57,7 +59,9 @@ class ClientModel(nn.Module):
 
         net = Net(under("params"), under("buffers"), self.arch)
         own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
-        if not self.arch.text:
+        if self.arch.text:
+            x = x.long()
+        else:
             x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         return self.method.predict(net, own, down, x, self.ctx)
 
@@ -71,17 +75,30 @@ class ClientModel(nn.Module):
     def probabilities(self, x: object, batch: int = 512) -> Tensor:
         """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
 
-        ``x`` is an array or a data frame like that of the training rows.
+        ``x`` is an array or a data frame like that of the training rows, or a list of texts: then
+        they are those of the word that comes after each.
 
         Raises
         ------
         DataError
             If the examples do not have the form of the training rows.
         """
-        rows = examples_like(self.data, x, "x")
+        if self.arch.text:
+            texts = [x] if isinstance(x, str) or not isinstance(x, Iterable) else x
+            rows = prompts([str(text) for text in texts], self.data)
+            batch = max(1, batch // rows.shape[1])
+        else:
+            rows = examples_like(self.data, x, "x")
         with torch.no_grad():
-            parts = [torch.softmax(self(piece), dim=-1) for piece in torch.split(rows, batch)]
+            parts = [torch.softmax(self._last(piece), dim=-1) for piece in torch.split(rows, batch)]
         return torch.cat(parts)
+
+    def _last(self, x: Tensor) -> Tensor:
+        """Return the logits (batch, classes), of texts those after the last word."""
+        logits: Tensor = self(x)
+        if not self.arch.text:
+            return logits
+        return logits[torch.arange(len(x)), (x != PADDING).sum(1) - 1]
 
     def predict(self, x: object) -> list[str]:
         """Return the name of the likeliest class of each raw example.

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
-
 from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.method import ClientInfo, Context, Method, Settings, Task
@@ -22,7 +20,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
-from fedgist.data.sources.in_memory import examples_like, labelled_like
+from fedgist.data.sources.in_memory import examples_like
 from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
@@ -30,7 +28,7 @@ from fedgist.federation.availability import availability
 from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.client_settings import client_settings
-from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT, has_named_sets, scores_models
+from fedgist.federation.evaluation import ALL_ROWS, has_named_sets, scores_models
 from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_groups import (
@@ -50,11 +48,10 @@ from fedgist.federation.private_run import private_task
 from fedgist.federation.public_data import Public, hold_out_at_server, set_aside
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
+from fedgist.federation.server_sets import TestSets, server_sets
 from fedgist.federation.server_side import Hears, Online, ServerSide
 from fedgist.federation.text_checks import check_method_reads, check_objective
 from fedgist.federation.training_section import training_of
-
-TestSets = Mapping[str, tuple[object, object]]
 
 
 @dataclass(frozen=True)
@@ -102,12 +99,12 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
     device = recipe.engine.device
     architectures, starts = architectures_of(recipe, data, groups, device)
-    clients, train, pools = _clients(recipe, groups, method, parts.train)
+    clients, train, pools = _clients(recipe, groups, method, parts)
     try:
         on_train, on_test = examples(data, recipe.data.augment, device)
         held_out = on_train.only(parts.validation.rows)
         held_out = on_test.others(central.x, central.y) if central is not None else held_out
-        sets = _test_sets(recipe, data, given, on_test, held_out)
+        sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
         task = _task(recipe, data, len(clients), architectures, starts, sets)
         task = replace(task, training=replace(task.training, pools=pools))
         task = task if public is None else _with_public(task, public, on_train, recipe)
@@ -148,12 +145,12 @@ def _with_public(task: Task, public: Public, on_train: Examples, recipe: Recipe)
 
 
 def _clients(
-    recipe: Recipe, groups: Mapping[str, Group], method: Method, train: Rows
+    recipe: Recipe, groups: Mapping[str, Group], method: Method, parts: Partition
 ) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
     """Return the clients with their architectures and training rows, and the pools they are in."""
     if method.merges_clients:
-        return (ClientInfo(0, (next(iter(groups)),)),), train.merged(), {}
-    root, count = random.key(recipe.seed), len(train)
+        return (ClientInfo(0, (next(iter(groups)),)),), parts.train.merged(), {}
+    root, train, count = random.key(recipe.seed), parts.train, len(parts.train)
     tables = check_pools(recipe.clients.pools)
     if not tables:
         names = members_of(groups, count, random.fold(root, "architectures"))
@@ -161,7 +158,7 @@ def _clients(
     if groups.keys() != tables.keys():
         msg = "clients.pools name the clients' models; they cannot be given as objects as well"
         raise RecipeError(msg)
-    members = members_of_pools(tables, count, random.fold(root, "pools"))
+    members = members_of_pools(tables, count, random.fold(root, "pools"), parts.names)
     names_of = enumerate(architectures_by_client(members, count))
     clients = tuple(ClientInfo(i, names) for i, names in names_of)
     return clients, train, task_pools(recipe, tables, members)
@@ -230,28 +227,6 @@ def _task(
             for name, values in data.annotations.items()
         },
     )
-
-
-def _test_sets(
-    recipe: Recipe, data: Dataset, given: Given, on_test: Examples, held_out: Examples
-) -> dict[str, RowSet]:
-    """Return the server's own sets: all test rows, parts by class, the user's, rows held out."""
-    sets: dict[str, RowSet] = {ALL_ROWS: on_test}
-    if len(held_out):
-        sets[HELD_OUT] = held_out
-    for name, part in recipe.evaluate.sets.items():
-        if strange := [c for c in part.classes if c >= data.num_classes]:
-            msg = f"evaluate.sets.{name}.classes names class {strange[0]}; the data have classes "
-            msg += f"0..{data.num_classes - 1}"
-            raise RecipeError(msg)
-        rows = torch.isin(on_test.y, torch.tensor(part.classes, device=on_test.y.device))
-        sets[name] = on_test.others(on_test.x[rows], on_test.y[rows])
-    for name, (x, y) in (given.test_sets or {}).items():
-        sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
-    if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
-        msg = f"evaluate.sets.{empty[0]} has no rows"
-        raise RecipeError(msg)
-    return sets
 
 
 def _check_evaluation(side: ServerSide) -> None:

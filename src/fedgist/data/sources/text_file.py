@@ -89,6 +89,19 @@ def text_file(
     return text_dataset(place.name, train, test, reading)
 
 
+def read_further(place: Path, text: str = "text") -> list[str]:
+    """Return the texts in a file, each as it is: one in each line of a ``.txt``, else in a field.
+
+    Raises
+    ------
+    DataError
+        As :func:`read_texts` does.
+    """
+    if place.suffix.lower() == ".txt":
+        return [line for line in existing(place).read_text("utf-8").splitlines() if line.strip()]
+    return list(read_texts(existing(place), text, None, sentences=False).texts)
+
+
 def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
     """Return the texts in a file, and their clients.
 

@@ -120,6 +120,41 @@ def text_dataset(name: str, train: Texts, test: Texts, reading: Reading) -> Data
     )
 
 
+def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
+    """Return further texts in the form of ``data.x`` and ``data.y``.
+
+    Raises
+    ------
+    DataError
+        If there are none, or one has no words.
+    """
+    assert data.vocabulary is not None  # the caller's: they are texts
+    encoded = data.vocabulary.encode(texts)
+    if not encoded or not all(encoded):
+        which = f"text {encoded.index([])} (counted from 0) has no words" if encoded else "no texts"
+        msg = f"{which}: a text to go on with needs a word"
+        raise DataError(msg)
+    return _numbers(encoded, data.input_shape[0])
+
+
+def prompts(texts: Sequence[str], data: Dataset) -> Tensor:
+    """Return texts to be gone on with, int32 (texts, length): of long ones the last words.
+
+    Raises
+    ------
+    DataError
+        As :func:`further_texts` does.
+    """
+    places = data.input_shape[0]
+    assert data.vocabulary is not None  # the caller's: they are texts
+    further_texts(texts, data)
+    x = np.full((len(texts), places), PADDING, dtype=np.int32)
+    for row, words in enumerate(data.vocabulary.encode(texts)):
+        last = [BEGIN, *words][-places:]
+        x[row, : len(last)] = last
+    return torch.from_numpy(x)
+
+
 def _all_clients(train: Texts, test: Texts) -> tuple[str, ...]:
     """Return the clients with training texts, then those with test texts only."""
     own = in_order(train.clients or ())
