@@ -68,7 +68,7 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the hidden state after each place; the first state is 0."""
         from_input = self.input(x)  # all places at once
-        h = c = x.new_zeros(len(x), self.hidden)
+        h = c = x.new_zeros(x.shape[0], self.hidden)
         states = []
         for gates in from_input.unbind(1):
             i, f, g, o = (gates + self.recurrent(h)).chunk(4, -1)
