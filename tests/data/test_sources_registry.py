@@ -27,6 +27,7 @@ def test_names() -> None:
         "celeba",
         "wisdm",
         "circle",
+        "stackoverflow",
         "stackexchange",
         "shakespeare",
         "npz",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +240,84 @@ def test_without_the_package_for_pieces_it_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "tokenizers.trainers", None)
     with pytest.raises(DataError, match=r"pip install 'fedgist\[text\]'"):
         vocabulary_of(["late"], 9, "wordpiece")
+
+
+def varint(number: int) -> bytes:
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field of bytes in protocol buffers."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def tf_example(**texts: str) -> bytes:
+    """Return a tf.Example in protocol buffers: written by hand from their specification."""
+    features = b""
+    for name, value in texts.items():
+        feature = field(1, field(1, value.encode()))
+        features += field(1, field(1, name.encode()) + field(2, feature))
+    number = field(3, field(1, varint(7)))  # an int64 list, which is not read
+    features += field(1, field(1, b"score") + field(2, number))
+    return field(1, features)
+
+
+def tff(path: Path, rows: list[tuple[str, str, bytes]]) -> Path:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE client_metadata (client_id, split_name, num_examples)")
+        database.execute("CREATE TABLE examples (split_name, client_id, serialized_example_proto)")
+        for split, user, blob in rows:
+            database.execute("INSERT INTO client_metadata VALUES (?, ?, 1)", (user, split))
+            database.execute("INSERT INTO examples VALUES (?, ?, ?)", (split, user, blob))
+        database.commit()
+    return path
+
+
+def test_stack_overflow_of_tensorflow_federated(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    long = "it is late " * 50  # longer than a byte says
+    tff(
+        tmp_path / "stackoverflow.sqlite",
+        [
+            ("train", "00001", tf_example(tokens="what is it ?", type="question", title="t")),
+            ("train", "00001", tf_example(tokens=long, type="answer")),
+            ("train", "00002", tf_example(tokens="it is late", type="answer")),
+            ("test", "00001", tf_example(tokens="late again", type="answer")),
+            ("test", "00009", tf_example(tokens="nobody here", type="answer")),
+        ],
+    )
+    data = load("stackoverflow", root=tmp_path, users=2, length=4)
+    assert data.client_names == ("00001", "00002")
+    assert text_of(data, 0)[1] == ["what", "is", "it", "?"]
+    assert (len(data.y), len(data.y_test)) == (3, 1)
+    split = load("stackoverflow", root=tmp_path, users=2, by_kind=True, kinds="answers")
+    assert split.client_names == ("00001/answer", "00002/answer")
+    alone = [load("stackoverflow", root=tmp_path, users=1, seed=s).client_names for s in range(8)]
+    assert set(alone) == {("00001",), ("00002",)}
+    with pytest.raises(DataError, match=r"data.users = 3: .* has 2"):
+        load("stackoverflow", root=tmp_path, users=3)
+
+
+@pytest.mark.parametrize("what", ["no database", "no table", "no example", "nothing"])
+def test_a_broken_file_of_tensorflow_federated_is_named(tmp_path: Path, what: str) -> None:
+    pytest.importorskip("google.protobuf")
+    file = tmp_path / "stackoverflow.sqlite"
+    if what == "no database":
+        file.write_bytes(b"not a database, but long enough to look at it" * 99)
+    elif what == "no table":
+        sqlite3.connect(file).close()
+        file.touch()
+    elif what == "no example":
+        tff(file, [("train", "1", b"\xff\xff\xff"), ("train", "1", b"")])
+    said = {
+        "no example": "holds an example that cannot be read",
+        "nothing": "stackoverflow was not found: looked for stackoverflow.sqlite",
+    }
+    says = said.get(what, "is no file of TensorFlow Federated")
+    with pytest.raises(DataError, match=says) as caught:
+        load("stackoverflow", root=tmp_path, users=1)
+    assert "\n" not in str(caught.value)

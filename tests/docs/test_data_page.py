@@ -18,6 +18,7 @@ from fedgist.data.sources.celeba import WHERE as CELEBA
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, CifarFiles
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
+from fedgist.data.sources.stackoverflow import WHERE as STACKOVERFLOW
 from fedgist.data.sources.wisdm import WHERE as WISDM
 from fedgist.federation.data_section import Data
 from fedgist.federation.recipe import make
@@ -33,6 +34,7 @@ KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "cifar100": CIFAR100,
 }
 WHERE = {**{name: files.where for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
+WHERE |= {"stackoverflow": STACKOVERFLOW}
 WORDS = {str: "text", Path: "path", float: "number", int: "whole number", bool: "true or false"}
 
 

@@ -51,12 +51,12 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
         )
 
 
-def _summaries(cohort: Cohort, clients: Clients) -> Any:
+def _summaries(cohort: Cohort, clients: Clients) -> Tree:
     method = cohort.method
     if type(method).summarize is Method.summarize:  # counting needs no examples
         return Count((cohort.table >= 0).sum(1).to(torch.float32))
 
-    def one_client(net: Net, batch: Batch, own: Tree, down: Tree, key: Tensor) -> Any:
+    def one_client(net: Net, batch: Batch, own: Tree, down: Tree, key: Tensor) -> Tree:
         return method.summarize(net, batch, own, down, cohort.at(key))
 
     summarize = cohort.lift(one_client, (0, 0, 0, cohort.down_dim, 0))

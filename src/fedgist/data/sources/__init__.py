@@ -26,6 +26,7 @@ SOURCES: Registry[Callable[..., Dataset]] = Registry(
         "celeba": "fedgist.data.sources.celeba:celeba",
         "wisdm": "fedgist.data.sources.wisdm:wisdm",
         "circle": "fedgist.data.sources.circle:circle",
+        "stackoverflow": "fedgist.data.sources.stackoverflow:stackoverflow",
         "stackexchange": "fedgist.data.sources.posts:stackexchange",
         "shakespeare": "fedgist.data.sources.posts:shakespeare",
         "npz": "fedgist.data.sources.npz:npz",

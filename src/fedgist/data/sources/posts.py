@@ -17,6 +17,11 @@ POSTS, ROLES = "stackexchange_posts.jsonl", "shakespeare_by_role.jsonl"
 WHERE = "put a file with a table in JSON in each line into ROOT/"
 
 
+def is_wanted(kind: str, kinds: Kinds) -> bool:
+    """Return whether posts of a kind, ``question`` or ``answer``, are among those that are read."""
+    return kinds in {"both", f"{kind}s"}
+
+
 def stackexchange(
     *,
     kinds: Kinds = "both",
@@ -54,7 +59,7 @@ def stackexchange(
     ``stackexchange_posts.jsonl`` has a post in each line, with ``source`` (the site), ``user``,
     ``kind`` and ``text``. Rows are sentences; titles of questions are not among them, nor posts
     whose user is not known (``null``). It stands
-    in for Stack Overflow, which is too large to be passed on. Words need no normalization.
+    in for ``stackoverflow``, which is large. Words need no normalization.
 
     Examples
     --------
@@ -78,7 +83,7 @@ def stackexchange(
     found, owners = [], []
     for where, line in json_lines(file):
         kind, user = field(line, "kind", where), line.get("user")
-        if user is None or kinds not in {"both", f"{kind}s"}:
+        if user is None or not is_wanted(str(kind), kinds):
             continue
         parts = sentences_in(field(line, "text", where))
         owner = f"{field(line, 'source', where)}/{user}"

@@ -1,0 +1,101 @@
+"""Stack Overflow, as TensorFlow Federated passes it on: questions and answers of its users."""
+
+from __future__ import annotations
+
+from pathlib import Path  # needed at run time: fedgist.data.sources.loading reads the annotations
+
+from fedgist.core import random
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.sources.posts import Kinds, is_wanted
+from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
+from fedgist.data.sources.tff_file import examples_of, users_of
+from fedgist.data.vocabulary import Tokenizer, Vocabulary
+from fedgist.errors import DataError
+
+NAME, FILE = "stackoverflow", "stackoverflow.sqlite"
+WHERE = f"put {FILE} of TensorFlow Federated into ROOT"
+
+
+def stackoverflow(
+    *,
+    users: int = 1000,
+    kinds: Kinds = "both",
+    by_kind: bool = False,
+    length: int = 20,
+    tokenizer: Tokenizer = "words",
+    vocabulary_size: int = 10_000,
+    vocabulary_file: str | None = None,
+    vocabulary: Vocabulary | None = None,
+    root: Path | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Read Stack Overflow of TensorFlow Federated: what comes next in a sentence.
+
+    Parameters
+    ----------
+    users
+        How many of the 342,477 users are read, drawn from the run's seed.
+    kinds
+        Which posts are read: ``questions``, ``answers``, or ``both``.
+    by_kind
+        Whether a user's questions and answers are two clients, ``USER/question`` and
+        ``USER/answer``, and not one, ``USER``.
+    length
+        How many places of each text there are: what is longer is cut.
+    tokenizer
+        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
+    vocabulary_size
+        How many words or pieces are known: the most frequent in the training texts.
+    vocabulary_file
+        A file of those that are known, one in each line, in their place.
+
+    Notes
+    -----
+    The file is that of ``tff.simulation.datasets.stackoverflow``, unpacked. Rows are sentences.
+    Training rows are those of the split ``train``, test rows what the same
+    users wrote later, in ``test``. Words need no normalization.
+
+    Examples
+    --------
+    A recipe's section::
+
+        [data]
+        name = "stackoverflow"
+        users = 5000
+        tokenizer = "wordpiece"
+        vocabulary_size = 4000
+
+        [objective]
+        name = "next_word"
+
+        [partition]
+        name = "natural"
+
+        [model]
+        name = "word_lstm"
+    """
+    base = data_root(root)
+    if not (file := base / FILE).is_file():
+        raise absent(NAME, FILE, base, WHERE)
+    every = users_of(file, "train")
+    if not 1 <= users <= len(every):
+        msg = f"data.users = {users}: {file} has {len(every)}"
+        raise DataError(msg)
+    drawn = random.choice(random.key(seed, "users"), len(every), users)
+    chosen = [every[i] for i in drawn]
+    train, test = (
+        _texts(file, split, chosen, kinds, by_kind=by_kind) for split in ("train", "test")
+    )
+    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
+    return text_dataset(NAME, train, test, reading)
+
+
+def _texts(file: Path, split: str, users: list[str], kinds: Kinds, *, by_kind: bool) -> Texts:
+    found, owners = [], []
+    for user, example in examples_of(file, split, users):
+        kind = example.get("type", "")
+        if is_wanted(kind, kinds):
+            found.append(example.get("tokens", ""))
+            owners.append(f"{user}/{kind}" if by_kind else user)
+    return Texts(found, owners)
