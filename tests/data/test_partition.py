@@ -18,7 +18,8 @@ from fedgist.data import PARTITIONS
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition import Partition, partition
-from fedgist.errors import DataError
+from fedgist.errors import DataError, InputError
+from fedgist.federation.recipe import make
 
 few = settings(deadline=None, max_examples=30)
 
@@ -47,7 +48,10 @@ def mixture(rows: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 BIG = labelled(3000, 900, 6)
-NATURAL = replace(BIG, clients=torch.arange(3000) % 5, clients_test=torch.arange(900) % 5)
+ABOVE = (0, 1, 0, 1, 2, 2)  # the superclass of each class
+NATURAL = replace(
+    BIG, clients=torch.arange(3000) % 5, clients_test=torch.arange(900) % 5, superclasses=ABOVE
+)
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("iid", {}),
@@ -56,6 +60,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("shards", {"classes_per_client": 6}),
     ("pathological", {"classes_per_client": 2}),
     ("natural", {}),
+    ("pachinko", {"alpha_coarse": 0.3}),
 ]
 EVERY = pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
 
@@ -354,3 +359,32 @@ def test_a_client_without_rows_is_named() -> None:
 def test_an_unknown_name_without_a_near_one_reads_well() -> None:
     with pytest.raises(DataError, match=r"unknown partition 'zzz'; known: iid"):
         partition(SMALL, "zzz", 5, random.key(0))
+
+
+def test_pachinko_draws_superclasses_and_then_classes_in_them() -> None:
+    many = replace(labelled(6000, 600, 6, seed=1), superclasses=ABOVE)
+    # one superclass each as long as there is any; its classes alike
+    found = partition(many, "pachinko", 60, random.key(0), alpha_coarse=0.01, alpha_fine=1e6)
+    shares = torch.stack(
+        [mixture(rows, many.y, 6) for rows in map(found.train.__getitem__, range(20))]
+    )
+    groups = torch.zeros(20, 3).index_add_(1, torch.tensor(ABOVE), shares)
+    assert float(groups.max(1).values.mean()) > 0.95
+    halves = shares[:, 4][groups[:, 2] > 0.9]  # of superclass 2 about half is class 4
+    assert len(halves) > 2
+    assert bool(((halves - 0.5).abs() < 0.2).all())
+    sizes = found.train.counts
+    assert int(sizes.min()) == int(sizes.max()) == 100
+    # large concentrations: every client alike, as long as there are rows of all classes
+    alike = partition(many, "pachinko", 60, random.key(0), alpha_coarse=1e6, alpha_fine=1e6)
+    first = torch.zeros(3).index_add_(0, torch.tensor(ABOVE), mixture(alike.train[0], many.y, 6))
+    assert float((first - 1 / 3).abs().max()) < 0.15
+
+
+def test_pachinko_needs_superclasses() -> None:
+    with pytest.raises(DataError, match="needs superclasses, which toy does not name"):
+        partition(BIG, "pachinko", 5, random.key(0))
+    for bad in ({"alpha_coarse": 0.0}, {"alpha_fine": -1.0}):
+        recipe = {"partition": {"name": "pachinko", **bad}}
+        with pytest.raises(InputError, match=r"partition.alpha_"):
+            make(recipe)

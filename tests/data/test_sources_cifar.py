@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +99,10 @@ def test_round_trip(tmp_path: Path, dump: Dump) -> None:
     assert np.array_equal(fine.x.flatten(1).numpy(), X)
     assert (fine.y.tolist(), coarse.y.tolist()) == ([99, 0, 4], [19, 0, 1])
     assert (fine.num_classes, coarse.num_classes, fine.classes) == (100, 20, tuple(NAMES))
+    assert [fine.superclasses[label] for label in (99, 0, 4)] == [19, 0, 1]
+    assert coarse.superclasses == ()
+    turned = load("cifar100", root=tmp_path, classes=NAMES[::-1])
+    assert turned.superclasses == fine.superclasses[::-1]
 
 
 def test_keys_may_be_bytes(tmp_path: Path) -> None:
@@ -248,3 +252,10 @@ def test_a_changed_byte_is_an_error_or_data(
         assert isinstance(read_pickle(tmp_path / "batch"), dict)
     except DataError as error:
         assert "batch" in str(error)  # noqa: PT017
+
+
+def test_superclasses_of_the_real_images_have_five_classes_each(data_sets: Path) -> None:
+    data = load("cifar100", root=data_sets)
+    assert Counter(data.superclasses) == dict.fromkeys(range(20), 5)
+    by_name = dict(zip(data.classes, data.superclasses, strict=True))
+    assert by_name["oak_tree"] == by_name["maple_tree"] != by_name["shark"]

@@ -21,4 +21,5 @@ PARTITIONS: Registry[Callable[..., Divided]] = Registry(
         name: f"fedgist.data.partition_rules:{name}"
         for name in ("iid", "dirichlet", "size", "shards", "pathological", "natural")
     }
+    | {"pachinko": "fedgist.data.pachinko:pachinko"}
 )

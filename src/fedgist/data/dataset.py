@@ -47,7 +47,8 @@ class Dataset:
     knows, ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
     belongs, and ``client_names`` what the source calls each of them. ``annotations`` are further
     numbers of each training row, float32 (rows,) by name, which are no inputs: what it weighs, for
-    instance, in what its client releases.
+    instance, in what its client releases. ``superclasses`` are the number of the group that each
+    class belongs to, where classes form groups.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Dataset:
     client_names: tuple[str, ...] = field(default=(), repr=False)
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     vocabulary: Vocabulary | None = field(default=None, repr=False)
+    superclasses: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -147,7 +149,12 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
         msg = f"{data.name}: the label {lost[0]!r:.80} is not among the classes: {listed(stated)}"
         raise DataError(msg)
-    return replace(data, y=y, y_test=y_test, num_classes=len(stated), classes=stated)
+    above = data.superclasses
+    groups = tuple(above[names.index(name)] for name in stated if name in names) if above else ()
+    kept = groups if len(groups) == len(stated) else ()  # of a class that is added it is not known
+    return replace(
+        data, y=y, y_test=y_test, num_classes=len(stated), classes=stated, superclasses=kept
+    )
 
 
 def _holds(data: Dataset, label: int) -> bool:

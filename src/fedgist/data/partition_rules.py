@@ -24,7 +24,8 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large enough
 
 
-def _generator(key: Tensor, *purpose: random.Word) -> np.random.Generator:
+def generator(key: Tensor, *purpose: random.Word) -> np.random.Generator:
+    """Return NumPy's generator of a key, for one purpose."""
     return np.random.Generator(np.random.Philox(key=int(random.fold(key, *purpose)) & (2**64 - 1)))
 
 
@@ -35,7 +36,7 @@ def _labels(data: Dataset) -> tuple[Ints, Ints]:
 def iid(data: Dataset, num_clients: int, key: Tensor) -> Divided:
     """Shuffle the rows and cut them into parts whose sizes differ by at most one row."""
     train, test = (
-        _generator(key, split).permutation(len(y))
+        generator(key, split).permutation(len(y))
         for split, y in zip(("train", "test"), _labels(data), strict=True)
     )
     return np.array_split(train, num_clients), np.array_split(test, num_clients)
@@ -60,7 +61,7 @@ def dirichlet(
     """
     _positive(alpha, "partition.alpha")
     for attempt in range(DRAWS):
-        draw = _generator(key, "dirichlet", attempt)
+        draw = generator(key, "dirichlet", attempt)
         shares = draw.dirichlet(np.full(num_clients, alpha), data.num_classes)
         train, test = _divided_by(shares, data, key)
         if min(len(rows) for rows in train) >= max(1, min_size):
@@ -84,10 +85,10 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) ->
         If ``alpha`` is not positive.
     """
     _positive(alpha, "partition.alpha")
-    shares = _generator(key, "sizes").dirichlet(np.full(num_clients, alpha))
+    shares = generator(key, "sizes").dirichlet(np.full(num_clients, alpha))
     divided = []
     for split, y in enumerate(_labels(data)):
-        order = _generator(key, "rows", split).permutation(len(y))
+        order = generator(key, "rows", split).permutation(len(y))
         least = 1 if len(y) >= num_clients else 0
         bounds = _bounds(shares, len(y) - least * num_clients)
         divided.append(np.split(order, bounds + least * np.arange(1, num_clients)))
@@ -121,10 +122,10 @@ def shards(
         )
         raise DataError(msg)
     all_shards = np.tile(np.arange(data.num_classes), per_class)  # the class of each
-    classes_of = _generator(key, "classes").permutation(all_shards).reshape(num_clients, -1)
+    classes_of = generator(key, "classes").permutation(all_shards).reshape(num_clients, -1)
     divided = []
     for split, y in enumerate(_labels(data)):
-        draw = _generator(key, "shards", split)
+        draw = generator(key, "shards", split)
         unused = [
             [shards_of_class[i] for i in draw.permutation(per_class)]
             for shards_of_class in _shards_by_class(y, data.num_classes, per_class)
@@ -167,7 +168,7 @@ def pathological(
             f"partition.classes_per_client must be 1..{data.num_classes}, not {classes_per_client}"
         )
         raise DataError(msg)
-    draw = _generator(key, "classes")
+    draw = generator(key, "classes")
     holders = np.zeros(data.num_classes, dtype=np.int64)
     shares = np.zeros((data.num_classes, num_clients))
     for client in range(num_clients):
@@ -216,8 +217,7 @@ def _positive(alpha: float, key: str) -> None:
 def _divided_by(shares: npt.NDArray[np.float64], data: Dataset, key: Tensor) -> Divided:
     """Divide the rows of each class by its line of ``shares`` (classes, clients)."""
     train, test = (
-        _split_by(y, shares, _generator(key, "rows", split))
-        for split, y in enumerate(_labels(data))
+        _split_by(y, shares, generator(key, "rows", split)) for split, y in enumerate(_labels(data))
     )
     return train, test
 

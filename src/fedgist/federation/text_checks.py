@@ -7,7 +7,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
 
-BY_CLASS = ("dirichlet", "shards", "pathological")  # partitions
+BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
 TEXT, CLASSES = "next_word", "classes"  # objectives
 
 

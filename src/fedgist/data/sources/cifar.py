@@ -5,7 +5,7 @@ Krizhevsky 2009, "Learning multiple layers of features from tiny images", chapte
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +116,14 @@ def cifar100(*, root: Path | None = None, coarse: bool = False) -> Dataset:
         name = "cifar100"
         coarse = true
     """
-    level, count = ("coarse", 20) if coarse else ("fine", 100)
-    return _read(CIFAR100, data_root(root), f"{level}_labels", f"{level}_label_names", count)
+    base = data_root(root)
+    if coarse:
+        return _read(CIFAR100, base, "coarse_labels", "coarse_label_names", 20)
+    data = _read(CIFAR100, base, "fine_labels", "fine_label_names", 100)
+    _, above = _batch(base / CIFAR100.folder / CIFAR100.train[0], "coarse_labels", 20)
+    group = torch.zeros(data.num_classes, dtype=torch.int64)
+    group[data.y] = above
+    return replace(data, superclasses=tuple(group.tolist()))
 
 
 def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count: int) -> Dataset:

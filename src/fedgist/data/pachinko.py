@@ -1,0 +1,84 @@
+"""A partition by a hierarchy of classes: how TensorFlow Federated divides CIFAR-100."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from fedgist.data.dataset import Dataset
+from fedgist.data.partition_rules import Divided, Ints, generator
+from fedgist.errors import DataError
+
+Concentration = Annotated[float, Field(gt=0)]
+
+
+def pachinko(
+    data: Dataset,
+    num_clients: int,
+    key: Tensor,
+    *,
+    alpha_coarse: Concentration = 0.1,
+    alpha_fine: Concentration = 10.0,
+) -> Divided:
+    """Give each client equally many rows, of a few superclasses, and of most of their classes.
+
+    A client draws shares of superclasses from Dirichlet(``alpha_coarse``), and of the classes in
+    each from Dirichlet(``alpha_fine``). Client after client draws its rows: a superclass, a class
+    in it, and a row of that, which is then gone. Classes of which nothing is left are left out.
+
+    Li and McCallum 2006, "Pachinko allocation"; Reddi et al. 2021, "Adaptive federated
+    optimization", appendix C.1, with the same defaults.
+
+    Raises
+    ------
+    DataError
+        If the data name no superclasses.
+    """
+    if not data.superclasses:
+        msg = f"partition.name = 'pachinko' needs superclasses, which {data.name} does not name"
+        raise DataError(msg)
+    above = np.array(data.superclasses)
+    members = [np.flatnonzero(above == group) for group in range(above.max() + 1)]
+    draw = generator(key, "pachinko")
+    coarse = draw.dirichlet(np.full(len(members), alpha_coarse), num_clients)
+    fine = [draw.dirichlet(np.full(len(classes), alpha_fine), num_clients) for classes in members]
+    shares = np.zeros((num_clients, data.num_classes))
+    for group, classes in enumerate(members):
+        shares[:, classes] = coarse[:, [group]] * fine[group]
+    parts = []
+    for split, y in (("train", data.y.numpy()), ("test", data.y_test.numpy())):
+        parts.append(_drawn(y, shares, above, generator(key, "pachinko rows", split)))
+    return parts[0], parts[1]
+
+
+def _drawn(
+    y: Ints, shares: NDArray[np.float64], above: Ints, draw: np.random.Generator
+) -> list[Ints]:
+    """Draw each client's rows without replacement, client after client."""
+    left = [draw.permutation(np.flatnonzero(y == label)).tolist() for label in range(len(above))]
+    counts = [len(part) for part in np.array_split(y, len(shares))]
+    found = []
+    for wanted, own in zip(counts, shares, strict=True):
+        rows = [left[_class(own, above, left, draw)].pop() for _ in range(wanted)]
+        found.append(np.sort(np.array(rows, dtype=np.int64)))
+    return found
+
+
+def _class(
+    own: NDArray[np.float64], above: Ints, left: list[list[int]], draw: np.random.Generator
+) -> int:
+    """Draw a superclass, and a class in it, of those of which there are rows left."""
+    there = np.array([len(rows) > 0 for rows in left])
+    groups = np.bincount(above, own)  # a superclass keeps its share until it is empty
+    groups[np.bincount(above, there) == 0] = 0.0
+    if groups.sum() == 0:  # of all that it would have there is nothing left
+        return int(draw.choice(np.flatnonzero(there)))
+    group = draw.choice(len(groups), p=groups / groups.sum())
+    within = np.where(there & (above == group), own, 0.0)
+    if within.sum() == 0:
+        within = (there & (above == group)).astype(np.float64)
+    return int(draw.choice(len(own), p=within / within.sum()))
