@@ -213,11 +213,29 @@ def test_patience_alone_stops_and_keeps_the_last_round() -> None:
     assert "selection" not in run(sections={"evaluate": {"keep": "last"}}).summary
 
 
+@pytest.mark.parametrize("on", ["global", "client"])
+def test_rows_that_the_server_holds_out_judge_rounds(on: str) -> None:
+    # steps so long that the first rounds are the best
+    recipe: dict[str, Any] = {
+        "data": {"held_out": 60, "train_rows": 200},
+        "clients": {"num_clients": 4},
+        "method": {"name": "fedavg"},
+        "train": {"num_rounds": 8, "optimizer": "sgd", "lr": 3.0},
+        "evaluate": {"on": on, "keep": "best_validation", "patience": 2},
+        "engine": {"workers": 1, "cohort_size": 4},
+    }
+    result = fedgist.run(recipe)
+    scores = [line["eval/validation/accuracy_mean"] for line in result.rounds]
+    best = 1 + scores.index(max(scores))
+    assert result.summary["kept_round"] == result.federation.round == best
+    assert len(scores) == min(8, best + 2)
+
+
 @pytest.mark.parametrize("setting", [{"keep": "best_validation"}, {"patience": 2}])
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"data": {"validation": 0.0}}, "no client holds out rows: raise data.validation"),
+        ({"data": {"validation": 0.0}}, "nobody holds out rows: raise data.validation"),
         ({"privacy": {"share_measurements": False}}, "scores do not leave the clients"),
         ({"evaluate": {"on": "global"}}, "clients are not scored with evaluate.on = 'global'"),
     ],

@@ -107,10 +107,12 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
         return
     if recipe.privacy.unit != "none":
         problem = f"privacy.unit = {recipe.privacy.unit!r} does not cover choosing by them"
+    elif recipe.data.held_out:  # the server's rows and models: no client has a part in it
+        return
     elif not recipe.privacy.share_measurements:
         problem = "scores do not leave the clients with privacy.share_measurements = false"
     elif not holds_out:
-        problem = "no client holds out rows: raise data.validation"
+        problem = "nobody holds out rows: raise data.validation, or data.held_out at the server"
     elif settings.on == "global":
         problem = "clients are not scored with evaluate.on = 'global': use 'client' or 'test'"
     if problem:
