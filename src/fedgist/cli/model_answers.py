@@ -15,9 +15,11 @@ from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.errors import DataError
+from fedgist.errors import DataError, one_of
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.evaluation import score_rows
+from fedgist.federation.probes import PROBES, probed
+from fedgist.federation.recipe_data import client_number
 from fedgist.federation.record import to_json
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.world import Given, World
@@ -110,6 +112,25 @@ def evaluate(
         sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")
     else:
         console().print(SheetView(_sheet(scores, len(y), objective.metrics)))
+
+
+def probe(
+    folder: Path, client: str | None, kinds: Sequence[str], data_root: Path | None, *, as_json: bool
+) -> None:
+    """Print the accuracies of probes on the features of a client's body, or of all."""
+    for kind in kinds:
+        one_of(kind, PROBES, "probe")
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    everybody = range(len(world.partition.test))
+    clients = everybody if client is None else [client_number(world.partition, client)]
+    scores = dict(probed(federation, world, clients, kinds))
+    if as_json:
+        told = [{"model": who, **values} for who, values in scores.items()]
+        sys.stdout.write(to_json({"probes": told}) + "\n")
+        return
+    lines = tuple((who, *(percent(of[kind]) for kind in kinds)) for who, of in scores.items())
+    rows = f"{len(world.data.y)} training rows, scored on {len(world.data.y_test)} test rows"
+    console().print(SheetView(Sheet(f"Probes on features, of {rows}", ("body of", *kinds), lines)))
 
 
 def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The commands that use trained models: predict, evaluate, export."""
+"""The commands that use trained models: predict, evaluate, probe, export."""
 
 from __future__ import annotations
 
@@ -63,6 +63,34 @@ def evaluate(
 
     one = None if client == ALL else client
     model_answers.evaluate(folder, data, one, data_root, as_json=as_json)
+
+
+@app.command(rich_help_panel=USE)
+def probe(
+    folder: RunFolder,
+    client: Annotated[
+        str, typer.Option("--client", help="A client's name or number, or all of them.")
+    ] = ALL,
+    by: Annotated[
+        str, typer.Option(help="sgd, logistic, knn, or several with commas between.")
+    ] = "sgd",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Train a linear layer on the features of frozen bodies, and score it on all test rows.
+
+    It learns on all training rows: sgd is a linear layer by SGD, logistic scikit-learn's logistic
+    regression, knn the nearest neighbours. The server's own models are probed beside the clients'.
+
+    Examples
+    --------
+    fedgist probe runs/mine
+    fedgist probe runs/mine --client 3 --by sgd,knn
+    """
+    from fedgist.cli import model_answers
+
+    one = None if client == ALL else client
+    model_answers.probe(folder, one, by.split(","), data_root, as_json=as_json)
 
 
 @app.command("export", rich_help_panel=USE)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedgist.core.net import Net
 from fedgist.core.tree import map_leaves
 from fedgist.federation import atomic_files as files
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.trained_models import simulation
+from fedgist.federation.trained_models import client_nets
 from fedgist.federation.world import World
 
 IN_A_PLANE = 2  # numbers of features that can be drawn as they are
@@ -32,7 +31,7 @@ def save(federation: Federation, world: World, path: Path) -> None:
     population = world.population
     most = federation.side.recipe.evaluate.save_features
     tested = [client for client in range(len(population.test)) if len(population.test[client])]
-    nets = _nets(federation, tested)
+    nets = client_nets(federation, tested)
     features, owners, labels, heads = [], [], [], list[tuple[Tensor, Tensor | None]]()
     for client, net in zip(tested, nets, strict=True):
         rows = population.test[client][:most]
@@ -61,13 +60,3 @@ def save(federation: Federation, world: World, path: Path) -> None:
 def _stacked(heads: Sequence[tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
     biases = [torch.zeros(len(weight)) if bias is None else bias for weight, bias in heads]
     return {"weight": torch.stack([weight for weight, _ in heads]), "bias": torch.stack(biases)}
-
-
-def _nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
-    """Yield the model that each client holds after the last round, on the CPU."""
-    engine = simulation(federation)
-    orders, downs, ctx = federation.downloads(federation.round)
-    for client in clients:
-        place = 0 if federation.method.merges_clients else client
-        held = engine.client(ctx, orders[place], downs[place])
-        yield map_leaves(lambda leaf: leaf.cpu(), held).net

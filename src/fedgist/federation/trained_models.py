@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,16 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
     data = data_of_client(world.server.recipe, world.data, world.partition, number)
     return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
+
+
+def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
+    """Yield the model that each client holds after the last round, on the CPU."""
+    engine = simulation(federation)
+    orders, downs, ctx = federation.downloads(federation.round)
+    for client in clients:
+        place = 0 if federation.method.merges_clients else client
+        held = engine.client(ctx, orders[place], downs[place])
+        yield map_leaves(lambda leaf: leaf.cpu(), held).net
 
 
 def simulation(federation: Federation) -> Simulation:

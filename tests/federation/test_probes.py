@@ -1,0 +1,100 @@
+"""Probes: what linear layers and neighbours tell from features, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist.cli.main import app
+from fedgist.core import random
+from fedgist.errors import InputError
+from fedgist.federation.probes import PROBES, Encoded
+from fedgist.federation.runner import load_run
+
+RECIPE: dict[str, Any] = {
+    "clients": {"num_clients": 3},
+    "data": {"train_rows": 300},
+    "method": {"name": "fedavg"},
+    "train": {"num_rounds": 2},
+    "engine": {"workers": 1, "cohort_size": 3},
+}
+
+
+def encoded(rows: int, apart: float, seed: int = 0) -> Encoded:
+    """Return two features of three classes, whose means are so far apart."""
+    draw = np.random.default_rng(seed)
+    means = apart * np.array([[0, 1], [1, -1], [-1, -1]])
+
+    def part(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = draw.integers(0, 3, count)
+        x = means[y] + draw.standard_normal((count, 2))
+        return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+    return Encoded(*part(rows), *part(400), 3)
+
+
+@pytest.mark.parametrize("kind", PROBES)
+def test_probes_tell_what_can_be_told(kind: str) -> None:
+    assert PROBES[kind](encoded(300, 6.0), 0) == 1.0
+    assert 0.2 < PROBES[kind](encoded(300, 0.0), 0) < 0.45  # of three classes
+    middle = PROBES[kind](encoded(300, 1.0), 0)
+    assert 0.6 < middle < 0.95
+    assert PROBES[kind](encoded(300, 1.0), 0) == middle
+
+
+def test_the_linear_layer_learns_by_the_papers_steps() -> None:
+    data = encoded(300, 1.0)
+    w, v = np.zeros((3, 3)), np.zeros((3, 3))  # bias in the last column
+    x = np.hstack([data.train.numpy(), np.ones((300, 1))])
+    for epoch in range(60):
+        rate = 0.03 * (0.1 if epoch >= 30 else 1.0) * (0.1 if epoch >= 50 else 1.0)
+        order = random.permutation(random.key(5, "probe", epoch), 300).numpy()
+        for rows in (order[:256], order[256:]):
+            z = x[rows] @ w.T
+            p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+            grad = (p - np.eye(3)[data.y.numpy()[rows]]).T @ x[rows] / len(rows)
+            v = 0.9 * v + grad
+            w = w - rate * v
+    test = np.hstack([data.test.numpy(), np.ones((400, 1))])
+    right = (test @ w.T).argmax(1) == data.y_test.numpy()
+    assert PROBES["sgd"](data, 5) == pytest.approx(right.mean(), abs=0.005)
+
+
+def test_every_body_of_a_run_is_probed(tmp_path: Path) -> None:
+    fedgist.run(RECIPE, out=tmp_path / "run")
+    asked = ["probe", str(tmp_path / "run"), "--by", "sgd,knn"]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 0, done.output
+    lines = json.loads(done.stdout)["probes"]
+    assert [line["model"] for line in lines] == ["0", "1", "2", "server/mlp"]
+    assert all(0.3 < line[kind] <= 1.0 for line in lines for kind in ("sgd", "knn"))
+    federation, world = load_run(tmp_path / "run")
+    net = federation.method.models(federation.server, federation.context("evaluate"))["mlp"]
+    train, test = (
+        examples.batch(torch.arange(len(examples)).unsqueeze(0))
+        for examples in (world.population.examples, world.population.test_examples)
+    )
+    own = Encoded(net.features(train.x[0]), train.y[0], net.features(test.x[0]), test.y[0], 10)
+    assert lines[-1]["knn"] == pytest.approx(PROBES["knn"](own, 0), abs=0.01)
+    shown = CliRunner().invoke(app, [*asked, "--client", "1"])
+    assert "300 training rows, scored on 355 test rows" in shown.output
+
+
+def test_what_cannot_be_probed_is_said(tmp_path: Path) -> None:
+    fedgist.run(RECIPE, out=tmp_path / "run")
+    for words, says in (
+        (["--by", "svm"], "unknown probe 'svm'.*known: sgd, logistic, knn"),
+        (["--client", "9"], "there is no client 9"),
+    ):
+        refused = CliRunner().invoke(app, ["probe", str(tmp_path / "run"), *words])
+        assert isinstance(refused.exception, InputError)
+        assert refused.exception is not None
+        with pytest.raises(InputError, match=says):
+            raise refused.exception
