@@ -22,6 +22,7 @@ from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, InputError
 from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, make_world
+from fedgist.methods import METHODS
 from fedgist.models.lstm import word_lstm
 from fedgist.testing.small_worlds import without_times
 
@@ -138,6 +139,17 @@ def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
         app, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]
     )
     assert report.exit_code == 0, report.output
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
+    asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})
+    if METHODS[method].needs_classes:
+        with pytest.raises(InputError, match="needs one class for each row"):
+            make_world(make(asked), Given(data=texts()))
+    elif "codist" not in method:  # these need pools: below
+        line = fedgist.run(asked, data=texts()).rounds[-1]
+        assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0
 
 
 def test_no_stacking_and_no_engine_changes_results() -> None:

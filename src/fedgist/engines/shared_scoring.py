@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -77,7 +78,9 @@ def _measured(
     place = torch.zeros(len(y), dtype=torch.int64)
     place[marked] = torch.arange(len(marked))
     longest = max(len(rows) for rows in rows_of)
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, longest * ctx.task.num_classes))
+    task = ctx.task
+    of_row = math.prod(task.input_shape) if task.objective.text else task.num_classes
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, longest * of_row))
     tables = []
     for start in range(0, len(ids), at_once):
         chunk = rows_of[start : start + at_once]
