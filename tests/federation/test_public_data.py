@@ -57,6 +57,23 @@ def test_another_source_is_normalized_like_the_training_rows() -> None:
     torch.testing.assert_close(seen, expected)
 
 
+def test_one_clients_rows_may_be_public() -> None:
+    world = made({"client": 3})
+    own = world.partition.train[3]
+    assert world.public is not None
+    assert torch.equal(world.public.x, world.data.x[own])
+    assert not bool(world.public.y.any())
+    assert len(world.data.y) == DIGITS  # it keeps them
+    seen: Any = made({"client": 3, "labelled": True}).public
+    assert torch.equal(seen.y, world.data.y[own])
+    for public, says in (
+        ({"client": 99}, "there is no client 99"),
+        ({"client": 3, "rows": 5}, "give client, or rows, or name"),
+    ):
+        with pytest.raises(InputError, match=says):
+            made(public)
+
+
 def test_given_rows_take_the_place_of_the_recipes() -> None:
     given = Given(data=blobs(), clients=rows(), public=blobs(seed=1).x.numpy())
     recipe: dict[str, Any] = {"clients": {"num_clients": 5}}

@@ -12,10 +12,14 @@ from fedgist.federation.section import OpenSection, Positive, known
 
 
 class PublicSection(OpenSection):
-    """Rows that server and sites may all see: so many training rows, or those of another source."""
+    """Rows that server and sites may all see.
+
+    So many training rows, those of one client, or of another source.
+    """
 
     name: Annotated[str, known(SOURCES, "data set")] | None = None
     rows: Positive | None = None  # drawn from the run's seed; of another source all if not given
+    client: Annotated[int, Field(ge=0)] | str | None = None  # whose rows all may see
     labelled: bool = False  # whether methods see their labels, which the data must have
     augment: tuple[Augmentation, ...] = ()
 
@@ -23,6 +27,9 @@ class PublicSection(OpenSection):
     def _fits(self) -> PublicSection:
         if self.name is not None and self.labelled:
             msg = f"the labels of {self.name} are not those of the task: labelled needs rows alone"
+            raise ValueError(msg)
+        if self.client is not None and (self.name, self.rows) != (None, None):
+            msg = "client's rows are all of its training rows: give client, or rows, or name"
             raise ValueError(msg)
         return self
 

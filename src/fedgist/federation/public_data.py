@@ -16,11 +16,13 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
+from fedgist.data.partition import Partition
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.unlabelled import fitted
 from fedgist.errors import RecipeError
 from fedgist.federation.data_section import PublicSection
 from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_data import client_number
 
 IMAGE = 3  # dimensions: channels, height, width
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
@@ -68,18 +70,40 @@ def set_aside(
     if own is not None:
         _check_given(section)
         return data, _unlabelled(own)
-    if section is None:
+    if section is None or section.client is not None:
         return data, None
-    if recipe.data.normalize == "client" and not recipe.data.mean:
-        msg = "data.public belongs to no client, and data.normalize = 'client' has moments of "
-        raise RecipeError(msg + "clients only: state data.mean and data.std")
+    _check_moments(recipe)
     if section.name is not None:
         return data, _of_source(recipe, section, data, root)
     if section.rows is None:
-        msg = "data.public: say which rows, rows = 1000 of the training set or name = another data "
-        raise RecipeError(msg + "set")
+        msg = "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
+        raise RecipeError(msg + "name = another data set")
     rest, chosen = _taken_out(recipe, data, section.rows, "data.public.rows", listed=listed)
     return rest, _seen(chosen, labelled=section.labelled)
+
+
+def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | None:
+    """Return the training rows of the client whose rows all may see, if the recipe names one.
+
+    They stay its own: it is asked like any other client.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such client, or rows are normalized by their own clients.
+    """
+    section = recipe.data.public
+    if section is None or section.client is None:
+        return None
+    _check_moments(recipe)
+    rows = data.only(parts.train[client_number(parts, section.client)])
+    return _seen(rows, labelled=section.labelled)
+
+
+def _check_moments(recipe: Recipe) -> None:
+    if recipe.data.normalize == "client" and not recipe.data.mean:
+        msg = "data.public belongs to no client, and data.normalize = 'client' has moments of "
+        raise RecipeError(msg + "clients only: state data.mean and data.std")
 
 
 def hold_out_at_server(
@@ -122,7 +146,7 @@ def _taken_out(
 
 
 def _check_given(section: PublicSection | None) -> None:
-    if section is not None and (section.name is not None or section.rows is not None):
+    if section and (section.name, section.rows, section.client) != (None, None, None):
         msg = "data.public names rows, and public= gives others: give one"
         raise RecipeError(msg)
 

@@ -45,7 +45,12 @@ from fedgist.federation.pools import (
     task_pools,
 )
 from fedgist.federation.private_run import private_task
-from fedgist.federation.public_data import Public, hold_out_at_server, set_aside
+from fedgist.federation.public_data import (
+    Public,
+    hold_out_at_server,
+    rows_of_client,
+    set_aside,
+)
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_sets import TestSets, server_sets
@@ -90,11 +95,10 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         MethodError of one line that names the part.
     """
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
-    root = random.key(recipe.seed)
     data, public, central = _data(recipe, given)
     recipe = _with_clients(recipe, data, given)
-    key = random.fold(root, "partition")
-    parts = divide(recipe, data, given.clients, given.clients_test, key)
+    parts = _parts(recipe, data, given)
+    public = public or rows_of_client(recipe, data, parts)
     method = _method(recipe, given, data)
     groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
     device = recipe.engine.device
@@ -130,6 +134,12 @@ def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset
     data, central = hold_out_at_server(recipe, data, listed=listed)
     check_objective(recipe, data)
     return data, public, central
+
+
+def _parts(recipe: Recipe, data: Dataset, given: Given) -> Partition:
+    """Return who has which rows."""
+    key = random.key(recipe.seed, "partition")
+    return divide(recipe, data, given.clients, given.clients_test, key)
 
 
 def _method(recipe: Recipe, given: Given, data: Dataset) -> Method:
