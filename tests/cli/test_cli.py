@@ -145,7 +145,7 @@ def test_list_names_what_there_is(cli: Cli, what: str, word: str) -> None:
 
 def test_help_teaches_every_command(cli: Cli) -> None:
     text = cli("--help").stdout
-    for command in ("run", "list", "partition", "show", "predict", "export"):
+    for command in ("run", "list", "partition", "show", "predict", "probe", "export"):
         assert command in text
         assert len(cli(command, "--help").stdout) > 100
 

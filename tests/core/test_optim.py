@@ -128,3 +128,16 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm_as_torch_does(most: fl
         for tensor, g in zip(alone, ours.values(), strict=True):
             torch.testing.assert_close(g[client], tensor.grad, rtol=1e-5, atol=1e-7)
     assert all(torch.equal(grads[name], g) for name, g in kept.items())
+
+
+@EVERY
+def test_gradients_may_lie_in_memory_as_they_like(optimizer: Optimizer) -> None:
+    # seen: the gradient of a layer without bias comes out transposed, and was read as it lies
+    plain, other = numbers(0), numbers(0)
+    grads = numbers(1)
+    turned = {n: g.mT.contiguous().mT if g.dim() > 2 else g for n, g in grads.items()}
+    assert not turned["weight"].is_contiguous()
+    for params, given in ((plain, grads), (other, turned)):
+        step(optimizer, params, given, init(optimizer, params))
+    for name, array in plain.items():
+        assert torch.equal(array, other[name])

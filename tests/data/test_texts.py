@@ -162,6 +162,10 @@ def test_files_of_ones_own(tmp_path: Path) -> None:
         ('{"text": "a"}\n', {"client": "who"}, "posts.jsonl, line 1 has no 'who'"),
         ("\n", {}, "has no texts with a word"),
         ('{"text": " "}\n', {}, "has no texts with a word"),
+        ('{"text": {"a": 1}}\n', {}, "line 1: a text, or a list of texts, is needed, not {'a': 1}"),
+        ('{"text": ["a", null]}\n', {}, "a text, or a list of texts, is needed, not None"),
+        ('{"text": "a", "who": ["x"]}\n', {"client": "who"}, "a client is a text or a number"),
+        ('{"text": NaN}\n', {}, "posts.jsonl, line 1 has no 'text'"),
         ('{"text": "a"}\n', {"length": 0}, "data.length must be at least 1, not 0"),
         ('{"text": "a"}\n', {"vocabulary_size": 0}, "vocabulary_size must be at least 1, not 0"),
         ('{"text": "a"}\n', {"test_fraction": 1.0}, "test_fraction is 1.0"),
@@ -185,6 +189,10 @@ def test_texts_without_a_known_word_are_refused(tmp_path: Path) -> None:
     known = Vocabulary((*SPECIAL, "late"))
     with pytest.raises(DataError, match="has no word that the vocabulary knows, such as 'late'"):
         load("text_file", file=str(file), vocabulary=known)
+    for content, says in (("The\n", "names 'The', which no text has"), ("\n", "names no words")):
+        (tmp_path / "bad.txt").write_text(content)
+        with pytest.raises(DataError, match=says):
+            load("text_file", file=str(file), vocabulary_file=str(tmp_path / "bad.txt"))
     twice = tmp_path / "words.txt"
     twice.write_text("late\nlate\n")
     with pytest.raises(DataError, match="names 'late' twice"):
@@ -227,6 +235,10 @@ def test_pieces_of_words_are_the_same_in_every_process(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     runs = [call([sys.executable, "-c", PIECES], tmp_path).stdout for _ in range(2)]
     assert runs[0] == runs[1]
+    with pytest.raises(
+        DataError, match=r"vocabulary_size = 3: the letters .* alone are \d+ pieces"
+    ):
+        vocabulary_of(["late later latest"], 3, "wordpiece")
     vocabulary = vocabulary_of(["late later latest", "newer newest new"] * 5, 30, "wordpiece")
     assert vocabulary.words[: len(SPECIAL)] == SPECIAL
     encoded = vocabulary.encode(["Latest new ☃", ""])

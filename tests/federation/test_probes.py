@@ -98,3 +98,13 @@ def test_what_cannot_be_probed_is_said(tmp_path: Path) -> None:
         assert refused.exception is not None
         with pytest.raises(InputError, match=says):
             raise refused.exception
+
+
+def test_rows_that_are_nobodys_are_not_seen_by_anothers_moments(tmp_path: Path) -> None:
+    own = {
+        "data": {"train_rows": 300, "normalize": "client"},
+        "partition": {"name": "pathological"},
+    }
+    fedgist.run(RECIPE | own, out=tmp_path / "run")
+    refused = CliRunner().invoke(app, ["probe", str(tmp_path / "run")])
+    assert "some rows are nobody's" in str(refused.exception)

@@ -152,8 +152,11 @@ def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
         assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0
 
 
-def test_no_stacking_and_no_engine_changes_results() -> None:
-    sections: dict[str, Any] = {"evaluate": {"on": "client"}}
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_no_stacking_and_no_engine_changes_results(optimizer: str) -> None:
+    lr = 0.5 if optimizer == "sgd" else 0.05
+    train = {"optimizer": optimizer, "lr": lr}
+    sections: dict[str, Any] = {"evaluate": {"on": "client"}, "train": train}
     runs = [
         fedgist.run(recipe(**sections, engine=engine), data=texts())
         for engine in (
@@ -164,7 +167,7 @@ def test_no_stacking_and_no_engine_changes_results() -> None:
     ]
     first, *others = ([line["eval/client/loss_mean"] for line in run.rounds] for run in runs)
     for other in others:
-        assert other == pytest.approx(first, rel=1e-5)
+        assert other == pytest.approx(first, rel=1e-4)
 
 
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -202,6 +205,33 @@ def test_pools_of_texts_learn_from_each_other() -> None:
     mixed = options | {"distillation": distillation | {"mixup": 2}}
     with pytest.raises(InputError, match="mixup mixes numbers: texts cannot be mixed"):
         make_world(make(pools("merged_codist", **mixed) | public), Given(data=texts(2)))
+
+
+def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
+    file = tmp_path / "public.jsonl"
+    file.write_text('{"text": "w1 w2 w3. w4 w5"}\n')
+    public = {"name": "text_file", "file": str(file), "test_fraction": 0.0}
+    options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
+    asked = pools("merged_codist", **options) | {"data": {"public": public}}
+    world = make_world(make(asked), Given(data=texts()))
+    assert world.public is not None
+    assert world.public.x.shape == (2, LENGTH)  # as long as the clients'
+    for key, value in (("tokenizer", "wordpiece"), ("vocabulary_size", 5)):
+        with pytest.raises(InputError, match=f"data.public.{key} has no effect"):
+            make_world(
+                make(asked | {"data": {"public": public | {key: value}}}), Given(data=texts())
+            )
+    with pytest.raises(InputError, match="public: texts cannot be given so"):
+        make_world(make(pools("merged_codist")), Given(data=texts(), public=["w1 w2"]))
+
+
+def test_the_rates_of_a_distillation_are_in_the_record_and_bind_the_rounds(tmp_path: Path) -> None:
+    options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
+    asked = pools("merged_codist", **options) | {"data": {"public": {"rows": 8}}}
+    line = fedgist.run(asked, data=texts(2), out=tmp_path / "run").rounds[-1]
+    assert line["server/distillation/lr/small"] == pytest.approx(1e-3 / 2)
+    with pytest.raises(InputError, match="cannot be raised from 2 to 3"):
+        fedgist.run(asked, data=texts(2), out=tmp_path / "run", resume=True, rounds=3)
 
 
 def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
@@ -296,6 +326,7 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
     long = prompts(["w1 w2 w3 w4 w5 w6 w7"], result.world.data)  # longer than there are places
     assert long.tolist() == [[known(f"w{i}") for i in range(3, 8)]]
     assert len(model.predict("w1 w2 w3 w4 w5 w6 w7")) == 1
+    assert model.predict("zz zz")[0] not in {"<pad>", "<begin>", "<unknown>"}
     with pytest.raises(DataError, match=r"text 1 \(counted from 0\) has no words"):
         model.predict(["w1", " "])
     more = tmp_path / "more.txt"
@@ -318,5 +349,13 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
         if ending == ".pt2":
             program = torch.export.load(out).module()
             torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text('{"body": "w1 w2. w3 w4!", "who": 1}\n')
+    judged = make_world(make(asked | {"data": table | {"test_file": str(longer)}}))
+    found = json.loads(answered("evaluate", str(folder), str(longer), "--json"))
+    assert found["rows"] == len(judged.data.y_test) == 2  # sentences, as in the run
+    more.write_bytes(b"\xff\xfe\xff")
+    refused = CliRunner().invoke(app, ["predict", str(folder), str(more), "--client", "0"])
+    assert "more.txt is no text in UTF-8" in str(refused.exception)
     shown = CliRunner().invoke(app, ["partition", str(folder / "recipe.toml")])
     assert "classes" not in shown.output

@@ -21,7 +21,7 @@ from fedgist.federation.evaluation import score_rows
 from fedgist.federation.probes import PROBES, probed
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.record import to_json
-from fedgist.federation.trained_models import client_model
+from fedgist.federation.trained_models import client_model, sayable
 from fedgist.federation.world import Given, World
 from fedgist.report.escapes import csv_text
 from fedgist.report.formatting import percent
@@ -36,7 +36,7 @@ def predict(
     federation, world = runner.load_run(folder, Given(root=data_root))
     model, names = client_model(federation, world, client), world.data.names
     if world.data.text:
-        likeliest = model.probabilities(read_further(data, _field(world))).max(1)
+        likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
         told = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(told)]
         _write([["row", "next", "p"], *rows], out)
@@ -80,7 +80,8 @@ def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
 def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
     """Return the examples in a file, and their labels, if there are any."""
     if world.data.text:
-        return further_texts(read_further(data, _field(world)), world.data)
+        cut = bool(world.server.recipe.data.options.get("sentences", True))
+        return further_texts(read_further(data, _field(world), sentences=cut), world.data)
     return read_examples(data, world.data), _labels(data, world)
 
 
@@ -118,6 +119,7 @@ def probe(
     folder: Path, client: str | None, kinds: Sequence[str], data_root: Path | None, *, as_json: bool
 ) -> None:
     """Print the accuracies of probes on the features of a client's body, or of all."""
+    kinds = [kind.strip() for kind in kinds]
     for kind in kinds:
         one_of(kind, PROBES, "probe")
     federation, world = runner.load_run(folder, Given(root=data_root))

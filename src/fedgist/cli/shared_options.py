@@ -15,7 +15,7 @@ START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Man
 JOURNEY = (
     *("list", "partition", "run", "forget"),
     *("watch", "show", "compare", "report"),
-    *("predict", "evaluate", "export"),
+    *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "reproduce"),
 )
 

@@ -59,6 +59,11 @@ class Distillation:
         factor = falling.factor(ctx.round, ctx.task.training.num_rounds)
         return Optimizer("adam", lr=self._of("lr", pool) * factor)
 
+    def rates(self, ctx: Context) -> dict[str, float]:
+        """Return each student's learning rate in a round."""
+        names = ctx.task.starts
+        return {f"distillation/lr/{name}": self.optimizer(name, ctx).lr for name in names}
+
     def check(self, task: Task) -> None:
         """Raise MethodError if there is nothing to learn from, or a pool has no setting."""
         if len(task.starts) < PAIR:

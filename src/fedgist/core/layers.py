@@ -123,8 +123,9 @@ class Linear(nn.Module):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W' + b for ``x`` (batch, ..., in), ``weight`` (out, in), ``bias`` (out,)."""
-    if bias is None or x.dim() < _MATRIX:
+    if x.dim() < _MATRIX:
         return F.linear(x, weight, bias)
+    bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     if x.dim() > _MATRIX:
         return linear(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
     if torch.is_autocast_enabled(x.device.type):  # a function of our own is not cast by torch

@@ -108,7 +108,8 @@ def _fused_adam(
     rule = adamw if optimizer.name == "adamw" else adam
     rule(
         list(params.values()),
-        [grads[n] for n in params],
+        # it goes through memory as it lies: a transposed gradient would meet other numbers
+        [grads[n].contiguous() for n in params],
         [state.first[n] for n in params],
         [state.second[n] for n in params],
         [],

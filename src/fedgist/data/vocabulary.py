@@ -84,6 +84,9 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
     trainers = need("tokenizers.trainers", NEED_TOKENIZERS)
     # numbered beforehand: else their numbers, and what is merged first, change from run to run
     inner = sorted({f"##{letter}" for word in counts for letter in word[1:]})
+    if (least := len(inner) + len({word[0] for word in counts})) > size:
+        msg = f"data.vocabulary_size = {size}: the letters of these texts alone are {least} pieces"
+        raise DataError(msg)
     made = _word_piece({})
     made.train_from_iterator(
         ([word] * counts[word] for word in sorted(counts)),
@@ -108,11 +111,19 @@ def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
             word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())
         ]
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"data.vocabulary: {path} cannot be read as a list of words: {error}"
+        msg = f"data.vocabulary_file: {path} cannot be read as a list of words: {error}"
         raise DataError(msg) from error
     if twice := [word for word, count in Counter([*SPECIAL, *words]).items() if count > 1]:
-        msg = f"data.vocabulary: {path} names {twice[0]!r:.80} twice"
+        msg = f"data.vocabulary_file: {path} names {twice[0]!r:.80} twice"
         raise DataError(msg)
+    if not words:
+        msg = f"data.vocabulary_file: {path} names no words"
+        raise DataError(msg)
+    if tokenizer == "words" and (lost := [word for word in words if words_of(word) != [word]]):
+        msg = (
+            f"data.vocabulary_file: {path} names {lost[0]!r:.80}, which no text has: words are in "
+        )
+        raise DataError(msg + "lower case, and marks are words of their own")
     return Vocabulary((*SPECIAL, *words), tokenizer)
 
 

@@ -98,6 +98,9 @@ def probed(
         lack = "texts" if data.text else "no test rows"
         msg = f"{data.name} has {lack}: a probe tells the classes of test rows"
         raise RecipeError(msg)
+    if not (population.examples.complete and population.test_examples.complete):
+        msg = "data.normalize = 'client': some rows are nobody's, and nothing says how to see them"
+        raise RecipeError(msg)
     names = world.partition.names
     ctx = federation.context(EVALUATE)
     servers = federation.method.models(federation.server, ctx) or {}

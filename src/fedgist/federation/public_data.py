@@ -162,8 +162,15 @@ def _unlabelled(x: Tensor) -> Public:
 
 def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
     assert section.name is not None  # the caller's
-    words = data.vocabulary
-    other = load(section.name, root=root, seed=recipe.seed, vocabulary=words, **section.options)
+    options = section.options
+    if data.vocabulary:
+        if inert := [key for key in options if key.startswith("vocabulary") or key == "tokenizer"]:
+            msg = (
+                f"data.public.{inert[0]} has no effect: public texts are read by the clients' words"
+            )
+            raise RecipeError(msg)
+        options = {"length": data.input_shape[0], **options}
+    other = load(section.name, root=root, seed=recipe.seed, vocabulary=data.vocabulary, **options)
     other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
         return _seen(other)

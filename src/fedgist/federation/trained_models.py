@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.net import Net
-from fedgist.core.next_word import PADDING
+from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
 from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
@@ -101,14 +101,21 @@ class ClientModel(nn.Module):
         return logits[torch.arange(len(x)), (x != PADDING).sum(1) - 1]
 
     def predict(self, x: object) -> list[str]:
-        """Return the name of the likeliest class of each raw example.
+        """Return the name of the likeliest class of each raw example, of a text what comes next.
 
         Raises
         ------
         DataError
             If the examples do not have the form of the training rows.
         """
-        return [self.data.names[label] for label in self.probabilities(x).argmax(1).tolist()]
+        chances = self.probabilities(x)
+        chances = sayable(chances) if self.arch.text else chances
+        return [self.data.names[label] for label in chances.argmax(1).tolist()]
+
+
+def sayable(probabilities: Tensor) -> Tensor:
+    """Return probabilities (rows, words) without padding, begin and unknown: no text goes on so."""
+    return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
 
 
 def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:

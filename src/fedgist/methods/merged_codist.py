@@ -153,7 +153,8 @@ class MergedCodist(Method):
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Return the server's learning rates, alpha and, if distilled, the students' losses."""
         losses = server.students.mean_losses() if len(self.stages(ctx)) > 1 else {}
-        rates = self.exchange.rates(ctx) | {"alpha": self.alpha_of(max(ctx.round, 1))}
+        rates = self.exchange.rates(ctx) | self.distillation.rates(ctx)
+        rates |= {"alpha": self.alpha_of(max(ctx.round, 1))}
         return rates | {f"distillation/{name}": value for name, value in losses.items()}
 
 

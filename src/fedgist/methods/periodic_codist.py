@@ -101,6 +101,7 @@ class PeriodicCodist(Method):
         return self.exchange.replaced(server, students.weights, ctx)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
-        """Return the server's learning rates and, after a distillation, the students' losses."""
+        """Return all learning rates and, after a distillation, the students' losses."""
         losses = server.students.mean_losses() if len(self.stages(ctx)) > 1 else {}
-        return self.exchange.rates(ctx) | {f"distillation/{n}": v for n, v in losses.items()}
+        rates = self.exchange.rates(ctx) | self.distillation.rates(ctx)
+        return rates | {f"distillation/{name}": value for name, value in losses.items()}

@@ -82,6 +82,9 @@ def examples_like(data: Dataset, x: object, what: str) -> Tensor:
     DataError
         If they do not have its shape or columns, or cannot be read; ``what`` begins the message.
     """
+    if data.text:
+        msg = f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
+        raise DataError(msg)
     if not is_frame(x):
         return fitted(examples(x, what), what, data)
     table = table_of(x, what)

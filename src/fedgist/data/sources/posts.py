@@ -85,7 +85,7 @@ def stackexchange(
         kind, user = field(line, "kind", where), line.get("user")
         if user is None or not is_wanted(str(kind), kinds):
             continue
-        parts = sentences_in(field(line, "text", where))
+        parts = sentences_in(field(line, "text", where), where)
         owner = f"{field(line, 'source', where)}/{user}"
         found += parts
         owners += [f"{owner}/{kind}" if by_kind else owner] * len(parts)
@@ -146,7 +146,7 @@ def shakespeare(
         raise absent(SHAKESPEARE, ROLES, base, WHERE + ROLES)
     found, owners = [], []
     for where, line in json_lines(file):
-        parts = sentences_in(field(line, "speeches", where))
+        parts = sentences_in(field(line, "speeches", where), where)
         found += parts
         owners += [f"{field(line, 'play', where)}/{field(line, 'role', where)}"] * len(parts)
     train, test = Texts(found, owners).with_words().split(test_fraction)

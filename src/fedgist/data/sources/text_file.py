@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -89,17 +90,28 @@ def text_file(
     return text_dataset(place.name, train, test, reading)
 
 
-def read_further(place: Path, text: str = "text") -> list[str]:
-    """Return the texts in a file, each as it is: one in each line of a ``.txt``, else in a field.
+def read_further(place: Path, text: str = "text", *, sentences: bool = False) -> list[str]:
+    """Return the texts in a file: one in each line of a ``.txt``, else in a field.
+
+    With ``sentences`` they are cut into these, and parts without a word are left out; else each is
+    returned as it is.
 
     Raises
     ------
     DataError
-        As :func:`read_texts` does.
+        As :func:`read_texts` does, or if the file is no text.
     """
-    if place.suffix.lower() == ".txt":
-        return [line for line in existing(place).read_text("utf-8").splitlines() if line.strip()]
-    return list(read_texts(existing(place), text, None, sentences=False).texts)
+    if place.suffix.lower() != ".txt":
+        found = read_texts(existing(place), text, None, sentences=sentences)
+        return list((found.with_words() if sentences else found).texts)
+    try:
+        lines = existing(place).read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        msg = f"{place.name} is no text in UTF-8: {first_line(error)}"
+        raise DataError(msg) from error
+    if not sentences:
+        return lines
+    return list(Texts([s for line in lines for s in sentences_of(line)]).with_words().texts)
 
 
 def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
@@ -113,26 +125,38 @@ def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -
     found, owners = [], []
     for where, line in _lines(place):
         written = field(line, text, where)
-        parts = sentences_in(written) if sentences else _texts_in(written)
+        parts = sentences_in(written, where) if sentences else _texts_in(written, where)
         found += parts
         if client is not None:
-            owners += [str(field(line, client, where))] * len(parts)
+            owners += [_name(field(line, client, where), where)] * len(parts)
     return Texts(found, None if client is None else owners)
 
 
-def sentences_in(written: object) -> list[str]:
-    """Return the sentences of a text, or of a list of texts."""
-    return [sentence for text in _texts_in(written) for sentence in sentences_of(text)]
+def sentences_in(written: object, where: str) -> list[str]:
+    """Return the sentences of a text, or of a list of texts; DataError if it is neither."""
+    return [sentence for text in _texts_in(written, where) for sentence in sentences_of(text)]
 
 
-def _texts_in(written: object) -> list[str]:
-    return [str(text) for text in written] if isinstance(written, list) else [str(written)]
+def _texts_in(written: object, where: str) -> list[str]:
+    texts = written if isinstance(written, list) else [written]
+    for text in texts:
+        if not isinstance(text, str):
+            msg = f"{where}: a text, or a list of texts, is needed, not {text!r:.60}"
+            raise DataError(msg)
+    return list(texts)
+
+
+def _name(client: object, where: str) -> str:
+    if isinstance(client, list | dict):
+        msg = f"{where}: a client is a text or a number, not {client!r:.60}"
+        raise DataError(msg)
+    return str(client)
 
 
 def field(line: Mapping[str, object], name: str, where: str) -> object:
     """Return a field of a line; DataError if there is none."""
     value = line.get(name)
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         msg = f"{where} has no {name!r}; it has {listed(list(line))}"
         raise DataError(msg)
     return value
