@@ -88,7 +88,7 @@ def setting(random: Random, place: Path) -> None:
         value = spoil_tree(random, VALUES.get(key)) if random.random() < 0.6 else likely(random)
         text = value if isinstance(value, str) and random.random() < 0.5 else json.dumps(value)
         settings.append(text if random.random() < 0.05 else f"{key}={text}")
-    path = random.choice([None, None, folder() / "demo.toml", *RECIPES])
+    path = random.choice([None, folder() / "demo.toml", random.choice(RECIPES)])  # most are large
     (place / "settings.json").write_text(json.dumps([str(path), settings]))
     recipe = read(path, settings)
     if is_small(recipe):
