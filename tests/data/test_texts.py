@@ -231,6 +231,7 @@ print(vocabulary_of(texts, 30, "wordpiece").words)
 """
 
 
+@pytest.mark.slow
 def test_pieces_of_words_are_the_same_in_every_process(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     runs = [call([sys.executable, "-c", PIECES], tmp_path).stdout for _ in range(2)]

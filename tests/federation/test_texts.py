@@ -123,6 +123,7 @@ def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
     assert line["eval/global/perplexity"] == pytest.approx(float(loss.exp()), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "local", "centralized"])
 def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
     on = {"on": "test", "every": 40}
@@ -312,6 +313,7 @@ def test_what_is_no_text_is_refused(change: Any, says: str) -> None:
         check(change(texts()))
 
 
+@pytest.mark.slow
 def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
     file = tmp_path / "posts.jsonl"
     posts = [{"body": f"w{i} w{i + 1} w{i + 2} w{i + 3}", "who": i % 3} for i in range(9)]
