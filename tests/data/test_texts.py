@@ -18,7 +18,7 @@ from fedgist.core.batch import NO_WORD
 from fedgist.core.next_word import BEGIN, END, PADDING, SPECIAL, UNKNOWN
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.loading import load
-from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
+from fedgist.data.sources.text_rows import Reading, SplitTexts, Texts, text_dataset
 from fedgist.data.vocabulary import Vocabulary, sentences_of, vocabulary_of, words_of
 from fedgist.errors import DataError, InputError
 
@@ -85,7 +85,7 @@ def test_the_most_frequent_words_are_known() -> None:
 
 
 def test_each_place_sees_what_came_before(root: Path) -> None:
-    data = load("stackexchange", root=root, length=5, test_fraction=0.0)
+    data = load("stackexchange", root=root, words=Reading(5), test_fraction=0.0)
     assert data.text
     assert data.client_names == ("a/1", "a/2", "b/1")
     assert data.clients is not None
@@ -124,8 +124,8 @@ def test_roles_of_one_name_are_of_their_plays(root: Path) -> None:
 
 
 def test_another_source_is_read_by_the_first_ones_vocabulary(root: Path) -> None:
-    data = load("stackexchange", root=root, vocabulary_size=4)
-    other = load("shakespeare", root=root, vocabulary=data.vocabulary)
+    data = load("stackexchange", root=root, words=Reading(size=4))
+    other = load("shakespeare", root=root, words=Reading(known=data.vocabulary))
     assert other.classes == data.classes
     assert bool((other.y == UNKNOWN).any())
 
@@ -149,7 +149,7 @@ def test_files_of_ones_own(tmp_path: Path) -> None:
     )
     words = tmp_path / "words.txt"
     words.write_text("late\n\nis\n")
-    known = load("text_file", file=str(table), vocabulary_file=str(words), test_fraction=0.0)
+    known = load("text_file", file=str(table), words=Reading(file=str(words)), test_fraction=0.0)
     assert known.classes == (*SPECIAL, "late", "is")
 
 
@@ -166,11 +166,10 @@ def test_files_of_ones_own(tmp_path: Path) -> None:
         ('{"text": ["a", null]}\n', {}, "a text, or a list of texts, is needed, not None"),
         ('{"text": "a", "who": ["x"]}\n', {"client": "who"}, "a client is a text or a number"),
         ('{"text": NaN}\n', {}, "posts.jsonl, line 1 has no 'text'"),
-        ('{"text": "a"}\n', {"length": 0}, "data.length must be at least 1, not 0"),
-        ('{"text": "a"}\n', {"vocabulary_size": 0}, "vocabulary_size must be at least 1, not 0"),
+        ('{"text": "a"}\n', {"words": Reading(0)}, "data.words.length must be at least 1, not 0"),
+        ('{"text": "a"}\n', {"words": Reading(size=0)}, "words.size must be at least 1, not 0"),
         ('{"text": "a"}\n', {"test_fraction": 1.0}, "test_fraction is 1.0"),
-        ('{"text": "a"}\n', {"vocabulary_file": "nowhere.txt"}, "nowhere.txt does not exist"),
-        ('{"text": "a"}\n', {"tokenizer": "letters"}, "tokenizer"),
+        ('{"text": "a"}\n', {"words": Reading(file="nowhere.txt")}, "nowhere.txt does not exist"),
         ('{"text": "a"}\n', {"classes": ("x",)}, "data.classes cannot name the words of texts"),
     ],
 )
@@ -188,15 +187,15 @@ def test_texts_without_a_known_word_are_refused(tmp_path: Path) -> None:
     file = lines(tmp_path / "posts.jsonl", [{"text": "nil novi"}])
     known = Vocabulary((*SPECIAL, "late"))
     with pytest.raises(DataError, match="has no word that the vocabulary knows, such as 'late'"):
-        load("text_file", file=str(file), vocabulary=known)
+        load("text_file", file=str(file), words=Reading(known=known))
     for content, says in (("The\n", "names 'The', which no text has"), ("\n", "names no words")):
         (tmp_path / "bad.txt").write_text(content)
         with pytest.raises(DataError, match=says):
-            load("text_file", file=str(file), vocabulary_file=str(tmp_path / "bad.txt"))
+            load("text_file", file=str(file), words=Reading(file=str(tmp_path / "bad.txt")))
     twice = tmp_path / "words.txt"
     twice.write_text("late\nlate\n")
     with pytest.raises(DataError, match="names 'late' twice"):
-        load("text_file", file=str(file), vocabulary_file=str(twice))
+        load("text_file", file=str(file), words=Reading(file=str(twice)))
 
 
 def test_missing_files_are_explained(tmp_path: Path) -> None:
@@ -211,13 +210,13 @@ ALPHABET = st.text(st.characters(codec="utf-8"), max_size=40)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ALPHABET, min_size=1, max_size=5), st.integers(1, 6), st.integers(1, 9))
 def test_any_texts_become_rows_or_an_error(written: list[str], size: int, length: int) -> None:
-    reading = Reading(length, "words", size, None, None)
+    reading = Reading(length, size=size)
     with_words = [text for text in written if words_of(text)]
     if not with_words:
         with pytest.raises(DataError, match="no texts with a word"):
-            text_dataset("mine", Texts(written), Texts([]), reading)
+            text_dataset(SplitTexts("mine", Texts(written), Texts([])), reading)
         return
-    data = check(text_dataset("mine", Texts(written), Texts(written), reading))
+    data = check(text_dataset(SplitTexts("mine", Texts(written), Texts(written)), reading))
     assert len(data.x) == len(data.x_test) == len(with_words)
     for row, text in enumerate(with_words):
         known = [w if w in data.classes[len(SPECIAL) :] else "<unknown>" for w in words_of(text)]
@@ -237,7 +236,7 @@ def test_pieces_of_words_are_the_same_in_every_process(tmp_path: Path) -> None:
     runs = [call([sys.executable, "-c", PIECES], tmp_path).stdout for _ in range(2)]
     assert runs[0] == runs[1]
     with pytest.raises(
-        DataError, match=r"vocabulary_size = 3: the letters .* alone are \d+ pieces"
+        DataError, match=r"data.words.size = 3: the letters .* alone are \d+ pieces"
     ):
         vocabulary_of(["late later latest"], 3, "wordpiece")
     vocabulary = vocabulary_of(["late later latest", "newer newest new"] * 5, 30, "wordpiece")
@@ -303,7 +302,7 @@ def test_stack_overflow_of_tensorflow_federated(tmp_path: Path) -> None:
             ("test", "00009", tf_example(tokens="nobody here", type="answer")),
         ],
     )
-    data = load("stackoverflow", root=tmp_path, users=2, length=4)
+    data = load("stackoverflow", root=tmp_path, users=2, words=Reading(4))
     assert data.client_names == ("00001", "00002")
     assert text_of(data, 0)[1] == ["what", "is", "it", "?"]
     assert (len(data.y), len(data.y_test)) == (3, 1)
@@ -334,3 +333,8 @@ def test_a_broken_file_of_tensorflow_federated_is_named(tmp_path: Path, what: st
     with pytest.raises(DataError, match=says) as caught:
         load("stackoverflow", root=tmp_path, users=1)
     assert "\n" not in str(caught.value)
+
+
+def test_how_texts_are_read_is_about_texts_alone() -> None:
+    with pytest.raises(DataError, match=r"data.words is about texts, and digits has none"):
+        load("digits", words=Reading())

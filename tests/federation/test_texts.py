@@ -217,11 +217,9 @@ def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
     world = make_world(make(asked), Given(data=texts()))
     assert world.public is not None
     assert world.public.x.shape == (2, LENGTH)  # as long as the clients'
-    for key, value in (("tokenizer", "wordpiece"), ("vocabulary_size", 5)):
-        with pytest.raises(InputError, match=f"data.public.{key} has no effect"):
-            make_world(
-                make(asked | {"data": {"public": public | {key: value}}}), Given(data=texts())
-            )
+    wrong = {"data": {"public": public | {"tokenizer": "wordpiece"}}}
+    with pytest.raises(InputError, match=r"data.public.tokenizer: unknown"):
+        make_world(make(asked | wrong), Given(data=texts()))
     with pytest.raises(InputError, match="public: texts cannot be given so"):
         make_world(make(pools("merged_codist")), Given(data=texts(), public=["w1 w2"]))
 
@@ -282,6 +280,9 @@ def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
         ({"evaluate": {"sets": {"x": {"classes": [1]}}}}, "evaluate.sets.x.classes needs a class"),
         ({"objective": {"metrics": ["auroc"]}}, "next_word has no metric 'auroc'"),
         ({"model": {"name": "mlp"}}, "model mlp"),
+        ({"data": {"words": {"length": 3}}}, "data.words says how files of texts are read"),
+        ({"data": {"words": {"length": 0}}}, "data.words.length = 0"),
+        ({"data": {"words": {"tokenizer": "letters"}}}, "data.words.tokenizer"),
     ],
 )
 def test_what_texts_do_not_have_is_refused(sections: dict[str, Any], says: str) -> None:
@@ -318,7 +319,13 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
     file = tmp_path / "posts.jsonl"
     posts = [{"body": f"w{i} w{i + 1} w{i + 2} w{i + 3}", "who": i % 3} for i in range(9)]
     file.write_text("".join(json.dumps(post) + "\n" for post in posts))
-    table = {"name": "text_file", "file": str(file), "text": "body", "client": "who", "length": 5}
+    table = {
+        "name": "text_file",
+        "file": str(file),
+        "text": "body",
+        "client": "who",
+        "words": {"length": 5},
+    }
     asked = recipe(data=table, train={"num_rounds": 30, "lr": 2.0, "batch_size": 3})
     folder = tmp_path / "run"
     result = fedgist.run(asked, out=folder)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
-from fedgist.federation.section import OpenSection, Positive, known
+from fedgist.federation.section import CLOSED, OpenSection, Positive, known
 
 
 class PublicSection(OpenSection):
@@ -34,6 +34,17 @@ class PublicSection(OpenSection):
         return self
 
 
+class WordsSection(BaseModel):
+    """How texts are read: at how many places of each, and which words are known."""
+
+    model_config = CLOSED
+
+    length: Positive = 20  # what is longer is cut
+    tokenizer: Literal["words", "wordpiece"] = "words"
+    size: Positive = 10_000  # the most frequent of the training texts
+    file: str | None = None  # of those that are known, one in each line, in their place
+
+
 class Data(OpenSection):
     """Which examples are used."""
 
@@ -51,6 +62,7 @@ class Data(OpenSection):
     held_out: Annotated[int, Field(ge=0)] = 0
     augment: tuple[Augmentation, ...] = ()
     public: PublicSection | None = None  # rows that all may see
+    words: WordsSection | None = None  # of texts
 
     @model_validator(mode="after")
     def _draws_some(self) -> Data:

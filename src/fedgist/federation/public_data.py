@@ -18,6 +18,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.partition import Partition
 from fedgist.data.sources.loading import load
+from fedgist.data.sources.text_rows import Reading
 from fedgist.data.sources.unlabelled import fitted
 from fedgist.errors import RecipeError
 from fedgist.federation.data_section import PublicSection
@@ -162,15 +163,9 @@ def _unlabelled(x: Tensor) -> Public:
 
 def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
     assert section.name is not None  # the caller's
-    options = section.options
-    if data.vocabulary:
-        if inert := [key for key in options if key.startswith("vocabulary") or key == "tokenizer"]:
-            msg = (
-                f"data.public.{inert[0]} has no effect: public texts are read by the clients' words"
-            )
-            raise RecipeError(msg)
-        options = {"length": data.input_shape[0], **options}
-    other = load(section.name, root=root, seed=recipe.seed, vocabulary=data.vocabulary, **options)
+    # texts are read as the clients' are
+    words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
+    other = load(section.name, root=root, seed=recipe.seed, words=words, **section.options)
     other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
         return _seen(other)

@@ -15,6 +15,7 @@ from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.loading import load
+from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.federation.client_lists import Clients, own_rows
 from fedgist.federation.recipe import Recipe
@@ -30,6 +31,9 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
         If they cannot be read, or ``data.augment`` is given for examples that are not images.
     """
     if own is not None:
+        if recipe.data.words is not None:
+            msg = "data.words says how files of texts are read, and data= is given: leave it out"
+            raise RecipeError(msg)
         data = with_classes(check(own), recipe.data.classes)
     else:
         section = recipe.data
@@ -39,6 +43,7 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
             root=root,
             classes=section.classes,
             seed=recipe.seed,
+            words=None if section.words is None else Reading(**section.words.model_dump()),
             **section.options,
         )
     data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)

@@ -13,10 +13,11 @@ from fedgist.registry import Registry
 
 if TYPE_CHECKING:  # it loads torch
     from fedgist.data.dataset import Dataset
+    from fedgist.data.sources.text_rows import SplitTexts
 
 DEFAULT_SOURCE = "digits"  # what a recipe runs on that names none
 
-SOURCES: Registry[Callable[..., Dataset]] = Registry(
+SOURCES: Registry[Callable[..., Dataset | SplitTexts]] = Registry(
     {
         "digits": "fedgist.data.sources.digits:digits",
         "mnist": "fedgist.data.sources.mnist:mnist",

@@ -10,11 +10,11 @@ from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.locations import data_root
-from fedgist.data.vocabulary import Vocabulary
+from fedgist.data.sources.text_rows import Reading, SplitTexts, text_dataset
 from fedgist.errors import DataError, did_you_mean, shown
 from fedgist.options import check_options
 
-NO_OPTIONS = ("root", "classes", "seed", "vocabulary")  # parameters that sources share
+NO_OPTIONS = ("root", "classes", "seed")  # parameters that sources share
 
 
 def load(
@@ -23,14 +23,14 @@ def load(
     root: Path | None = None,
     classes: Sequence[str] = (),
     seed: int = 0,
-    vocabulary: Vocabulary | None = None,
+    words: Reading | None = None,
     **options: object,
 ) -> Dataset:
     """Return the data set called ``name``, checked.
 
     ``root`` is the folder of downloaded data (see :func:`.data_root`); ``classes`` are the names of
     all classes in the order of their numbers, if not the source's own; ``seed`` is the run's, for
-    sources that draw their examples; ``vocabulary`` is one that texts are to be read by;
+    sources that draw their examples; ``words`` says how texts are read;
     ``options`` are those of the source.
 
     Raises
@@ -44,14 +44,19 @@ def load(
     source = _source(name)
     known = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed}
-    common["vocabulary"] = vocabulary
     taken = inspect.signature(source).parameters
     known |= {key: value for key, value in common.items() if key in taken}
     with readable(name):
-        return with_classes(check(source(**known)), classes)
+        found = source(**known)
+        if isinstance(found, SplitTexts):
+            found = text_dataset(found, words or Reading())
+        elif words is not None:
+            msg = f"data.words is about texts, and {name} has none"
+            raise DataError(msg)
+        return with_classes(check(found), classes)
 
 
-def _source(name: str) -> Callable[..., Dataset]:
+def _source(name: str) -> Callable[..., Dataset | SplitTexts]:
     if name not in SOURCES:
         msg = f"data.name: unknown data set {shown(name)}{did_you_mean(name, SOURCES)}"
         raise DataError(msg)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path  # needed at run time: fedgist.data.sources.loading reads the annotations
 from typing import Literal
 
-from fedgist.data.dataset import Dataset
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.data.sources.text_file import field, json_lines, sentences_in
-from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
-from fedgist.data.vocabulary import Tokenizer, Vocabulary
+from fedgist.data.sources.text_rows import SplitTexts, Texts
 
 Kinds = Literal["both", "questions", "answers"]
-STACKEXCHANGE, SHAKESPEARE = "stackexchange", "shakespeare"
-POSTS, ROLES = "stackexchange_posts.jsonl", "shakespeare_by_role.jsonl"
 WHERE = "put a file with a table in JSON in each line into ROOT/"
 
 
@@ -27,13 +24,8 @@ def stackexchange(
     kinds: Kinds = "both",
     by_kind: bool = False,
     test_fraction: float = 0.2,
-    length: int = 20,
-    tokenizer: Tokenizer = "words",
-    vocabulary_size: int = 10_000,
-    vocabulary_file: str | None = None,
-    vocabulary: Vocabulary | None = None,
     root: Path | None = None,
-) -> Dataset:
+) -> SplitTexts:
     """Read the posts of small Stack Exchange sites: what comes next in a sentence.
 
     Parameters
@@ -45,21 +37,13 @@ def stackexchange(
         ``SITE/USER/answer``, and not one, ``SITE/USER``.
     test_fraction
         The share of each client's sentences, the last ones, that is held out.
-    length
-        How many places of each text there are: what is longer is cut.
-    tokenizer
-        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
-    vocabulary_size
-        How many words or pieces are known: the most frequent in the training texts.
-    vocabulary_file
-        A file of those that are known, one in each line, in their place.
 
     Notes
     -----
     ``stackexchange_posts.jsonl`` has a post in each line, with ``source`` (the site), ``user``,
     ``kind`` and ``text``. Rows are sentences; titles of questions are not among them, nor posts
-    whose user is not known (``null``). It stands
-    in for ``stackoverflow``, which is large. Words need no normalization.
+    whose user is not known (``null``). It stands in for ``stackoverflow``, which is large. Words
+    need no normalization.
 
     Examples
     --------
@@ -77,53 +61,33 @@ def stackexchange(
         [model]
         name = "word_lstm"
     """
-    base = data_root(root)
-    if not (file := base / POSTS).is_file():
-        raise absent(STACKEXCHANGE, POSTS, base, WHERE + POSTS)
-    found, owners = [], []
-    for where, line in json_lines(file):
+
+    def post(line: Mapping[str, object], where: str) -> tuple[str, list[str]] | None:
         kind, user = field(line, "kind", where), line.get("user")
         if user is None or not is_wanted(str(kind), kinds):
-            continue
-        parts = sentences_in(field(line, "text", where), where)
+            return None
         owner = f"{field(line, 'source', where)}/{user}"
-        found += parts
-        owners += [f"{owner}/{kind}" if by_kind else owner] * len(parts)
-    train, test = Texts(found, owners).with_words().split(test_fraction)
-    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
-    return text_dataset(STACKEXCHANGE, train, test, reading)
+        return (
+            f"{owner}/{kind}" if by_kind else owner,
+            sentences_in(field(line, "text", where), where),
+        )
+
+    return _read("stackexchange", "stackexchange_posts.jsonl", root, test_fraction, post)
 
 
-def shakespeare(
-    *,
-    test_fraction: float = 0.2,
-    length: int = 20,
-    tokenizer: Tokenizer = "words",
-    vocabulary_size: int = 10_000,
-    vocabulary_file: str | None = None,
-    vocabulary: Vocabulary | None = None,
-    root: Path | None = None,
-) -> Dataset:
+def shakespeare(*, test_fraction: float = 0.2, root: Path | None = None) -> SplitTexts:
     """Read Shakespeare's plays, each role a client: what comes next in a sentence.
 
     Parameters
     ----------
     test_fraction
         The share of each role's sentences, the last ones, that is held out.
-    length
-        How many places of each text there are: what is longer is cut.
-    tokenizer
-        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
-    vocabulary_size
-        How many words or pieces are known: the most frequent in the training texts.
-    vocabulary_file
-        A file of those that are known, one in each line, in their place.
 
     Notes
     -----
     ``shakespeare_by_role.jsonl`` has a role in each line, with ``play``, ``role`` and ``speeches``,
-    a list. Clients are ``PLAY/ROLE``: the first lord of two plays are two. Words need
-    no normalization.
+    a list. Clients are ``PLAY/ROLE``: the first lord of two plays are two. Words need no
+    normalization.
 
     Examples
     --------
@@ -141,14 +105,29 @@ def shakespeare(
         [model]
         name = "word_lstm"
     """
+
+    def role(line: Mapping[str, object], where: str) -> tuple[str, list[str]]:
+        client = f"{field(line, 'play', where)}/{field(line, 'role', where)}"
+        return client, sentences_in(field(line, "speeches", where), where)
+
+    return _read("shakespeare", "shakespeare_by_role.jsonl", root, test_fraction, role)
+
+
+def _read(
+    name: str,
+    file: str,
+    root: Path | None,
+    test_fraction: float,
+    of_line: Callable[[Mapping[str, object], str], tuple[str, list[str]] | None],
+) -> SplitTexts:
+    """Return the texts in a file of JSON lines; a line says whose they are, or is left out."""
     base = data_root(root)
-    if not (file := base / ROLES).is_file():
-        raise absent(SHAKESPEARE, ROLES, base, WHERE + ROLES)
+    if not (place := base / file).is_file():
+        raise absent(name, file, base, WHERE + file)
     found, owners = [], []
-    for where, line in json_lines(file):
-        parts = sentences_in(field(line, "speeches", where), where)
-        found += parts
-        owners += [f"{field(line, 'play', where)}/{field(line, 'role', where)}"] * len(parts)
-    train, test = Texts(found, owners).with_words().split(test_fraction)
-    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
-    return text_dataset(SHAKESPEARE, train, test, reading)
+    for where, line in json_lines(place):
+        if (told := of_line(line, where)) is not None:
+            client, parts = told
+            found += parts
+            owners += [client] * len(parts)
+    return SplitTexts(name, *Texts(found, owners).with_words().split(test_fraction))

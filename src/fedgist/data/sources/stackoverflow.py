@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path  # needed at run time: fedgist.data.sources.loading reads the annotations
 
 from fedgist.core import random
-from fedgist.data.dataset import Dataset
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.data.sources.posts import Kinds, is_wanted
-from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
+from fedgist.data.sources.text_rows import SplitTexts, Texts
 from fedgist.data.sources.tff_file import examples_of, users_of
-from fedgist.data.vocabulary import Tokenizer, Vocabulary
 from fedgist.errors import DataError
 
 NAME, FILE = "stackoverflow", "stackoverflow.sqlite"
@@ -22,14 +20,9 @@ def stackoverflow(
     users: int = 1000,
     kinds: Kinds = "both",
     by_kind: bool = False,
-    length: int = 20,
-    tokenizer: Tokenizer = "words",
-    vocabulary_size: int = 10_000,
-    vocabulary_file: str | None = None,
-    vocabulary: Vocabulary | None = None,
     root: Path | None = None,
     seed: int = 0,
-) -> Dataset:
+) -> SplitTexts:
     """Read Stack Overflow of TensorFlow Federated: what comes next in a sentence.
 
     Parameters
@@ -41,20 +34,12 @@ def stackoverflow(
     by_kind
         Whether a user's questions and answers are two clients, ``USER/question`` and
         ``USER/answer``, and not one, ``USER``.
-    length
-        How many places of each text there are: what is longer is cut.
-    tokenizer
-        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
-    vocabulary_size
-        How many words or pieces are known: the most frequent in the training texts.
-    vocabulary_file
-        A file of those that are known, one in each line, in their place.
 
     Notes
     -----
     The file is that of ``tff.simulation.datasets.stackoverflow``, unpacked. Rows are sentences.
-    Training rows are those of the split ``train``, test rows what the same
-    users wrote later, in ``test``. Words need no normalization.
+    Training rows are those of the split ``train``, test rows what the same users wrote later, in
+    ``test``. Words need no normalization.
 
     Examples
     --------
@@ -63,8 +48,10 @@ def stackoverflow(
         [data]
         name = "stackoverflow"
         users = 5000
+
+        [data.words]
         tokenizer = "wordpiece"
-        vocabulary_size = 4000
+        size = 4000
 
         [objective]
         name = "next_word"
@@ -87,8 +74,7 @@ def stackoverflow(
     train, test = (
         _texts(file, split, chosen, kinds, by_kind=by_kind) for split in ("train", "test")
     )
-    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
-    return text_dataset(NAME, train, test, reading)
+    return SplitTexts(NAME, train, test)
 
 
 def _texts(file: Path, split: str, users: list[str], kinds: Kinds, *, by_kind: bool) -> Texts:

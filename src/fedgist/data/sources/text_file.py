@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import TABLES, load_table
-from fedgist.data.sources.text_rows import Reading, Texts, text_dataset
-from fedgist.data.vocabulary import Tokenizer, Vocabulary, sentences_of
+from fedgist.data.sources.text_rows import SplitTexts, Texts
+from fedgist.data.vocabulary import sentences_of
 from fedgist.errors import DataError, first_line, listed
 
 _TIMES = 10  # bytes that a byte of the file takes while it is read
@@ -26,12 +25,7 @@ def text_file(
     client: str | None = None,
     sentences: bool = True,
     test_fraction: float = 0.2,
-    length: int = 20,
-    tokenizer: Tokenizer = "words",
-    vocabulary_size: int = 10_000,
-    vocabulary_file: str | None = None,
-    vocabulary: Vocabulary | None = None,
-) -> Dataset:
+) -> SplitTexts:
     """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
 
     Parameters
@@ -48,14 +42,6 @@ def text_file(
         Whether a text is cut into its sentences, each a row.
     test_fraction
         The share of each client's texts, the last ones, that is held out without ``test_file``.
-    length
-        How many places of each text there are: what is longer is cut.
-    tokenizer
-        Whole words (``"words"``), or pieces of words (``"wordpiece"``).
-    vocabulary_size
-        How many words or pieces are known: the most frequent in the training texts.
-    vocabulary_file
-        A file of those that are known, one in each line, in their place.
 
     Notes
     -----
@@ -80,14 +66,13 @@ def text_file(
         [model]
         name = "word_lstm"
     """
-    reading = Reading(length, tokenizer, vocabulary_size, vocabulary_file, vocabulary)
     place = existing(file)
     train = read_texts(place, text, client, sentences=sentences)
     if test_file is not None:
         test = read_texts(existing(test_file), text, client, sentences=sentences)
     else:
         train, test = train.with_words().split(test_fraction)
-    return text_dataset(place.name, train, test, reading)
+    return SplitTexts(place.name, train, test)
 
 
 def read_further(place: Path, text: str = "text", *, sentences: bool = False) -> list[str]:

@@ -35,11 +35,11 @@ class Reading:
     them it has the ``size`` most frequent words of the training texts.
     """
 
-    length: int
-    tokenizer: Tokenizer
-    size: int
-    file: str | None
-    known: Vocabulary | None
+    length: int = 20
+    tokenizer: Tokenizer = "words"
+    size: int = 10_000
+    file: str | None = None
+    known: Vocabulary | None = None
 
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
         """Return the vocabulary for some training texts."""
@@ -78,7 +78,16 @@ class Texts:
         return Texts([self.texts[i] for i in kept], clients)
 
 
-def text_dataset(name: str, train: Texts, test: Texts, reading: Reading) -> Dataset:
+@dataclass(frozen=True)
+class SplitTexts:
+    """What a source of texts returns: those to train on, and those to test on."""
+
+    name: str
+    train: Texts
+    test: Texts
+
+
+def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
     """Make a data set: at each place of a text stands what came before, and its label is next.
 
     A text begins with its begin, and its last label is its end, unless it is cut at ``length``.
@@ -89,14 +98,14 @@ def text_dataset(name: str, train: Texts, test: Texts, reading: Reading) -> Data
         If there are no texts, no word of them is known, or ``length`` is below 1.
     """
     if reading.length < 1:
-        msg = f"data.length must be at least 1, not {reading.length}"
+        msg = f"data.words.length must be at least 1, not {reading.length}"
         raise DataError(msg)
-    train, test = train.with_words(), test.with_words()
+    name, train, test = source.name, source.train.with_words(), source.test.with_words()
     if not train.texts:
         msg = f"{name} has no texts with a word in them"
         raise DataError(msg)
     places = (len(train.texts) + len(test.texts)) * reading.length
-    check_memory(_BYTES * places, name, "take a smaller data.length")
+    check_memory(_BYTES * places, name, "take a smaller data.words.length")
     vocabulary = reading.vocabulary(train.texts)
     encoded = vocabulary.encode(train.texts)
     if all(word < len(SPECIAL) for text in encoded for word in text):
