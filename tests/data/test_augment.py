@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from fedgist.core import random
-from fedgist.data import Augmentation
-from fedgist.data.augment import crop_and_flip
+from fedgist.data import Augmentation, color
+from fedgist.data.augment import augmented, crop_and_flip, crops
 
 KEYS = random.fold(random.key(0), torch.arange(3))
 KINDS: list[tuple[Augmentation, ...]] = [
@@ -93,3 +96,91 @@ def test_shifts_reach_four_pixels_each_way_and_half_the_images_are_mirrored() ->
         assert float(shift.double().mean()) == pytest.approx(0.0, abs=0.25)
     mirrored = crop_and_flip(x, KEYS[:1], ("flip",))[0, :, 0, 8, 8]
     assert float(mirrored.mean()) == pytest.approx(0.5, abs=0.05)
+
+
+VIEW: tuple[Augmentation, ...] = ("resized_crop", "flip", "color_jitter", "grayscale")
+
+
+def pictures(count: int, side: int = 8) -> Tensor:
+    return random.uniform(random.key(3), (count, 3, side, side + 2))
+
+
+def test_a_resized_crop_is_what_interpolation_makes_of_the_part_that_was_drawn() -> None:
+    x = images(torch.uint8, 3, 5, 3, 8, 10)
+    out = augmented(x, KEYS, ("resized_crop",), 255.0)
+    drawn = crops(random.fold(KEYS.unsqueeze(1), "resized_crop"), 5, 8, 10)
+    for client in range(3):
+        for i in range(5):
+            top, left, tall, wide = (int(part[client, i]) for part in drawn)
+            part = x[client, i, :, top : top + tall, left : left + wide].float()
+            whole = interpolate(part.unsqueeze(0), (8, 10), mode="bilinear", align_corners=False)
+            assert torch.allclose(out[client, i], whole[0], atol=1e-3)
+
+
+def test_crops_lie_within_the_image_and_have_the_shares_and_shapes_asked_for() -> None:
+    top, left, tall, wide = crops(random.key(0).view(1, 1), 4000, 32, 32)
+    assert int(top.min()) == int(left.min()) == 0
+    assert int((top + tall).max()) <= 32
+    assert int((left + wide).max()) <= 32
+    area = (tall * wide) / 32**2
+    assert 0.17 < float(area.min()) < 0.25
+    assert float(area.mean()) == pytest.approx(0.57, abs=0.05)  # large ones fit less often
+    ratio = wide / tall
+    assert 0.65 < float(ratio.min()) < 0.78
+    assert 1.28 < float(ratio.max()) < 1.5
+
+
+def test_every_change_of_colours_is_that_of_its_definition() -> None:
+    x = pictures(4)
+    by = torch.tensor([-1.0, -0.3, 0.4, 0.9]).view(-1, 1, 1, 1)
+    grey = 0.2989 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2]
+    share = 1 + 0.8 * by
+    mean = grey.mean((1, 2)).view(-1, 1, 1, 1)
+    expected = {
+        color.brightened: share * x,
+        color.contrasted: share * x + (1 - share) * mean,
+        color.saturated: share * x + (1 - share) * grey.unsqueeze(1),
+    }
+    for change, wanted in expected.items():
+        assert torch.allclose(change(x, by), wanted.clamp(0, 1), atol=1e-5)
+    turned = color.hue_shifted(x, by)
+    for n in range(4):
+        for i in range(x.shape[2]):
+            for j in range(x.shape[3]):
+                h, s, v = colorsys.rgb_to_hsv(*x[n, :, i, j].tolist())
+                moved = (h + 0.2 * float(by[n])) % 1.0
+                wanted_pixel = colorsys.hsv_to_rgb(moved, s, v)
+                assert turned[n, :, i, j].tolist() == pytest.approx(wanted_pixel, abs=1e-4)
+    plain = torch.full((1, 3, 2, 2), 0.5)  # grey has no hue
+    assert torch.equal(color.hue_shifted(plain, by[:1]), plain)
+
+
+def test_as_many_images_change_their_colours_as_are_meant_to() -> None:
+    x, key = pictures(1).expand(4000, -1, -1, -1), random.key(1).view(1, 1)
+    same = (color.jittered(x, key, 4000) == x).flatten(1).all(1)
+    assert float(same.float().mean()) == pytest.approx(0.2, abs=0.03)
+    out = color.grey_images(x, key, 4000)
+    grey = (out[:, 0] == out[:, 1]).flatten(1).all(1)
+    assert float(grey.float().mean()) == pytest.approx(0.2, abs=0.03)
+
+
+def test_the_changes_come_in_every_order() -> None:
+    # of two changes that do not commute, all images of one key: two results or more
+    x, key = pictures(1).expand(200, -1, -1, -1), random.key(1).view(1, 1)
+    order = random.uniform(random.fold(key.unsqueeze(-1), "order"), (200, 4)).argsort(-1)
+    assert len({tuple(line) for line in order[0].tolist()}) == 24
+    assert len({tuple(line) for line in order[0].tolist()}) <= len(
+        {tuple(image.flatten().tolist()) for image in color.jittered(x, key, 200)}
+    )
+
+
+def test_a_clients_views_depend_on_its_own_key_alone() -> None:
+    x = images(torch.uint8, 3, 6, 3, 8, 8)
+    together = augmented(x, KEYS, VIEW, 255.0)
+    for client in range(3):
+        alone = augmented(x[client : client + 1], KEYS[client : client + 1], VIEW, 255.0)
+        assert torch.equal(alone[0], together[client])
+    assert together.dtype == torch.float32
+    assert float(together.min()) >= 0
+    assert float(together.max()) <= 255.001
+    assert not torch.equal(augmented(x, KEYS + 1, VIEW, 255.0), together)

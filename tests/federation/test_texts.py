@@ -148,6 +148,9 @@ def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     if METHODS[method].needs_classes:
         with pytest.raises(InputError, match="needs one class for each row"):
             make_world(make(asked), Given(data=texts()))
+    elif method == "flesd":
+        with pytest.raises(InputError, match="texts have one at each place"):
+            make_world(make(asked), Given(data=texts()))
     elif "codist" not in method:  # these need pools: below
         line = fedgist.run(asked, data=texts()).rounds[-1]
         assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0

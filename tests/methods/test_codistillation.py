@@ -33,11 +33,19 @@ from fedgist.federation.round_under_way import RoundUnderWay
 from fedgist.federation.world import World, make_world
 from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
-from fedgist.testing.small_worlds import SIZES, blobs, federation, trace, without_times, world
+from fedgist.testing.small_worlds import (
+    SIZES,
+    blobs,
+    federation,
+    public_rows,
+    trace,
+    without_times,
+    world,
+)
 
 HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}
 MEMBERS = {"small": None, "large": [1, 3, 4], "other": [0, 2]}
-PUBLIC = len(blobs(seed=1).x)
+PUBLIC = len(public_rows())
 PLAN = Plan(2)
 
 
@@ -67,7 +75,7 @@ def module(name: str, arrays: Mapping[str, Tensor]) -> nn.Module:
 
 def seen() -> Tensor:
     """Return the public rows as models see them."""
-    return (blobs(seed=1).x - 0.5) / 2.0
+    return (public_rows() - 0.5) / 2.0
 
 
 def distilled(

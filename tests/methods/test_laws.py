@@ -11,9 +11,11 @@ import torch
 from fedgist.core.codistillation import Distillation
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
+from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import METHODS
 from fedgist.methods.fd import FD
+from fedgist.methods.flesd import FLESD
 from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
@@ -21,7 +23,11 @@ from fedgist.testing import LAWS, Law, LawError, check_laws
 from fedgist.testing.example_methods import EXAMPLES
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
+FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=8, momentum=0.5, queue=20)
 EVERY_OPTION = {
+    "flesd": FLESD(distillation=FEW_STEPS),
+    "flesd, quantized": FLESD(student="flat", of="features", wire="int8", distillation=FEW_STEPS),
+    "flesd, similarities": FLESD(sends="similarities", distillation=FEW_STEPS),
     "repshare, every option": RepShare(
         m_up=2,
         m_down=3,

@@ -32,6 +32,8 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("fedlog_cifar", COLOR, {"hidden": [100]}),
     ("codist_cnn", COLOR, {}),
     ("codist_cnn", COLOR, {"channels": [4, 6, 5], "hidden": [9, 7], "last": "tanh"}),
+    ("conv4", COLOR, {}),
+    ("conv4", GRAY, {"channels": [3, 4, 5, 6]}),
     ("lenet5", GRAY, {}),
     ("lenet5", COLOR, {}),
     ("resnet9", COLOR, {"width": 8, "features": 16}),

@@ -15,12 +15,13 @@ from fedgist.data.sources.further_labels import image_names, read_labels
 from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
-from fedgist.errors import DataError, one_of
+from fedgist.errors import DataError, RecipeError, one_of
 from fedgist.federation import atomic_files, runner
 from fedgist.federation.evaluation import score_rows
 from fedgist.federation.probes import PROBES, probed
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.record import to_json
+from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import client_model, sayable
 from fedgist.federation.world import Given, World
 from fedgist.report.escapes import csv_text
@@ -33,7 +34,7 @@ def predict(
     folder: Path, data: Path, client: str, out: Path | None, data_root: Path | None
 ) -> None:
     """Write a client's predictions as CSV; say how many are right where labels are known."""
-    federation, world = runner.load_run(folder, Given(root=data_root))
+    federation, world = _predicting(folder, data_root)
     model, names = client_model(federation, world, client), world.data.names
     if world.data.text:
         likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
@@ -49,6 +50,15 @@ def predict(
         lines.append([first, names[row.index(max(row))], *(f"{p:.6g}" for p in row)])
     _write(lines, out)
     _say_accuracy(data, world, probabilities.argmax(1))
+
+
+def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World]:
+    """Return a run whose models predict."""
+    federation, world = runner.load_run(folder, Given(root=data_root))
+    if federation.task.objective.views > 1:
+        msg = f"{folder}: encoders predict nothing; look at them with fedgist probe, or export them"
+        raise RecipeError(msg)
+    return federation, world
 
 
 def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:
@@ -94,7 +104,7 @@ def evaluate(
     folder: Path, data: Path, client: str | None, data_root: Path | None, *, as_json: bool
 ) -> None:
     """Print the metrics of a client's final model, or of all, on labelled examples."""
-    federation, world = runner.load_run(folder, Given(root=data_root))
+    federation, world = _predicting(folder, data_root)
     x, y = _labelled(data, world)
     if y is None:
         msg = f"{data} has no labels: evaluate needs the array y of a .npz file, the label column "

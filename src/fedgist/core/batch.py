@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.tree import tree
+from fedgist.core.tree import map_leaves, tree
 
 #: The label of a place in a text that is not counted: nothing follows, or what follows is padding.
 NO_WORD = -1
@@ -44,6 +44,13 @@ class Batch:
     weight: Tensor | None = None
     picks: Tensor | None = None
     annotations: dict[str, Tensor] = field(default_factory=dict)
+
+
+def repeated(batch: Batch, times: int) -> Batch:
+    """Return the rows of a batch so many times, one after the other: its views, not yet drawn."""
+    if times == 1:
+        return batch
+    return map_leaves(lambda leaf: torch.cat([leaf] * times), batch)
 
 
 class RowSet(Protocol):

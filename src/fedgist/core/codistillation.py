@@ -8,6 +8,7 @@ others' teacher, and as its own student's regularizer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedgist.core import optim, random
+from fedgist.core import random
 from fedgist.core.averaging import Weights
 from fedgist.core.batch import Batch
 from fedgist.core.bounds import NonNegativeInt, PerPool, Positive, PositiveInt, Share, of_pool
@@ -24,12 +25,11 @@ from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.schedules import Schedule
+from fedgist.core.server_training import descended, fresh_memory, stages_of, steps_in
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 
-STAGE = "distill"
-STEPS_AT_ONCE = 25  # in a stage: between stages a run can be stopped and saved
 PAIR = 2  # fewer pools have nobody to learn from
 
 
@@ -72,6 +72,9 @@ class Distillation:
         if task.public is None:
             msg = "codistillation needs public data: give [data.public] with rows or a name"
             raise MethodError(msg)
+        if task.objective.views > 1:
+            msg = "codistillation learns from predictions, and objective "
+            raise MethodError(msg + f"{task.objective.name} has none")
         if self.mixup and task.objective.text:
             msg = "method.distillation.mixup mixes numbers: texts cannot be mixed"
             raise MethodError(msg)
@@ -84,12 +87,7 @@ class Distillation:
 
     def stages(self) -> tuple[str, ...]:
         """Return the stages that a distillation is cut into."""
-        return tuple(f"{STAGE}-{i}" for i in range(-(-self.steps // STEPS_AT_ONCE)))
-
-    def steps_of(self, stage: str) -> range:
-        """Return which of all steps are done in a stage, from 0."""
-        begin = int(stage.removeprefix(f"{STAGE}-")) * STEPS_AT_ONCE
-        return range(begin, min(begin + STEPS_AT_ONCE, self.steps))
+        return stages_of(self.steps)
 
     def target(self, pool: str, logits: Mapping[str, Tensor], truth: Tensor | None) -> Tensor:
         """Return the target distributions of a student, (batch, classes), at each place of texts.
@@ -130,7 +128,7 @@ def begin(weights: Mapping[str, Weights], ctx: Context) -> Students:
     """Return students that are what their pools' models are, with optimizers of no memory."""
     zero = torch.zeros((), device=ctx.key.device)
     starts = ctx.task.starts
-    memory = {name: optim.init(Optimizer(), _stacked(net.params)) for name, net in starts.items()}
+    memory = {name: fresh_memory(net.params) for name, net in starts.items()}
     return Students(dict(weights), memory, dict.fromkeys(weights, zero), zero)
 
 
@@ -143,7 +141,7 @@ def learn(
     weights, memory, losses = dict(students.weights), {}, dict(students.losses)
     for name, state in students.memory.items():
         memory[name] = map_leaves(torch.clone, state)  # it learns in place
-    steps = settings.steps_of(ctx.stage)
+    steps = steps_in(ctx.stage, settings.steps)
     for number in steps:
         batch, truth = _batch(settings, ctx, number)
         with torch.no_grad():
@@ -151,11 +149,19 @@ def learn(
         for name, old in weights.items():
             target = settings.target(name, logits, truth)
             student, key = nets[name].having(old.arrays), ctx.draw("student", name, number)
-            optimizer = settings.optimizer(name, ctx)
-            arrays, loss = _step(student, batch, target, optimizer, memory[name], key)
+            far = functools.partial(_divergence, batch=batch, target=target)
+            about = Pass(batch.mask, key), settings.optimizer(name, ctx), memory[name]
+            arrays, loss = descended(student, far, *about)
             weights[name] = Weights(arrays)
             losses[name] = losses[name] + loss
     return Students(weights, memory, losses, students.steps + len(steps))
+
+
+def _divergence(net: Net, batch: Batch, target: Tensor) -> Tensor:
+    """Return ``KL(target || softmax(z))``, a mean over rows, of texts over all places counted."""
+    logits = functional.log_softmax(net(batch.x), -1)
+    of_each = functional.kl_div(logits, target, reduction="none").sum(-1)
+    return of_each[batch.y >= 0].mean()
 
 
 def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Tensor | None]:
@@ -188,34 +194,3 @@ def _beta(key: Tensor, size: int, parameter: int) -> Tensor:
     """Draw from Beta(b, b), (size,): the middle one of 2 b - 1 uniform numbers."""
     draws = random.uniform(key, (size, 2 * parameter - 1))
     return draws.sort(1).values[:, parameter - 1]
-
-
-def _step(
-    net: Net,
-    batch: Batch,
-    target: Tensor,
-    optimizer: Optimizer,
-    memory: OptimizerState,
-    key: Tensor,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a student's arrays after a step down ``KL(target || softmax(z))``, and the loss.
-
-    Of texts it is the mean over all places that are counted.
-    """
-    values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
-    run = Pass(batch.mask, key)
-    with torch.enable_grad():
-        logits = replace(net.having(values), run=run)(batch.x)
-        of_each = functional.kl_div(functional.log_softmax(logits, -1), target, reduction="none")
-        loss = of_each.sum(-1)[batch.y >= 0].mean()
-        found = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
-    params = {name: p.detach() for name, p in values.items()}
-    grads = dict(zip(params, found, strict=True))
-    with torch.no_grad():
-        optim.step(optimizer, _stacked(params), _stacked(grads), memory)
-    return params | net.buffers | dict(run.updates), loss.detach()
-
-
-def _stacked(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views as a stack of one, (1, ...)."""
-    return {name: array.unsqueeze(0) for name, array in arrays.items()}

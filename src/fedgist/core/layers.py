@@ -26,12 +26,15 @@ from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 class Pass:
     """One training pass through a net: the rows present, the key, and what batch norm learned.
 
+    Batch norm takes each of ``parts`` equal parts of a batch by itself, one after the other.
+
     It is the one mutable value in the core: the trainer opens it, runs a loss, and reads
     ``updates`` afterwards.
     """
 
     mask: Tensor  # (batch,) bool
     key: Tensor
+    parts: int = 1
     updates: dict[str, Tensor] = field(default_factory=dict)
     draws: int = 0
 
@@ -89,16 +92,24 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``x`` (batch, channels, ...)."""
         run, x = current.get(), x.to(self.running_mean.dtype)  # statistics in full precision
-        shape = (1, -1, *(1 for _ in x.shape[2:]))
         if run is None:
-            mean, var = self.running_mean, self.running_var
-        else:
-            axes = [d for d in range(x.dim()) if d != 1]
-            present = run.mask.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
-            count = (present.sum() * (x[0, 0].numel())).clamp(min=1.0)
-            mean = (x * present).sum(axes) / count
-            var = ((x - mean.view(shape)).square() * present).sum(axes) / count
-            self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
+            return self._normalized(x, self.running_mean, self.running_var)
+        parts = zip(x.chunk(run.parts), run.mask.chunk(run.parts), strict=True)
+        seen = [self._of_batch(run, part, mask) for part, mask in parts]
+        return torch.cat(seen) if len(seen) > 1 else seen[0]
+
+    def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
+        """Normalize a batch by its own statistics, which go to the pass."""
+        axes, shape = [d for d in range(x.dim()) if d != 1], _by_channel(x)
+        present = mask.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
+        count = (present.sum() * (x[0, 0].numel())).clamp(min=1.0)
+        mean = (x * present).sum(axes) / count
+        var = ((x - mean.view(shape)).square() * present).sum(axes) / count
+        self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
+        return self._normalized(x, mean, var)
+
+    def _normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        shape = _by_channel(x)
         out = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
         return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
 
@@ -107,6 +118,10 @@ class BatchNorm(nn.Module):
             full = f"{self.name}.{name}"
             old = run.updates.get(full, getattr(self, name))
             run.updates[full] = old + self.momentum * (new - old)
+
+
+def _by_channel(x: Tensor) -> tuple[int, ...]:
+    return (1, -1, *(1 for _ in x.shape[2:]))
 
 
 class Linear(nn.Module):

@@ -54,18 +54,26 @@ WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
         "perplexity": Metric("perplexity", "Perplexity", "", "lower"),
     }
 )
+#: What a probe of a model's features finds.
+PROBE = Metric("probe", "Linear probe", "fraction", "higher")
 #: The metrics of each objective, by their names.
 METRICS_OF: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
-    {"classes": CLASS_METRICS, "next_word": WORD_METRICS}
+    {"classes": CLASS_METRICS, "next_word": WORD_METRICS, "simclr": {PROBE.name: PROBE}}
 )
 #: All metrics that a recipe can choose, by name.
-CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType({**CLASS_METRICS, **WORD_METRICS})
+CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {**CLASS_METRICS, **WORD_METRICS, PROBE.name: PROBE}
+)
 #: Every metric there is, by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {LOSS.name: LOSS, **CHOSEN_METRICS, INFORMATION.name: INFORMATION}
 )
-#: Objectives by name: each is made for a number of classes, the metrics chosen, and how much labels
-#: are smoothed.
+#: Objectives by name: each is made for a number of classes, the metrics chosen, how much labels are
+#: smoothed, and options of its own.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
-    {"classes": "fedgist.core.objective:Classes", "next_word": "fedgist.core.next_word:NextWord"}
+    {
+        "classes": "fedgist.core.objective:Classes",
+        "next_word": "fedgist.core.next_word:NextWord",
+        "simclr": "fedgist.core.simclr:SimCLR",
+    }
 )

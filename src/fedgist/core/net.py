@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +31,8 @@ class Architecture:
 
     In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
     seed. With ``text``, inputs are word numbers (batch, length), and features and logits have a
-    line for each place of a text, (batch, length, m).
+    line for each place of a text, (batch, length, m). With ``projects``, a hidden layer as wide as
+    the features belongs to the head: ``HEAD.hidden``, and ReLU behind it.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Architecture:
     input_shape: tuple[int, ...]
     start: Callable[[int], Net] = field(repr=False)
     text: bool = False
+    projects: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
         """Return it with convolutions that run client by client (``each``) or stacked."""
@@ -84,6 +87,9 @@ class Net:
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes), and at each place of texts."""
+        if self.arch.projects:
+            hidden = f"{self.arch.head}.hidden"
+            z = linear(z, self.params[f"{hidden}.weight"], self.params[f"{hidden}.bias"]).relu()
         return linear(z, *self.head)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -139,6 +145,7 @@ def split(
     name: str = "model",
     head: str | None = None,
     text: bool = False,
+    projects: bool = False,
 ) -> Architecture:
     """Split a module into body and head.
 
@@ -155,6 +162,8 @@ def split(
         Name of the linear layer that is the head; the last linear layer if not given.
     text
         Whether inputs are texts, (batch, length), and outputs (batch, length, classes).
+    projects
+        Whether a hidden layer is put before the head, as in SimCLR.
 
     Raises
     ------
@@ -167,9 +176,9 @@ def split(
     head, layer = head_of(whole, num_classes, name, head)
 
     def start(seed: int) -> Net:
-        return Net(*_cut(build, seed, head)[1:], arch)
+        return Net(*_cut(build, seed, head, projects=projects)[1:], arch)
 
-    body, params, buffers = _cut(build, 0, head)
+    body, params, buffers = _cut(build, 0, head, projects=projects)
     arch = Architecture(
         name=name,
         module=body.requires_grad_(requires_grad=False),
@@ -181,6 +190,7 @@ def split(
         input_shape=input_shape,
         start=start,
         text=text,
+        projects=projects,
     )
     _check(start(0), whole)
     return arch
@@ -208,7 +218,7 @@ def head_of(
 
 
 def _cut(
-    build: Callable[[], nn.Module], seed: int, head: str
+    build: Callable[[], nn.Module], seed: int, head: str, *, projects: bool
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
     """Build the module and take its head off; return the body, all parameters, all buffers."""
     body = _seeded(build, seed)
@@ -218,6 +228,10 @@ def _cut(
     replace_layers(body)
     params = dict(body.named_parameters())
     params |= {f"{head}.{k}": v for k, v in top.named_parameters()}
+    if projects:
+        width = params[f"{head}.weight"].shape[1]
+        hidden = _seeded(lambda: nn.Sequential(OrderedDict(hidden=nn.Linear(width, width))), seed)
+        params |= {f"{head}.{k}": v for k, v in hidden.named_parameters()}
     return body, {k: v.detach().clone() for k, v in params.items()}, dict(body.named_buffers())
 
 
@@ -244,7 +258,7 @@ def _check(net: Net, whole: nn.Module) -> None:
             )
             raise ValueError(msg)
         fits = whole_works and isinstance(z, Tensor) and z.shape == (*rows, arch.feature_width)
-        if not (fits and torch.allclose(net.logits(z), expected, rtol=1e-3, atol=1e-4)):
+        if not (fits and torch.allclose(linear(z, *net.head), expected, rtol=1e-3, atol=1e-4)):
             msg = (
                 f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes "
                 "its logits (head = ...)"

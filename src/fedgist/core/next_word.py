@@ -57,6 +57,12 @@ class NextWord:
 
     name = "next_word"
     text = True
+    views = norm_parts = 1
+
+    @property
+    def outputs(self) -> int:
+        """A logit for each word."""
+        return self.num_words
 
     def __post_init__(self) -> None:
         for name in self.chosen:

@@ -1,7 +1,7 @@
 """What a task asks of a model: its loss, and by which metrics it is judged.
 
-An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers and models
-of text (``next_word.py``), and will train on contrastive views, without new files.
+An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers, models of
+text (``next_word.py``) and encoders (``simclr.py``) without new files.
 """
 
 from __future__ import annotations
@@ -50,6 +50,22 @@ class Objective(Protocol):
         """Whether rows are texts, with a label at each of their places, and not one for all."""
 
     @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a row, or for each of its places."""
+
+    @property
+    def views(self) -> int:
+        """How many views of each row are in a batch that is learnt from, one after the other.
+
+        One, where outputs are predictions. Of several, outputs are embeddings, which two layers
+        make of the features, and models are judged by probes of the features.
+        """
+
+    @property
+    def norm_parts(self) -> int:
+        """Into how many parts batch norm divides a batch, each with its own statistics."""
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """The metrics beside the loss; the first is the one that reports show first."""
 
@@ -90,6 +106,12 @@ class Classes:
 
     name = "classes"
     text = False
+    views = norm_parts = 1
+
+    @property
+    def outputs(self) -> int:
+        """A logit for each class."""
+        return self.num_classes
 
     def __post_init__(self) -> None:
         for name in self.chosen:

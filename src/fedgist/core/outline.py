@@ -30,6 +30,7 @@ class Outline:
     head_bias: bool = True
     shared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     text: bool = False
+    projects: bool = False
 
     @staticmethod
     def of(arch: Architecture) -> Outline:
@@ -42,6 +43,7 @@ class Outline:
             arch.head,
             arch.head_bias,
             text=arch.text,
+            projects=arch.projects,
         )
 
     def architecture(self) -> Architecture:
@@ -49,6 +51,10 @@ class Outline:
         shapes = {f"{self.head}.weight": (self.num_classes, self.feature_width), **self.shared}
         if self.head_bias:
             shapes[f"{self.head}.bias"] = (self.num_classes,)
+        if self.projects:
+            hidden = f"{self.head}.hidden"
+            shapes[f"{hidden}.weight"] = (self.feature_width, self.feature_width)
+            shapes[f"{hidden}.bias"] = (self.feature_width,)
 
         def start(seed: int) -> Net:
             del seed  # the server does not know the real start either
@@ -65,6 +71,7 @@ class Outline:
             input_shape=self.input_shape,
             start=start,
             text=self.text,
+            projects=self.projects,
         )
         return arch
 
@@ -73,7 +80,9 @@ def _layers(names: Iterable[str]) -> Layers:
     """Return arrays as layers, each with those of one module; the first named is the head."""
     layers: dict[str, list[str]] = {}
     for name in names:
-        layers.setdefault(name.rpartition(".")[0], []).append(name)
+        owner = name.rpartition(".")[0]
+        first = next(iter(layers), owner)
+        layers.setdefault(first if owner.startswith(f"{first}.") else owner, []).append(name)
     head, *rest = (tuple(layer) for layer in layers.values())
     return Layers((*rest, head))
 

@@ -28,7 +28,10 @@ class Task:
     name, on which its models are scored; a site has none of them. ``privacy`` says how releases are
     protected, if they are. ``annotations`` are what training rows are annotated with, by name, and
     the least and the most of it. ``public`` are rows that all may see, if there are any, and
-    ``public_labels`` says whether their labels may be seen as well.
+    ``public_labels`` says whether their labels may be seen as well. ``public_client`` is
+    the client whose rows they are, if they are one's, and ``public_digest`` is made of all of them
+    as models see them, in their order. ``main`` is the architecture that is named first, which a
+    site of another one does not have.
     """
 
     input_shape: tuple[int, ...]
@@ -43,6 +46,9 @@ class Task:
     annotations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     public: RowSet | None = field(default=None, repr=False)
     public_labels: bool = False
+    public_client: int | None = None
+    public_digest: int = 0
+    main: str = ""
 
 
 @tree

@@ -14,7 +14,7 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.data.partition_rules import Divided
 
-Augmentation = Literal["crop", "flip", "flip_vertical"]
+Augmentation = Literal["crop", "flip", "flip_vertical", "resized_crop", "color_jitter", "grayscale"]
 
 PARTITIONS: Registry[Callable[..., Divided]] = Registry(
     {

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedgist.core import random
 from fedgist.core.method import Batch
+from fedgist.core.tree import map_leaves
 from fedgist.data import Augmentation
-from fedgist.data.augment import crop_and_flip
+from fedgist.data.augment import augmented
 from fedgist.data.client_rows import ABSENT, Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.normalization import client_moments
@@ -24,7 +26,8 @@ class Examples:
 
     A batch is normalized as it is made: ``x * factor + offset``. With ``owner`` (rows,), row i has
     line ``owner[i]`` of both, those of the client that it belongs to; -1 is nobody's row, which is
-    in no batch. ``annotations`` are further numbers of each row, (rows,) by name.
+    in no batch. ``annotations`` are further numbers of each row, (rows,) by name. Raw numbers
+    divided by ``scale`` are an image's; of each row, ``views`` are drawn.
     """
 
     x: Tensor = field(repr=False)
@@ -32,6 +35,8 @@ class Examples:
     factor: Tensor
     offset: Tensor
     augment: tuple[Augmentation, ...] = ()
+    scale: float = 1.0
+    views: int = 1
     owner: Tensor | None = field(default=None, repr=False)
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -59,21 +64,28 @@ class Examples:
     def others(self, x: Tensor, y: Tensor, augment: tuple[Augmentation, ...] = ()) -> Examples:
         """Return other rows, which belong to no client, seen as these are."""
         device = self.x.device
-        return Examples(x.to(device), y.to(device), self.factor, self.offset, augment)
+        seen = self.factor, self.offset, augment, self.scale
+        return Examples(x.to(device), y.to(device), *seen)
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return a batch for each of several clients, stacked.
 
         ``rows`` (clients, batch) are row numbers, or -1 for an absent row, which must come after
         those that are present. ``keys`` (clients,) draw the augmentation; without them there is
-        none. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y`` (clients, batch)
-        and ``mask`` (clients, batch), which is false for absent rows; of texts, ``x`` and ``y`` are
-        int64 (clients, batch, length).
+        none, and one view. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y``
+        (clients, batch) and ``mask`` (clients, batch), which is false for absent rows; of texts,
+        ``x`` and ``y`` are int64 (clients, batch, length). Of several views, all rows of the first
+        come before those of the next: ``batch`` is as many times as long.
 
         For an absent row, ``x`` is made from the client's first row and ``y`` is 0; if all
         rows of a client are absent, its ``x`` is 0. So the inputs under a false mask are like the
         others wherever possible (a model may divide by their length), and never another client's.
         """
+        if keys is not None and self.views > 1:
+            one = replace(self, views=1)
+            drawn = (one.batch(rows, random.fold(keys, "view", v)) for v in range(self.views))
+            views: Batch = map_leaves(lambda *leaf: torch.cat(leaf, 1), *drawn)
+            return views
         mask = rows >= 0
         shown = torch.where(mask, rows, rows[:, :1].clamp(min=0))
         x, y = self.x[shown], self.y[shown].long()
@@ -90,7 +102,7 @@ class Examples:
     def _numbers(self, x: Tensor, rows: Tensor, keys: Tensor | None) -> Tensor:
         """Return examples ``x`` (clients, batch, *input), these ``rows``, as models see them."""
         if keys is not None and self.augment:
-            x = crop_and_flip(x, keys, self.augment)
+            x = augmented(x, keys, self.augment, self.scale)
         factor, offset = self.factor, self.offset
         if self.owner is not None:
             factor, offset = factor[self.owner[rows]], offset[self.owner[rows]]
@@ -105,18 +117,27 @@ def labels_of(y: Tensor, rows: Tensor) -> Tensor:
 
 
 def examples(
-    data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu"
+    data: Dataset, augment: tuple[Augmentation, ...] = (), device: str = "cpu", views: int = 1
 ) -> tuple[Examples, Examples]:
     """Return the training and the test examples of ``data``, on ``device``.
 
-    Only the training examples are augmented.
+    Only the training examples are augmented, and seen in so many views.
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
     factor, offset = _factor_and_offset(data, mean, std, device)
     beside = {name: values.to(device) for name, values in data.annotations.items()}
     return (
-        Examples(data.x.to(device), data.y.to(device), factor, offset, augment, annotations=beside),
-        Examples(data.x_test.to(device), data.y_test.to(device), factor, offset),
+        Examples(
+            data.x.to(device),
+            data.y.to(device),
+            factor,
+            offset,
+            augment,
+            data.scale,
+            views,
+            annotations=beside,
+        ),
+        Examples(data.x_test.to(device), data.y_test.to(device), factor, offset, scale=data.scale),
     )
 
 

@@ -105,7 +105,7 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]
 def rows_at_once(task: Task) -> int:
     """Return how many rows are evaluated together: fewer where each has many outputs."""
     places = math.prod(task.input_shape) if task.objective.text else 1
-    return max(1, min(ROWS_AT_ONCE, OUTPUTS_AT_ONCE // (places * task.num_classes)))
+    return max(1, min(ROWS_AT_ONCE, OUTPUTS_AT_ONCE // (places * task.objective.outputs)))
 
 
 def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
@@ -175,7 +175,7 @@ def _no_marks(cohort: Cohort) -> Marks:
     """Return the marks of no rows, in the shapes that the objective gives them."""
     task, key = cohort.ctx.task, cohort.ctx.key
     x, y = made_up(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
-    logits = torch.zeros(*y.shape, task.num_classes, device=key.device)
+    logits = torch.zeros(*y.shape, task.objective.outputs, device=key.device)
     absent = torch.zeros(1, dtype=torch.bool, device=key.device)
     marks = task.objective.mark(logits, Batch(x, y, absent))
     clients = len(cohort.ids)

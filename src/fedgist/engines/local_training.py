@@ -165,7 +165,7 @@ class _Step:
         def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
-            run = Pass(batch.mask, key)
+            run = Pass(batch.mask, key, cohort.ctx.task.objective.norm_parts)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
             return value, run.updates

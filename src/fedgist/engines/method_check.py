@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch, Labels, made_up
+from fedgist.core.batch import Batch, Labels, made_up, repeated
 from fedgist.core.layers import Pass
 from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
@@ -136,7 +136,7 @@ class Trial:
         self._message("upload", self._pair("upload", pair)[0])
         logits = self._call("predict", self.net, self.own, self.down, batch.x)
         places = self.ctx.task.input_shape if self.ctx.task.objective.text else ()
-        shape = (ROWS, *places, self.ctx.task.num_classes)
+        shape = (ROWS, *places, self.ctx.task.objective.outputs)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != shape:
             self._complain("predict", f"returned {kind_of(logits)}, not logits {list(shape)}")
         return notes
@@ -220,9 +220,11 @@ class Trial:
         for phase in phases:
             if not isinstance(phase, Phase):
                 self._complain("phases", f"returned {kind_of(phase)} among its phases")
-            net_in_training = self._pass(net, batch.mask)
+            objective = self.ctx.task.objective
+            views = repeated(batch, objective.views)
+            run = Pass(views.mask, self.ctx.key, objective.norm_parts)
             loss = phase.loss or self.method.loss
-            value = self._named("loss", loss, net_in_training, batch, own, self.down)
+            value = self._named("loss", loss, replace(net, run=run), views, own, self.down)
             if not isinstance(value, Tensor) or value.dim():
                 self._complain("loss", f"returned {kind_of(value)}, not a scalar")
             losses.append(value)

@@ -24,6 +24,7 @@ from fedgist.core.metrics import LOSS
 from fedgist.errors import DataError, first_line, shown
 from fedgist.federation.columns import (
     DOWN_BYTES,
+    LEAST,
     MEAN,
     STD,
     TRAIN_LOSS,
@@ -226,7 +227,8 @@ def _is_kept(column: str, metric: str) -> bool:
     known = column.startswith("eval/") and column.isprintable()
     if not known:
         return False
-    return metric_of(column) in {metric, f"{metric}{MEAN}", f"{metric}{STD}", f"{LOSS.name}{MEAN}"}
+    kept = {metric + statistic for statistic in ("", MEAN, STD, LEAST)}
+    return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}"}
 
 
 def _with_own_numbers(recipe: Mapping[str, object]) -> Mapping[str, object]:

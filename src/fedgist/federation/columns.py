@@ -1,12 +1,12 @@
 """The columns of a record: their names, and what each of them measures.
 
 Names are made and taken apart in this file alone. ``eval/<split>/<metric>_mean`` and ``_std`` are
-taken over clients, with ``finetuned_`` before the metric for copies that went through the phases
-before a test, and ``trained_`` for those that did the next round's local training.
-``eval/global/<metric>`` is of the one model that serves all clients, on the whole test set;
-``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets, and
-``eval/global/<metric>_mean`` of all of them together on all test rows. What the server holds out
-itself, its models' mean on it is ``eval/validation/<metric>_mean``.
+taken over clients, for probes ``_min`` as well, with ``finetuned_`` before the metric for copies
+that went through the phases before a test, and ``trained_`` for those that did the next round's
+local training. ``eval/global/<metric>`` is of the one model that serves all clients, on the whole
+test set; ``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets,
+and ``eval/global/<metric>_mean`` of all of them together on all test rows. What the server holds
+out itself, its models' mean on it is ``eval/validation/<metric>_mean``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from fedgist.core.metrics import LOSS, METRICS, Metric
 
-MEAN, STD, FINETUNED, CONFUSION = "_mean", "_std", "finetuned_", "confusion"
+MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
@@ -109,7 +109,7 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     if column.startswith(f"{TRAIN_LOSS}/"):  # of one pool
         return OTHERS[TRAIN_LOSS]
     name = metric_of(column)
-    for statistic in (MEAN, STD):
+    for statistic in (MEAN, STD, LEAST):
         name = name.removesuffix(statistic)
     if column.startswith("eval/") and name in metrics:
         return metrics[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -59,6 +59,13 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
             for name, value in zip(names, values, strict=True):
                 line[f"{prefix}{name}"] = None if math.isnan(value) else value
     return [lines[client] for client in sorted(lines)]
+
+
+def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
+    """Return lines of clients in which those of the same client and split are one."""
+    beside = {(line["client"], line["split"]): line for line in more}
+    found = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
+    return [*found, *beside.values()]
 
 
 def has_named_sets(task: Task) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedgist.core.objective import Objective
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.errors import DataError, RecipeError, first_line
@@ -24,10 +26,28 @@ Factory = Callable[..., nn.Module]
 _COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What every model of a task has to take and to give.
+
+    ``projects``: whether outputs are embeddings, for which a hidden layer comes before the last.
+    """
+
+    input_shape: tuple[int, ...]
+    outputs: int
+    text: bool
+    projects: bool
+
+    @staticmethod
+    def of(data: Dataset, objective: Objective) -> Sizes:
+        """Return what models of this data have to be for an objective."""
+        return Sizes(tuple(data.input_shape), objective.outputs, data.text, objective.views > 1)
+
+
 def builder(
-    factory: Factory, data: Dataset, options: Mapping[str, Any], where: str, *, bare: bool = False
+    factory: Factory, sizes: Sizes, options: Mapping[str, Any], where: str, *, bare: bool = False
 ) -> Build:
-    """Return a function that makes the model for some data; ``where`` begins its messages.
+    """Return a function that makes the model of some sizes; ``where`` begins its messages.
 
     Parameters
     ----------
@@ -39,8 +59,7 @@ def builder(
     RecipeError
         If the factory cannot be called so, or its model does not fit into memory.
     """
-    sizes = (tuple(data.input_shape), data.num_classes)
-    given = () if bare and _takes(factory, (), options) else sizes
+    given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
     if not _takes(factory, given, options):
         named = "".join(f", {name}=..." for name in options)
         msg = (

@@ -40,7 +40,10 @@ def sizes_of(factory: Factory) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ModelOfSome:
-    """A model that some clients have: a share of all, or those whose numbers are listed."""
+    """A model that some clients have: a share of all, or those whose numbers are listed.
+
+    With a share of 0 it is the server's alone.
+    """
 
     section: ModelSection
     share: float = 1.0
@@ -65,7 +68,12 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
             share = _share(share, clients, where)
         else:
             clients = checked(Clients, clients, f"{where}.clients")
-        models[name] = ModelOfSome(checked_model(table, name, where), share or 1.0, clients)
+        models[name] = ModelOfSome(
+            checked_model(table, name, where), 1.0 if share is None else share, clients
+        )
+    if models and not any(model.share for model in models.values()):
+        msg = "clients.architectures: all shares are 0, so that no client has a model"
+        raise RecipeError(msg)
     if len({model.clients is None for model in models.values()}) > 1:
         msg = "clients.architectures: give all of them a share, or all of them a list of clients"
         raise RecipeError(msg)
@@ -93,7 +101,7 @@ def _share(share: object, clients: object, where: str) -> float:
     if clients is not None:
         msg = f"{where}: give share or clients, not both"
         raise RecipeError(msg)
-    if isinstance(share, bool) or not isinstance(share, int | float) or share <= 0:
-        msg = f"{where}: share must be a number greater than 0, not {shown(share)}"
+    if isinstance(share, bool) or not isinstance(share, int | float) or share < 0:
+        msg = f"{where}: share must be a number, at least 0, not {shown(share)}"
         raise RecipeError(msg)
     return float(share)

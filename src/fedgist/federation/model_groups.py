@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from fedgist.core import random
 from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
-from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError, first_line
-from fedgist.federation.model_building import Build, Factory, builder
+from fedgist.federation.model_building import Build, Factory, Sizes, builder
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
 from fedgist.federation.pools import check_pools
 from fedgist.federation.pretrained import pretrained
@@ -36,7 +35,7 @@ class Group:
     note: str = ""
 
 
-def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
+def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
     """Return the groups of clients by architecture that a recipe describes.
 
     Raises
@@ -46,15 +45,15 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
     """
     if recipe.clients.pools:
         pools = check_pools(recipe.clients.pools)
-        return {n: _group(p.section, data, f"clients.pools.{n}") for n, p in pools.items()}
+        return {n: _group(p.section, sizes, f"clients.pools.{n}") for n, p in pools.items()}
     if not recipe.clients.architectures:
         model = recipe.model or ModelSection()
         return {
-            model.name.rpartition(":")[2]: _group(model, data, "model"),
+            model.name.rpartition(":")[2]: _group(model, sizes, "model"),
         }
     return {
         name: replace(
-            _group(model.section, data, f"clients.architectures.{name}"),
+            _group(model.section, sizes, f"clients.architectures.{name}"),
             share=model.share,
             clients=model.clients,
         )
@@ -62,15 +61,15 @@ def recipe_groups(recipe: Recipe, data: Dataset) -> dict[str, Group]:
     }
 
 
-def _group(section: ModelSection, data: Dataset, table: str) -> Group:
+def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
     """Return the group of clients that have a model, whose start may be read from a file."""
     check_named(table, section.name, "model=")
     factory = model_factory(section.name)
     options = check_options(factory, section.options, section.name, table, sizes_of(factory))
-    build = builder(factory, data, options, f"model {section.name}")
+    build = builder(factory, sizes, options, f"model {section.name}")
     if section.weights is None:
         return Group(build, head=section.head)
-    build, note = pretrained(build, section.weights, data.num_classes, section.head)
+    build, note = pretrained(build, section.weights, sizes.outputs, section.head)
     return Group(build, head=section.head, note=note)
 
 
@@ -92,7 +91,7 @@ def module_group(
     return Group(build, clients=members)
 
 
-def fitted(groups: Mapping[str, Group], data: Dataset) -> dict[str, Group]:
+def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
     """Return a user's groups of clients, whose factories may take the sizes of the data.
 
     Raises
@@ -101,13 +100,13 @@ def fitted(groups: Mapping[str, Group], data: Dataset) -> dict[str, Group]:
         If a factory cannot be called, or its model does not fit into memory.
     """
     return {
-        name: replace(group, build=builder(group.build, data, {}, f"model {name}", bare=True))
+        name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
         for name, group in groups.items()
     }
 
 
 def architectures_of(
-    recipe: Recipe, data: Dataset, groups: Mapping[str, Group], device: str
+    recipe: Recipe, sizes: Sizes, groups: Mapping[str, Group], device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
     """Return each group's architecture and its common start, on a device.
 
@@ -119,8 +118,15 @@ def architectures_of(
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
-            sizes = data.input_shape, data.num_classes
-            arch = split(group.build, *sizes, name=name, head=group.head, text=data.text)
+            arch = split(
+                group.build,
+                sizes.input_shape,
+                sizes.outputs,
+                name=name,
+                head=group.head,
+                text=sizes.text,
+                projects=sizes.projects,
+            )
         except RecipeError:
             raise
         except (ValueError, TypeError, RuntimeError) as error:

@@ -6,6 +6,7 @@ test rows, so that bodies are compared by what they see, whatever head was train
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,15 +20,28 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgist.core import random
+from fedgist.core.metrics import PROBE
 from fedgist.core.net import Net
-from fedgist.core.tree import take
+from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
+from fedgist.engines.engine import Engine, Simulation
 from fedgist.errors import RecipeError
+from fedgist.federation.columns import (
+    LEAST,
+    MEAN,
+    STD,
+    of_all,
+    of_server,
+    over_clients,
+    over_models,
+)
+from fedgist.federation.evaluation import ALL_ROWS
+from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation
 from fedgist.federation.trained_models import client_nets
 from fedgist.federation.world import World
 
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE = 128
 EPOCHS, BATCH, RATE, MOMENTUM = 60, 256, 0.03, 0.9  # FLESD, section 5.1
 DROPS, DROP = (30, 50), 0.1  # of the rate, after these epochs
 NEIGHBORS = 20
@@ -83,17 +97,59 @@ PROBES: Mapping[str, Callable[[Encoded, int], float]] = MappingProxyType(
 )
 
 
-def probed(
-    federation: Federation, world: World, clients: Sequence[int], kinds: Sequence[str]
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield each client's accuracies by kind of probe, then those of the server's models.
+def probe_of(
+    world: World, engine: Engine
+) -> Callable[[Federation], tuple[Line, list[Line]]] | None:
+    """Return what probes models as a run goes on, if its recipe asks for it.
 
     Raises
     ------
     RecipeError
-        If there are no test rows, or the data are texts.
+        If there is nothing to probe by, or the models are on other machines.
     """
-    data, population, seed = world.data, world.population, world.server.recipe.seed
+    recipe = world.server.recipe
+    if recipe.evaluate.probe == "none":
+        return None
+    check_probes(world)
+    if not isinstance(engine, Simulation):
+        msg = f"evaluate.probe = {recipe.evaluate.probe!r}: the clients' models are at their sites"
+        raise RecipeError(msg)
+    return functools.partial(evaluated, world, recipe.evaluate.probe)
+
+
+def evaluated(world: World, kind: str, federation: Federation) -> tuple[Line, list[Line]]:
+    """Return what probes of a kind find: columns of the round's line, and lines of clients.
+
+    Clients' models are left out where the server's alone are scored.
+    """
+    everybody = [client.id for client in federation.side.clients]
+    clients = [] if world.server.recipe.evaluate.on == "global" else everybody
+    found = [values[kind] for _, values in probed(federation, world, clients, (kind,))]
+    ctx = federation.context(EVALUATE)
+    names = list(federation.method.models(federation.server, ctx) or {})
+    own, servers = (
+        torch.tensor(found[: len(clients)]),
+        dict(zip(names, found[len(clients) :], strict=True)),
+    )
+    line: Line = {of_server(name, ALL_ROWS, PROBE.name): v for name, v in servers.items()}
+    if servers:
+        together = of_all if len(servers) == 1 else over_models
+        line[together(PROBE.name)] = sum(servers.values()) / len(servers)
+    if clients:
+        statistics = {MEAN: own.mean(), STD: own.std(correction=0), LEAST: own.min()}
+        line |= {
+            over_clients("client", PROBE.name, statistic=name): float(value)
+            for name, value in statistics.items()
+        }
+    about = {"round": federation.round, "split": "client"}
+    return line, [
+        about | {"client": i, PROBE.name: v} for i, v in zip(clients, own.tolist(), strict=True)
+    ]
+
+
+def check_probes(world: World) -> None:
+    """Raise RecipeError if there are no test rows whose classes could be told from features."""
+    data, population = world.data, world.population
     if data.text or not len(data.y_test):
         lack = "texts" if data.text else "no test rows"
         msg = f"{data.name} has {lack}: a probe tells the classes of test rows"
@@ -101,20 +157,51 @@ def probed(
     if not (population.examples.complete and population.test_examples.complete):
         msg = "data.normalize = 'client': some rows are nobody's, and nothing says how to see them"
         raise RecipeError(msg)
-    names = world.partition.names
-    ctx = federation.context(EVALUATE)
-    servers = federation.method.models(federation.server, ctx) or {}
+
+
+def probed(
+    federation: Federation, world: World, clients: Sequence[int], kinds: Sequence[str]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each client's accuracies by kind of probe, then those of the server's models.
+
+    A body that several have is probed once.
+
+    Raises
+    ------
+    RecipeError
+        If there are no test rows, or the data are texts.
+    """
+    check_probes(world)
+    seed, names = world.server.recipe.seed, world.partition.names
+    servers = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
     nets = zip(clients, client_nets(federation, clients), strict=True)
-    named = [(names[i] if names else str(i), net) for i, net in nets]
-    named += [(f"server/{name}", net) for name, net in servers.items()]
-    for name, net in named:
-        encoded = _encoded(net, population.examples, population.test_examples, data.num_classes)
-        yield name, {kind: PROBES[kind](encoded, seed) for kind in kinds}
+    named = ((names[i] if names else str(i), net) for i, net in nets)
+    cpu = {name: map_leaves(lambda leaf: leaf.cpu(), net) for name, net in servers.items()}
+    done: list[tuple[Net, dict[str, float]]] = []
+    for name, net in (*named, *((f"server/{name}", net) for name, net in cpu.items())):
+        values = next((values for other, values in done if _same_body(net, other)), None)
+        if values is None:
+            encoded = _encoded(net, world)
+            values = {kind: PROBES[kind](encoded, seed) for kind in kinds}
+            done.append((net, values))
+        yield name, values
 
 
-def _encoded(net: Net, train: Examples, test: Examples, num_classes: int) -> Encoded:
+def _same_body(net: Net, other: Net) -> bool:
+    if net.arch.layers.names != other.arch.layers.names:
+        return False
+    arrays, others = net.state("body"), other.state("body")
+    return all(torch.equal(array, others[name]) for name, array in arrays.items())
+
+
+def _encoded(net: Net, world: World) -> Encoded:
+    train, test = world.population.examples, world.population.test_examples
     return Encoded(
-        _features(net, train), train.y.cpu(), _features(net, test), test.y.cpu(), num_classes
+        _features(net, train),
+        train.y.cpu(),
+        _features(net, test),
+        test.y.cpu(),
+        world.data.num_classes,
     )
 
 

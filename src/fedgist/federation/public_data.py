@@ -6,6 +6,7 @@ see them as they see training rows: by the training set's moments.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +24,9 @@ from fedgist.data.sources.unlabelled import fitted
 from fedgist.errors import RecipeError
 from fedgist.federation.data_section import PublicSection
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.recipe_data import client_number
+from fedgist.federation.recipe_data import check_augment, client_number
 
-IMAGE = 3  # dimensions: channels, height, width
+ROWS_AT_ONCE = 1024  # of which a digest is made
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 
@@ -65,9 +66,8 @@ def set_aside(
         If the rows cannot be had, or do not have the form of the data.
     """
     section = recipe.data.public
-    if section and section.augment and len(data.input_shape) != IMAGE:
-        msg = f"data.public.augment needs images; {data.name} has examples of shape "
-        raise RecipeError(msg + str(list(data.input_shape)))
+    if section:
+        check_augment(section.augment, data, "data.public.augment")
     if own is not None:
         _check_given(section)
         return data, _unlabelled(own)
@@ -93,12 +93,28 @@ def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | 
     RecipeError
         If there is no such client, or rows are normalized by their own clients.
     """
+    section, client = recipe.data.public, client_of(recipe, parts)
+    if section is None or client is None:
+        return None
+    _check_moments(recipe)
+    rows = data.only(parts.train[client])
+    return _seen(rows, labelled=section.labelled)
+
+
+def client_of(recipe: Recipe, parts: Partition) -> int | None:
+    """Return the number of the client whose rows all may see, if the recipe names one."""
     section = recipe.data.public
     if section is None or section.client is None:
         return None
-    _check_moments(recipe)
-    rows = data.only(parts.train[client_number(parts, section.client)])
-    return _seen(rows, labelled=section.labelled)
+    return client_number(parts, section.client)
+
+
+def digest_of(rows: Examples) -> int:
+    """Return a digest of rows as models see them, in their order: a whole number of 63 bits."""
+    seen = hashlib.sha256()
+    for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
+        seen.update(rows.batch(piece.unsqueeze(0)).x.cpu().numpy().tobytes())
+    return int.from_bytes(seen.digest()[:8], "big") >> 1
 
 
 def _check_moments(recipe: Recipe) -> None:

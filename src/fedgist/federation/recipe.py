@@ -105,7 +105,7 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     # what the recipe names loads torch, so a mistake in its own keys is told before
     from fedgist.federation.recipe_options import check_tables, settled  # noqa: PLC0415
 
-    check_tables(tables, OF_A_METHOD)
+    check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
     recipe = settled(recipe, changed)
     return recipe.noting([*left_over, *recipe.dropped])
 

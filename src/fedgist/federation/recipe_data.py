@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgist.core import random
+from fedgist.data import Augmentation
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.normalization import own_moments, with_moments
@@ -20,6 +21,9 @@ from fedgist.errors import RecipeError, listed, nearest
 from fedgist.federation.client_lists import Clients, own_rows
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import check_named
+
+IMAGE, RGB = 3, 3  # dimensions of an image: channels, height, width; and channels that are colours
+COLORS = ("color_jitter", "grayscale")
 
 
 def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = None) -> Dataset:
@@ -48,12 +52,20 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
         )
     data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
     data = _some(recipe, data)
-    if recipe.data.augment and len(data.input_shape) != 3:  # noqa: PLR2004
-        msg = (
-            f"data.augment needs images; {data.name} has examples of shape {list(data.input_shape)}"
-        )
-        raise RecipeError(msg)
+    check_augment(recipe.data.augment, data, "data.augment")
     return data
+
+
+def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> None:
+    """Raise RecipeError, which names ``key``, if examples cannot be changed at random so."""
+    if kinds and len(data.input_shape) != IMAGE:
+        shape = list(data.input_shape)
+        msg = f"{key} needs images; {data.name} has examples of shape {shape}"
+        raise RecipeError(msg)
+    colors = [kind for kind in kinds if kind in COLORS]
+    if colors and not (data.input_shape[0] == RGB and data.x.dtype == torch.uint8):
+        msg = f"{key}: {colors[0]} needs images of three channels, whole numbers from 0 to 255"
+        raise RecipeError(msg)
 
 
 def _some(recipe: Recipe, data: Dataset) -> Dataset:
@@ -94,7 +106,6 @@ def divide(
     data: Dataset,
     clients: Clients | None,
     clients_test: Clients | None,
-    key: Tensor,
 ) -> Partition:
     """Return which client has which rows: by the recipe's partition, or the user's own lists.
 
@@ -106,6 +117,7 @@ def divide(
     if clients is None and clients_test is not None:
         msg = "clients_test is given without clients: give each client's training rows as well"
         raise RecipeError(msg)
+    key = random.key(recipe.seed, "partition")
     if clients is None:
         p = recipe.partition
         check_named("partition", p.name, "clients=")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from fedgist.core.metrics import OBJECTIVES, PROBE
 from fedgist.data import PARTITIONS
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import NO_OPTIONS
@@ -17,11 +18,12 @@ from fedgist.errors import RecipeError, shown
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
 from fedgist.federation.pools import check_pools
-from fedgist.federation.recipe_sections import Recipe
+from fedgist.federation.recipe_sections import ObjectiveSection, Recipe
 from fedgist.federation.section import GIVEN
 from fedgist.federation.training_section import MOMENTUM
 from fedgist.options import check_options, options_of
 
+OF_THE_TASK = ("num_classes", "num_words", "chosen", "smoothing")  # what every objective takes
 PARTS = ("data", "num_clients", "key")  # what every partition takes beside its options
 Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
 
@@ -38,7 +40,7 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     """
     update: dict[str, Any] = {}
     notes: list[str] = []
-    for part in (_data, _partition, _models, _train):
+    for part in (_data, _partition, _models, _objective, _train):
         sections, dropped = part(recipe, changed)
         update |= sections
         notes += dropped
@@ -46,10 +48,12 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     return recipe.model_copy(update=update).noting(notes)
 
 
-def check_tables(tables: Mapping[str, Mapping[str, Any]], aside: Collection[str]) -> None:
+def check_tables(
+    tables: Mapping[str, Mapping[str, Any]], aside: Collection[str], objective: str | None
+) -> None:
     """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
 
-    ``aside`` are the sections in them, which are no options.
+    ``aside`` are the sections in them, which are no options; ``objective`` is the recipe's own.
 
     Raises
     ------
@@ -59,6 +63,10 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]], aside: Collection[str]
     for name, table in tables.items():
         options = {key: value for key, value in table.items() if key not in aside}
         build_method(name, options, f"methods.{name}")
+        own = {"name": objective} if objective else {}
+        section = ObjectiveSection(**{**own, **table.get("objective", {})})
+        given, where = OBJECTIVES[section.name], f"methods.{name}.objective"
+        check_options(given, section.options, section.name, where, OF_THE_TASK)
 
 
 def no_source() -> None:
@@ -119,6 +127,18 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
         raise RecipeError(msg)
     notes = [f"{key} is dropped: {table} names the models" for key in sorted(keys)]
     return {"model": None}, notes
+
+
+def _objective(recipe: Recipe, changed: Collection[str]) -> Update:
+    section, evaluate = recipe.objective, recipe.evaluate
+    update = _section("objective", section, OBJECTIVES[section.name], OF_THE_TASK, changed)
+    if PROBE.name not in section.metrics or evaluate.probe != "none":
+        return update
+    if "probe" in evaluate.model_fields_set:
+        msg = f"evaluate.probe = 'none': nothing else judges models of objective {section.name}"
+        raise RecipeError(msg)
+    update[0]["evaluate"] = evaluate.model_copy(update={"probe": "sgd"})
+    return update
 
 
 def _train(recipe: Recipe, changed: Collection[str]) -> Update:

@@ -97,8 +97,11 @@ class MethodSection(OpenSection):
     ] = DEFAULT_METHOD
 
 
-class ObjectiveSection(_Section):
-    """The loss that models are trained on, and the metrics by which they are judged beside it."""
+class ObjectiveSection(OpenSection):
+    """The loss that models are trained on, and the metrics by which they are judged beside it.
+
+    Further keys are options of the objective.
+    """
 
     name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
     metrics: Annotated[
@@ -108,8 +111,8 @@ class ObjectiveSection(_Section):
 
     @model_validator(mode="after")
     def _has_metrics(self) -> ObjectiveSection:
-        if "metrics" not in self.model_fields_set and self.name != "classes":  # all of its own
-            return self.model_copy(update={"metrics": tuple(METRICS_OF[self.name])})
+        if "metrics" not in self.model_fields_set:  # all of its own; a copy would not be returned
+            object.__setattr__(self, "metrics", tuple(METRICS_OF[self.name]))
         if strange := [name for name in self.metrics if name not in METRICS_OF[self.name]]:
             msg = (
                 f"{self.name} has no metric {strange[0]!r}; it has {listed(METRICS_OF[self.name])}"
@@ -142,6 +145,8 @@ class EvaluateSection(_Section):
     # each client's own test rows, the whole test set, or the server's own models alone
     on: Literal["client", "test", "global"] = "client"
     train: bool = False  # also on each client's training rows
+    # what is trained on the features of frozen bodies and scored on all test rows
+    probe: Literal["none", "sgd", "logistic", "knn"] = "none"
     # whose models are kept: the last round's, or those of the best one on validation data
     keep: Literal["last", "best_validation"] = "last"
     # rounds without a better score on validation data after which the run stops; 0: it never does

@@ -58,7 +58,7 @@ class Federation:
     were done once more with other noise, and so released more. ``edges`` says what crossed from
     peer to peer in the last round. ``under_way`` is a round that was left between two stages.
     ``pause`` is called after each stage that the server did by itself, where the round goes on,
-    with words for it, and returns whether to leave it there.
+    with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
     """
 
     side: ServerSide
@@ -71,6 +71,7 @@ class Federation:
     edges: list[Line] = field(default_factory=list)
     under_way: RoundUnderWay | None = None
     pause: Callable[[str], bool] = lambda _: False
+    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
 
     @property
     def method(self) -> Method:
@@ -120,7 +121,7 @@ class Federation:
         if self.side.spending is not None:
             line[EPSILON] = self.side.spending.epsilon(number, self.again)
         line["time/train_s"] = time.perf_counter() - begin
-        details = self._evaluate(number, line) if self._due(number) else []
+        details = self._evaluated(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
@@ -212,6 +213,17 @@ class Federation:
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
         return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
+
+    def _evaluated(self, number: int, line: Line) -> list[Line]:
+        """Add to a round's line how good the models are; return lines of clients."""
+        predicts = self.task.objective.views == 1
+        details = self._evaluate(number, line) if predicts else []
+        if self.probe is None:
+            return details
+        with on_threads(self.side.server_threads):
+            found, more = self.probe(self)
+        line |= found
+        return evaluation.joined(details, more)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)

@@ -11,6 +11,7 @@ from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features
 from fedgist.federation.engine_choice import make_engine, open_world
+from fedgist.federation.probes import probe_of
 from fedgist.federation.recipe import Recipe, read, read_recorded
 from fedgist.federation.recipe_data import class_counts
 from fedgist.federation.record import (
@@ -140,7 +141,6 @@ def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outc
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
-
     settings = world.server.recipe.evaluate
 
     def save_features(federation: Federation) -> None:
@@ -152,12 +152,14 @@ def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outc
             name = features_of(federation.round)
             saved_features.save(federation, world, place.folder / name)
 
+    engine = make_engine(world)
     federation, record, end = run_server(
         world.server,
-        make_engine(world),
+        engine,
         replace(place, files=files, inputs=of_world(world) if place.folder else {}),
         observer,
         state=state,
+        probe=probe_of(world, engine),
         after_round=save_features_at,
         at_end=save_features,
     )

@@ -82,6 +82,7 @@ def run_server(
     observer: Observer,
     *,
     state: Tree = None,
+    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
     after_round: Callable[[Federation], None] = lambda _: None,
     at_end: Callable[[Federation], None] = lambda _: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
@@ -91,6 +92,8 @@ def run_server(
     ----------
     state
         The server's state before round 1; made here if not given.
+    probe
+        What trains probes on the features of models, where the recipe asks for it.
     after_round
         Called after each round.
     at_end
@@ -115,6 +118,7 @@ def run_server(
         try:
             federation = Federation(side, engine, start_server(side) if state is None else state)
             federation.source, federation.again = place.source, binding.again
+            federation.probe = probe
             if place.saved:
                 federation.restore(place.saved)
             if callable(start := getattr(engine, "start", None)):

@@ -23,7 +23,10 @@ from fedgist.federation.world import World
 
 
 class ClientModel(nn.Module):
-    """One client's final model, from raw examples, as the data source gives them, to logits."""
+    """One client's final model, from raw examples, as the data source gives them, to logits.
+
+    An encoder, which has learnt no classes, gives features.
+    """
 
     def __init__(
         self, method: Method, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
@@ -63,6 +66,8 @@ class ClientModel(nn.Module):
             x = x.long()
         else:
             x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
+        if self.arch.projects:
+            return net.features(x)
         return self.method.predict(net, own, down, x, self.ctx)
 
     def without(self, slots: Collection[str]) -> ClientModel:

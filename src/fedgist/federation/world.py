@@ -6,16 +6,16 @@ server has only its own side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.method import ClientInfo, Context, Method, Settings, Task
-from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.net import Architecture, Net
-from fedgist.core.training import Pool
+from fedgist.core.objective import Objective
+from fedgist.core.training import Pool, Training
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
@@ -31,6 +31,7 @@ from fedgist.federation.client_settings import client_settings
 from fedgist.federation.evaluation import ALL_ROWS, has_named_sets, scores_models
 from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
+from fedgist.federation.model_building import Sizes
 from fedgist.federation.model_groups import (
     Group,
     architectures_of,
@@ -38,15 +39,18 @@ from fedgist.federation.model_groups import (
     members_of,
     recipe_groups,
 )
+from fedgist.federation.objective_choice import check_method_reads, objective_of, without_lonely
 from fedgist.federation.pools import (
     architectures_by_client,
     check_pools,
     members_of_pools,
     task_pools,
 )
-from fedgist.federation.private_run import private_task
+from fedgist.federation.private_run import Spending, private_task
 from fedgist.federation.public_data import (
     Public,
+    client_of,
+    digest_of,
     hold_out_at_server,
     rows_of_client,
     set_aside,
@@ -55,7 +59,6 @@ from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_moments, divide, read_data
 from fedgist.federation.server_sets import TestSets, server_sets
 from fedgist.federation.server_side import Hears, Online, ServerSide
-from fedgist.federation.text_checks import check_method_reads, check_objective
 from fedgist.federation.training_section import training_of
 
 
@@ -96,33 +99,42 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     """
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
     data, public, central = _data(recipe, given)
+    objective = objective_of(recipe, data)
     recipe = _with_clients(recipe, data, given)
-    parts = _parts(recipe, data, given)
+    parts = divide(recipe, data, given.clients, given.clients_test)
     public = public or rows_of_client(recipe, data, parts)
-    method = _method(recipe, given, data)
-    groups = fitted(given.groups, data) if given.groups else recipe_groups(recipe, data)
-    device = recipe.engine.device
-    architectures, starts = architectures_of(recipe, data, groups, device)
+    method = _method(recipe, given, objective, data.name)
+    sizes, device = Sizes.of(data, objective), recipe.engine.device
+    groups = fitted(given.groups, sizes) if given.groups else recipe_groups(recipe, sizes)
+    architectures, starts = architectures_of(recipe, sizes, groups, device)
     clients, train, pools = _clients(recipe, groups, method, parts)
     try:
-        on_train, on_test = examples(data, recipe.data.augment, device)
+        on_train, on_test = examples(data, recipe.data.augment, device, objective.views)
         held_out = on_train.only(parts.validation.rows)
         held_out = on_test.others(central.x, central.y) if central is not None else held_out
         sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
-        task = _task(recipe, data, len(clients), architectures, starts, sets)
-        task = replace(task, training=replace(task.training, pools=pools))
-        task = task if public is None else _with_public(task, public, on_train, recipe)
+        training = replace(training_of(recipe.train), pools=pools)
+        task = _task(data, len(clients), architectures, starts, training, objective, sets)
+        task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    online, hears, settings = _who(recipe, method, task, clients)
-    notes = *(g.note for g in groups.values() if g.note), *(spending.notes() if spending else ())
+    online, hears, settings, lonely = _who(recipe, method, task, clients, train)
+    notes = _notes(groups, lonely, spending)
     about = data.name, len(parts.validation.rows) > 0, notes, spending, hears
     side = ServerSide(recipe, method, task, clients, online, *about)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
+
+
+def _notes(
+    groups: Mapping[str, Group], lonely: Sequence[str], spending: Spending | None
+) -> tuple[str, ...]:
+    """Return what a user should know before the first round."""
+    of_models = (group.note for group in groups.values() if group.note)
+    return (*of_models, *lonely, *(spending.notes() if spending else ()))
 
 
 def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset | None]:
@@ -132,26 +144,27 @@ def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset
     listed = given.clients is not None
     data, public = set_aside(recipe, data, given.root, own, listed=listed)
     data, central = hold_out_at_server(recipe, data, listed=listed)
-    check_objective(recipe, data)
     return data, public, central
 
 
-def _parts(recipe: Recipe, data: Dataset, given: Given) -> Partition:
-    """Return who has which rows."""
-    key = random.key(recipe.seed, "partition")
-    return divide(recipe, data, given.clients, given.clients_test, key)
-
-
-def _method(recipe: Recipe, given: Given, data: Dataset) -> Method:
-    """Return the method, if it can work on such data."""
+def _method(recipe: Recipe, given: Given, objective: Objective, data: str) -> Method:
+    """Return the method, if it can work for such an objective."""
     method = given.method or build_method(recipe.method.name, recipe.method.options)
-    check_method_reads(method, data)
+    check_method_reads(method, objective, data)
     return method
 
 
-def _with_public(task: Task, public: Public, on_train: Examples, recipe: Recipe) -> Task:
+def _with_public(
+    task: Task, public: Public, on_train: Examples, recipe: Recipe, parts: Partition
+) -> Task:
     rows = public.seen(on_train, recipe.data.public)
-    return replace(task, public=rows, public_labels=public.labelled)
+    return replace(
+        task,
+        public=rows,
+        public_labels=public.labelled,
+        public_client=client_of(recipe, parts),
+        public_digest=digest_of(rows),
+    )
 
 
 def _clients(
@@ -175,14 +188,18 @@ def _clients(
 
 
 def _who(
-    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
-) -> tuple[Online, Hears, dict[int, Settings]]:
-    """Return who is online in a round, whom each client hears, and what clients set themselves."""
+    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...], train: Rows
+) -> tuple[Online, Hears, dict[int, Settings], list[str]]:
+    """Return who is online in a round, whom each client hears, and what clients set themselves.
+
+    Also returned are notes on clients that are left out.
+    """
     root, tables = random.key(recipe.seed), recipe.clients.settings
     online = availability(recipe, clients, random.fold(root, "online"))
+    online, lonely = without_lonely(online, train, task.objective)
     hears = neighbors_of(recipe, method, task, random.fold(root, "graph"))
     key = random.fold(root, "client settings")
-    return online, hears, client_settings(tables, method, task, len(clients), key)
+    return online, hears, client_settings(tables, method, task, len(clients), key), lonely
 
 
 def _as_seen(population: Population, recipe: Recipe, data: Dataset, parts: Partition) -> Population:
@@ -213,25 +230,24 @@ def _with_clients(recipe: Recipe, data: Dataset, given: Given) -> Recipe:
 
 
 def _task(
-    recipe: Recipe,
     data: Dataset,
     num_clients: int,
     architectures: Mapping[str, Architecture],
     starts: Mapping[str, Net],
+    training: Training,
+    objective: Objective,
     test_sets: Mapping[str, RowSet],
 ) -> Task:
-    about = recipe.objective
-    make_objective = OBJECTIVES[about.name]
-    objective = make_objective(data.num_classes, about.metrics, recipe.train.label_smoothing)
     return Task(
         data.input_shape,
         data.num_classes,
         num_clients,
         architectures,
         starts,
-        training_of(recipe.train),
+        training,
         objective,
         test_sets,
+        main=next(iter(architectures)),
         annotations={
             name: (float(values.min()), float(values.max()))
             for name, values in data.annotations.items()
@@ -248,6 +264,12 @@ def _check_evaluation(side: ServerSide) -> None:
         msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
         raise RecipeError(msg)
     wanted = scores_models(side.recipe, side.task)
+    had = {name for client in side.clients for name in client.architectures}
+    nobodys = [name for name in side.task.starts if name not in had]
+    looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
+    if nobodys and not looked_at:
+        msg = f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
+        raise RecipeError(msg + "evaluate.sets or evaluate.probe")
     if not wanted:
         return
     ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedgist.core import codistillation
 from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, NonNegativeInt, Share
-from fedgist.core.codistillation import STAGE, Distillation, Students
+from fedgist.core.codistillation import Distillation, Students
 from fedgist.core.method import (
     Batch,
     Context,
@@ -30,6 +30,7 @@ from fedgist.core.method import (
 )
 from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
 from fedgist.core.server_steps import ServerSteps, Update, norm
+from fedgist.core.server_training import is_server_stage
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 
@@ -108,7 +109,7 @@ class MergedCodist(Method):
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
         """Return all that were selected; a distillation is the server's own work."""
-        return None if ctx.stage.startswith(STAGE) else selected
+        return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
@@ -116,7 +117,7 @@ class MergedCodist(Method):
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Take what clients came to (line 3), or go on with the distillation (lines 4 to 9)."""
-        if not ctx.stage.startswith(STAGE):
+        if not is_server_stage(ctx.stage):
             return self._heard(server, replies, ctx)
         frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)
         if ctx.stage == stages[1]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedgist.core import codistillation
 from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, PositiveInt
-from fedgist.core.codistillation import STAGE, Distillation, Students
+from fedgist.core.codistillation import Distillation, Students
 from fedgist.core.method import (
     Batch,
     Context,
@@ -29,6 +29,7 @@ from fedgist.core.method import (
 )
 from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
 from fedgist.core.server_steps import ServerSteps
+from fedgist.core.server_training import is_server_stage
 from fedgist.core.tree import tree
 
 
@@ -81,7 +82,7 @@ class PeriodicCodist(Method):
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
         """Return all that were selected; a distillation is the server's own work."""
-        return None if ctx.stage.startswith(STAGE) else selected
+        return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
         """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
@@ -89,7 +90,7 @@ class PeriodicCodist(Method):
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Step in each pool (line 3), or go on with the distillation (lines 5 to 8)."""
-        if not ctx.stage.startswith(STAGE):
+        if not is_server_stage(ctx.stage):
             return self.exchange.server_update(server, replies, ctx)
         frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)
         if ctx.stage == stages[1]:

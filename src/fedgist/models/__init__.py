@@ -22,6 +22,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "fedlog_mnist": "fedgist.models.cnn:fedlog_mnist",
         "fedlog_cifar": "fedgist.models.cnn:fedlog_cifar",
         "codist_cnn": "fedgist.models.cnn:codist_cnn",
+        "conv4": "fedgist.models.cnn:conv4",
         "lenet5": "fedgist.models.cnn:lenet5",
         "resnet9": "fedgist.models.resnet:resnet9",
         "resnet18": "fedgist.models.resnet:resnet18",

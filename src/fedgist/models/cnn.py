@@ -14,6 +14,8 @@ from torch import nn
 
 from fedgist.models.last_activation import Last, last_activation
 
+POOLED = 8  # pixels of a side that can be pooled thrice by 2
+
 
 def fedlog_mnist(
     input_shape: Sequence[int],
@@ -186,6 +188,40 @@ def codist_cnn(
             fc3=nn.Linear(hidden[1], num_classes),
         )
     )
+
+
+def conv4(
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    channels: Sequence[int] = (16, 32, 64, 64),
+) -> nn.Module:
+    """Return a small encoder of four convolutions, for images of at least 8x8 pixels.
+
+    Each is 3x3, padded, with batch norm and ReLU; the first three are pooled by 2, the last over
+    the whole map. With ``channels`` as they are and three colours it has 60,688 parameters before
+    its last layer.
+
+    Raises
+    ------
+    ValueError
+        If there are not four widths of at least 1, or the images are too small.
+    """
+    _check_widths("channels", channels, 4)
+    if min(input_shape[1:]) < POOLED:
+        msg = f"this net takes images of at least 8x8, not {'x'.join(map(str, input_shape[1:]))}"
+        raise ValueError(msg)
+    layers: list[tuple[str, nn.Module]] = []
+    for place, (width, out) in enumerate(itertools.pairwise((input_shape[0], *channels)), 1):
+        layers += [
+            (f"conv{place}", nn.Conv2d(width, out, 3, padding=1, bias=False)),
+            (f"norm{place}", nn.BatchNorm2d(out)),
+            (f"relu{place}", nn.ReLU()),
+        ]
+        pool = nn.MaxPool2d(2) if place < len(channels) else nn.AdaptiveAvgPool2d(1)
+        layers.append((f"pool{place}", pool))
+    end = [("flatten", nn.Flatten()), ("fc", nn.Linear(channels[-1], num_classes))]
+    return nn.Sequential(OrderedDict([*layers, *end]))
 
 
 def _check_widths(name: str, widths: Sequence[int], count: int) -> None:

@@ -47,6 +47,11 @@ def rows() -> list[Tensor]:
     return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
 
 
+def public_rows() -> Tensor:
+    """Return rows that all may see: more than a batch of any method's default."""
+    return torch.cat([blobs(seed).x for seed in range(1, 6)])
+
+
 def world(
     method: str | Method = "fedavg", *, given: Mapping[str, Any] | None = None, **sections: Any
 ) -> World:
@@ -72,7 +77,7 @@ def world(
     if not raw["clients"]["architectures"]:
         raw["model"] = {"name": "mlp", "hidden": [5]}
     objects: dict[str, Any] = {"data": blobs(), "clients": rows()}
-    objects["public"] = blobs(seed=1).x
+    objects["public"] = public_rows()
     objects["clients_test"] = list(torch.split(torch.arange(TEST_ROWS), TEST_ROWS // len(SIZES)))
     if isinstance(method, str):
         raw["method"] = {"name": method, **options}

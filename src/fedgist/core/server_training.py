@@ -1,0 +1,64 @@
+"""Training at the server: a step on a batch of public rows, and the stages that steps are cut into.
+
+It uses the clients' optimizers. Between two stages a run can be stopped and saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedgist.core import optim
+from fedgist.core.layers import Pass
+from fedgist.core.net import Net
+from fedgist.core.optim import OptimizerState
+from fedgist.core.optimizer import Optimizer
+
+STAGE = "distill"
+STEPS_AT_ONCE = 25  # in a stage
+
+
+def stages_of(steps: int) -> tuple[str, ...]:
+    """Return the stages that so many steps are cut into."""
+    return tuple(f"{STAGE}-{i}" for i in range(-(-steps // STEPS_AT_ONCE)))
+
+
+def is_server_stage(stage: str) -> bool:
+    """Return whether a stage is one of steps at the server."""
+    return stage.startswith(STAGE)
+
+
+def steps_in(stage: str, steps: int) -> range:
+    """Return which of all steps are done in a stage, from 0."""
+    begin = int(stage.removeprefix(f"{STAGE}-")) * STEPS_AT_ONCE
+    return range(begin, min(begin + STEPS_AT_ONCE, steps))
+
+
+def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
+    """Return the state of an optimizer that has seen nothing; of no parameters, an empty one."""
+    if not params:
+        return OptimizerState({}, {}, torch.zeros(1, dtype=torch.int64))
+    return optim.init(Optimizer(), _stacked(params))
+
+
+def descended(
+    net: Net, loss: Callable[[Net], Tensor], run: Pass, optimizer: Optimizer, memory: OptimizerState
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a net's arrays after a step down a loss, and the loss; ``memory`` learns in place."""
+    values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
+    with torch.enable_grad():
+        value = loss(replace(net.having(values), run=run))
+        found = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
+    params = {name: p.detach() for name, p in values.items()}
+    grads = dict(zip(params, found, strict=True))
+    with torch.no_grad():
+        optim.step(optimizer, _stacked(params), _stacked(grads), memory)
+    return params | net.buffers | dict(run.updates), value.detach()
+
+
+def _stacked(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return views as a stack of one, (1, ...)."""
+    return {name: array.unsqueeze(0) for name, array in arrays.items()}

@@ -1,0 +1,115 @@
+"""SimCLR: encoders learn which two views are of the same row, without any label.
+
+Chen, Kornblith, Norouzi, Hinton 2020, "A simple framework for contrastive learning of visual
+representations"; the loss is eq. 3 of Shi et al. 2021, "Towards communication-efficient and
+privacy-preserving federated representation learning" (FLESD). See docs/methods/flesd.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import Tensor
+
+from fedgist.core import losses
+from fedgist.core.batch import Batch
+from fedgist.core.bounds import Positive, PositiveInt, check_bounds
+from fedgist.core.metrics import PROBE, Metric
+from fedgist.core.tree import tree
+from fedgist.errors import one_of
+
+
+@tree
+class NoMarks:
+    """Nothing is kept of a row: no label is guessed."""
+
+
+@dataclass(frozen=True)
+class SimCLR:
+    """Two views of each row, whose embeddings are pulled together, and away from all others.
+
+    Embeddings are ``projection`` numbers. A view's ``negatives`` are the others' other views, B - 1
+    for a batch of B rows as in FLESD, or all views of other rows, 2 (B - 1) as in SimCLR, where
+    the loss is taken in both directions. ``batch_norm`` takes its statistics over both views
+    together, or over ``each`` by itself.
+
+    Raises
+    ------
+    InputError
+        If a metric is unknown.
+    """
+
+    num_classes: int  # of the labels that probes look for
+    chosen: tuple[str, ...] = (PROBE.name,)
+    smoothing: float = 0.0
+    projection: PositiveInt = 128
+    temperature: Positive = 0.4
+    negatives: Literal["other_view", "all_views"] = "other_view"
+    batch_norm: Literal["together", "each"] = "together"
+
+    name = "simclr"
+    text = False
+    views = 2
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        for name in self.chosen:
+            one_of(name, (PROBE.name,), "metric")
+
+    @property
+    def outputs(self) -> int:
+        """The numbers of an embedding."""
+        return self.projection
+
+    @property
+    def norm_parts(self) -> int:
+        """Two, where each view has its own statistics."""
+        return self.views if self.batch_norm == "each" else 1
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What probes find."""
+        return (PROBE,)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss (eq. 3) of embeddings (2 B, m): the first views, then the others."""
+        first, second = F.normalize(logits, dim=-1).chunk(2)
+        mask = batch.mask[: len(first)]
+        across = first @ second.mT / self.temperature  # (B, B): row i's positive is column i
+        if self.negatives == "other_view":
+            return losses.masked_mean(_surprise(across, mask), mask)
+        alike = torch.eye(len(first), dtype=torch.bool, device=logits.device)
+        terms = torch.zeros_like(mask, dtype=logits.dtype)
+        for own, other in ((first, across), (second, across.mT)):
+            beside = (own @ own.mT / self.temperature).masked_fill(alike, -torch.inf)
+            both = torch.cat([other, beside], 1)
+            terms = terms + _surprise(both, torch.cat([mask, mask])) / 2
+        return losses.masked_mean(terms, mask)
+
+    def mark(self, logits: Tensor, batch: Batch) -> NoMarks:
+        """Keep nothing."""
+        del logits, batch
+        return NoMarks()
+
+    def measure(self, marks: NoMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Return nothing: probes measure."""
+        del marks, y, mask
+        return {}
+
+    def confusion(self, marks: NoMarks, y: Tensor, mask: Tensor) -> None:
+        """Return nothing: no class is taken for another."""
+        del marks, y, mask
+
+
+def _surprise(similarities: Tensor, present: Tensor) -> Tensor:
+    """Return ``-log softmax`` of the positives, (B,): row i's is column i, absent columns count 0.
+
+    An absent row is its own only column, so that its number is finite.
+    """
+    rows, columns = similarities.shape
+    own = torch.eye(rows, columns, dtype=torch.bool, device=similarities.device)
+    seen = similarities.masked_fill(~(present | own), -torch.inf)
+    return torch.logsumexp(seen, 1) - similarities.diagonal()

@@ -1,0 +1,249 @@
+"""Ensemble similarity distillation: what encoders say of public rows, and a student that learns it.
+
+Shi, Yu, Liu, Pang, Li, Wang 2021, "Towards communication-efficient and privacy-preserving federated
+representation learning" (FLESD), equations 4 to 9. The N x N matrix of similarities is never made:
+its rows are worked out from the representations as they are needed, at the places in the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div, log_softmax, normalize
+
+from fedgist.core import random
+from fedgist.core.batch import RowSet
+from fedgist.core.bounds import NonNegative, Positive, PositiveInt, Share
+from fedgist.core.layers import Pass
+from fedgist.core.net import Net
+from fedgist.core.optim import OptimizerState
+from fedgist.core.optimizer import Optimizer
+from fedgist.core.server_training import descended, fresh_memory, stages_of, steps_in
+from fedgist.core.task import Context, Task
+from fedgist.core.tree import map_leaves, take, tree
+from fedgist.errors import MethodError
+
+ROWS_AT_ONCE = 256  # that an encoder looks at together
+Outlook = Literal["projection", "features"]  # which of a net's numbers are compared
+
+
+def embedding(net: Net, x: Tensor, of: Outlook) -> Tensor:
+    """Return what a net makes of ``x`` (batch, ...), with length 1: (batch, d)."""
+    return normalize(net(x) if of == "projection" else net.features(x), dim=-1)
+
+
+def public_rows(task: Task) -> RowSet:
+    """Return the public rows of a task, which a check has found to be there."""
+    assert task.public is not None
+    return task.public
+
+
+def representations(net: Net, task: Task, of: Outlook) -> Tensor:
+    """Return R (N, d), the embeddings of all public rows: a row each, where the paper has columns.
+
+    They are not augmented. It can be stacked: the public rows are the same for everybody.
+    """
+    public = public_rows(task)
+    pieces = torch.split(torch.arange(len(public)), ROWS_AT_ONCE)
+    batches = (take(public.batch(piece.unsqueeze(0)), 0).x for piece in pieces)
+    return torch.cat([embedding(net, x, of) for x in batches])
+
+
+def sharpened(similarities: Tensor, temperature: float) -> Tensor:
+    """Return ``exp(M_k / tau_T)`` (eq. 5), over that of 1, the largest: rows are renormalized."""
+    return torch.exp((similarities - 1.0) / temperature)
+
+
+@tree
+class Queue:
+    """The anchors: embeddings of public rows (m, d), oldest first, and whose they are, (m,)."""
+
+    anchors: Tensor
+    places: Tensor
+
+
+@tree
+class Student:
+    """The student on its way: its arrays, its optimizer's memory, and the encoder that follows it.
+
+    ``momentum`` are the parameters of the latter; ``order`` is the key of the batches; ``losses``
+    is their sum over ``steps``.
+    """
+
+    arrays: dict[str, Tensor]
+    memory: OptimizerState
+    momentum: dict[str, Tensor]
+    queue: Queue
+    order: Tensor
+    losses: Tensor
+    steps: Tensor
+
+
+@tree
+class Ensemble:
+    """What clients sent of the public rows.
+
+    ``slots`` (clients, N, d) are their representations, narrower ones filled up with zeros, and
+    ``filled`` (clients,) is 1 where there is one; ``total`` (N, N) is the sum of the exponentials
+    of similarities that were sent themselves. One of both is empty.
+    """
+
+    slots: Tensor
+    filled: Tensor
+    total: Tensor
+
+    def count(self) -> int:
+        """Return of how many clients it is."""
+        return int(self.filled.sum())
+
+    def rows(self, rows: Tensor, places: Tensor, temperature: float) -> Tensor:
+        """Return ``M_ij`` (eqs. 4 to 6) for i in ``rows`` and j in ``places``, up to a factor."""
+        if self.total.numel():
+            return self.total[rows][:, places] / self.count()
+        out = torch.zeros(len(rows), len(places), device=self.slots.device)
+        for slot in self.slots[: self.count()]:
+            out = out + sharpened(slot[rows] @ slot[places].mT, temperature)
+        return out / self.count()
+
+
+@dataclass(frozen=True)
+class SimilarityDistillation:
+    """How a student learns the ensemble's similarities: Adam, for epochs over the public rows.
+
+    A batch of ``batch_size`` rows is compared with the ``queue`` anchors before it, which an
+    encoder makes that follows the student with ``momentum`` (zeta). ``target_temperature`` is
+    tau_T, ``temperature`` tau_S.
+    """
+
+    epochs: PositiveInt = 200
+    batch_size: PositiveInt = 128
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.0
+    target_temperature: Positive = 0.1
+    temperature: Positive = 0.1
+    momentum: Share = 0.999
+    queue: PositiveInt = 2048
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError if the public rows are too few for a batch and an anchor."""
+        if len(public_rows(task)) <= self.batch_size:
+            msg = (
+                f"method.distillation.batch_size = {self.batch_size} leaves no anchors: there are "
+            )
+            raise MethodError(msg + f"{len(public_rows(task))} public rows")
+
+    def steps(self, task: Task) -> int:
+        """Return how many steps a distillation has."""
+        return self.epochs * self._steps_per_epoch(task)
+
+    def stages(self, task: Task) -> tuple[str, ...]:
+        """Return the stages that a distillation is cut into."""
+        return stages_of(self.steps(task))
+
+    def anchors(self, task: Task) -> int:
+        """Return how many anchors there are: no batch's own rows are among those just before it."""
+        return min(self.queue, len(public_rows(task)) - self.batch_size)
+
+    def idle(self, net: Net | None, task: Task, width: int, device: torch.device) -> Student:
+        """Return a student before its first distillation, without arrays where it is not known."""
+        params = {} if net is None else dict(net.params)
+        anchors = torch.zeros(self.anchors(task), width, device=device)
+        queue = Queue(anchors, torch.zeros(len(anchors), dtype=torch.int64, device=device))
+        zero, key = (
+            torch.zeros((), device=device),
+            torch.zeros((), dtype=torch.int64, device=device),
+        )
+        arrays = {} if net is None else net.state()
+        return Student(arrays, fresh_memory(params), params, queue, key, zero, zero)
+
+    def begin(self, net: Net, of: Outlook, ctx: Context) -> Student:
+        """Return a student that is ``net``, the encoder that follows it, and a full queue."""
+        public, m = public_rows(ctx.task), self.anchors(ctx.task)
+        places = random.permutation(ctx.draw("queue"), len(public))[:m]
+        anchors = [
+            self._anchors(net, piece, ctx.draw("queue", number), of, ctx.task)
+            for number, piece in enumerate(torch.split(places, self.batch_size))
+        ]
+        zero = torch.zeros((), device=ctx.key.device)
+        queue, memory = Queue(torch.cat(anchors), places), fresh_memory(net.params)
+        key = ctx.draw("order")
+        return Student(net.state(), memory, dict(net.params), queue, key, zero, zero)
+
+    def learn(
+        self, student: Student, ensemble: Ensemble, start: Net, of: Outlook, ctx: Context
+    ) -> Student:
+        """Return the student after the steps of a stage; ``start`` is any net of its kind."""
+        student = replace(student, memory=map_leaves(torch.clone, student.memory))
+        for number in steps_in(ctx.stage, self.steps(ctx.task)):
+            student = self._step(student, ensemble, start, of, number, ctx)
+        return student
+
+    def _step(
+        self,
+        student: Student,
+        ensemble: Ensemble,
+        start: Net,
+        of: Outlook,
+        number: int,
+        ctx: Context,
+    ) -> Student:
+        """Return the student after one step."""
+        rows, key = self._rows(student, number, ctx.task), ctx.draw("step", number)
+        x, run = self._views(rows, key, ctx.task)
+        queue, target = student.queue, self.target(ensemble, rows, student.queue.places)
+
+        def loss(net: Net) -> Tensor:
+            return self.divergence(embedding(net, x, of), queue, rows, target)
+
+        optimizer = Optimizer("adam", lr=self.lr, weight_decay=self.weight_decay)
+        net = start.having(student.arrays)
+        arrays, value = descended(net, loss, run, optimizer, student.memory)
+        zeta = self.momentum
+        momentum = {n: zeta * old + (1 - zeta) * arrays[n] for n, old in student.momentum.items()}
+        follower = start.having(arrays | momentum)
+        newest = self._anchors(follower, rows, key, of, ctx.task)
+        anchors = torch.cat([queue.anchors, newest])[-len(queue.places) :]
+        places = torch.cat([queue.places, rows])[-len(queue.places) :]
+        return replace(
+            student,
+            arrays=arrays,
+            momentum=momentum,
+            queue=Queue(anchors, places),
+            losses=student.losses + value,
+            steps=student.steps + 1,
+        )
+
+    def target(self, ensemble: Ensemble, rows: Tensor, places: Tensor) -> Tensor:
+        """Return ``p^i_j`` (eq. 7), (batch, m): no anchor is the row itself."""
+        m = ensemble.rows(rows, places, self.target_temperature)
+        m = m.masked_fill(rows.unsqueeze(1) == places, 0.0)
+        return m / m.sum(1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny)
+
+    def divergence(self, made: Tensor, queue: Queue, rows: Tensor, target: Tensor) -> Tensor:
+        """Return the mean ``KL(p^i || q^i)`` (eqs. 8 and 9) of embeddings ``made`` (batch, d)."""
+        q = made @ queue.anchors.mT / self.temperature
+        q = q.masked_fill(rows.unsqueeze(1) == queue.places, torch.finfo(q.dtype).min)
+        return kl_div(log_softmax(q, 1), target, reduction="none").sum(1).mean()
+
+    def _steps_per_epoch(self, task: Task) -> int:
+        return -(-len(public_rows(task)) // self.batch_size)
+
+    def _rows(self, student: Student, number: int, task: Task) -> Tensor:
+        """Return the rows of a step: each epoch goes through all in an order of its own."""
+        epoch, place = divmod(number, self._steps_per_epoch(task))
+        order = random.permutation(random.fold(student.order, epoch), len(public_rows(task)))
+        return torch.split(order, self.batch_size)[place]
+
+    def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
+        """Return augmented rows, and the pass in which a net looks at them."""
+        batch = take(public_rows(task).batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
+        return batch.x, Pass(batch.mask, random.fold(key, "pass"))
+
+    def _anchors(self, net: Net, rows: Tensor, key: Tensor, of: Outlook, task: Task) -> Tensor:
+        """Return a net's embeddings of augmented rows, normed as in training: (batch, d)."""
+        x, run = self._views(rows, key, task)
+        with torch.no_grad():
+            return embedding(replace(net, run=run), x, of)

@@ -1,0 +1,105 @@
+"""The objective of a recipe, and what a recipe and a method may not ask of it.
+
+Texts have a label at each place and no class; encoders learn without labels, and guess none.
+"""
+
+from __future__ import annotations
+
+from fedgist.core.method import Method
+from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.objective import Objective
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.errors import InputError, RecipeError
+from fedgist.federation.recipe import Recipe
+from fedgist.federation.server_side import Online
+
+BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
+TEXT, CLASSES = "next_word", "classes"  # objectives
+LEAST_ROWS = 2  # of a client that learns from views
+
+
+def objective_of(recipe: Recipe, data: Dataset) -> Objective:
+    """Return the objective of a recipe.
+
+    Raises
+    ------
+    RecipeError
+        If it is none for such data, or settings do not fit it.
+    """
+    section = recipe.objective
+    if data.text != (section.name == TEXT):
+        some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)
+        msg = f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
+        raise RecipeError(msg)
+    about = data.num_classes, section.metrics, recipe.train.label_smoothing
+    try:
+        objective = OBJECTIVES[section.name](*about, **section.options)
+    except InputError as error:
+        msg = str(error).replace("method.", "objective.")
+        raise RecipeError(msg) from error
+    if data.text:
+        _check(_of_texts(recipe), f"needs a class or numbers for each row; {data.name} has texts")
+    if objective.views > 1:
+        views = f"objective {section.name} learns from views without labels"
+        _check(_of_labels(recipe), f"has no use: {views}, and is judged by evaluate.probe")
+    return objective
+
+
+def _of_texts(recipe: Recipe) -> dict[str, bool]:
+    """Return what would need a class or numbers for each row, and whether it is asked for."""
+    sets = recipe.evaluate.sets.items()
+    return {
+        f"partition.name = {recipe.partition.name!r}": recipe.partition.name in BY_CLASS,
+        "train.class_weights = 'balanced'": recipe.train.class_weights == "balanced",
+        "data.normalize = 'client'": recipe.data.normalize == "client",
+        "data.mean and data.std": bool(recipe.data.mean or recipe.data.std),
+        "evaluate.save_features": bool(recipe.evaluate.save_features),
+        f"evaluate.probe = {recipe.evaluate.probe!r}": recipe.evaluate.probe != "none",
+    } | {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
+
+
+def _of_labels(recipe: Recipe) -> dict[str, bool]:
+    """Return what would need labels that are learnt or guessed, and whether it is asked for."""
+    evaluate, train = recipe.evaluate, recipe.train
+    return {
+        "train.class_weights = 'balanced'": train.class_weights == "balanced",
+        "train.label_smoothing": train.label_smoothing > 0,
+        "evaluate.train = true": evaluate.train,
+        "evaluate.trained_every": evaluate.trained_every > 0,
+        "evaluate.sets": bool(evaluate.sets),
+        "data.validation": recipe.data.validation > 0,
+        "data.held_out": recipe.data.held_out > 0,
+        "privacy.unit = 'record'": recipe.privacy.unit == "record",
+    }
+
+
+def _check(asked: dict[str, bool], why: str) -> None:
+    """Raise RecipeError if something is asked for that ``why`` forbids."""
+    if bad := [what for what, is_asked in asked.items() if is_asked]:
+        msg = f"{bad[0]} {why}"
+        raise RecipeError(msg)
+
+
+def check_method_reads(method: Method, objective: Objective, data: str) -> None:
+    """Raise RecipeError if the method needs one class a row, and the task has none."""
+    if not method.needs_classes:
+        return
+    if objective.text:
+        msg = f"{type(method).__name__} needs one class for each row; {data} has texts"
+        raise RecipeError(msg)
+    if objective.views > 1:
+        msg = f"{type(method).__name__} needs one class for each row; objective "
+        raise RecipeError(msg + f"{objective.name} learns without labels")
+
+
+def without_lonely(online: Online, train: Rows, objective: Objective) -> tuple[Online, list[str]]:
+    """Leave out clients with fewer than two rows, if views are told from those of other rows.
+
+    ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
+    """
+    if objective.views == 1:
+        return online, []
+    few = {i for i, count in enumerate(train.counts.tolist()) if count < LEAST_ROWS}
+    notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
+    return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes

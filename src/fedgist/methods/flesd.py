@@ -1,0 +1,264 @@
+"""FLESD: clients send what their encoders say of public rows, and a student learns all of it.
+
+Shi, Yu, Liu, Pang, Li, Wang 2021, "Towards communication-efficient and privacy-preserving federated
+representation learning", algorithm 1. See docs/methods/flesd.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedgist.core.averaging import Weights
+from fedgist.core.bounds import Fraction
+from fedgist.core.message import message
+from fedgist.core.method import (
+    ClientInfo,
+    Context,
+    Count,
+    Method,
+    Net,
+    Nothing,
+    Order,
+    Replies,
+    Task,
+)
+from fedgist.core.sampling import drawn_clients
+from fedgist.core.server_training import is_server_stage
+from fedgist.core.similarity_distillation import (
+    Ensemble,
+    Outlook,
+    SimilarityDistillation,
+    Student,
+    public_rows,
+    representations,
+    sharpened,
+)
+from fedgist.core.tree import tree
+from fedgist.errors import MethodError
+
+MOST = 127  # of an int8
+
+
+@message(reduce="each")
+class Representations:
+    """R_k (N, d), float32 or float16, and a digest of the rows that they are of, ()."""
+
+    values: Tensor
+    digest: Tensor
+
+
+@message(reduce="each")
+class Quantized:
+    """R_k as int8 (N, d) times a scale of each row, (N,), and the digest of the rows, ()."""
+
+    values: Tensor
+    scales: Tensor
+    digest: Tensor
+
+
+@message(reduce="each")
+class Similarities:
+    """M_k (N, N), and the digest of the rows, ()."""
+
+    values: Tensor
+    digest: Tensor
+
+
+@message(reduce="each")
+class Nearest:
+    """Of each row of M_k the largest similarities (N, k), where they are (N, k), and the digest."""
+
+    values: Tensor
+    places: Tensor
+    digest: Tensor
+
+
+Sent: TypeAlias = Representations | Quantized | Similarities | Nearest
+
+
+@tree
+class Server:
+    """Server state: the student, whose arrays are the global model, and what clients sent."""
+
+    student: Student
+    ensemble: Ensemble
+
+
+@dataclass(frozen=True)
+class FLESD(Method):
+    """Federated learning by ensemble similarity distillation.
+
+    ``student`` names the global model's architecture; empty: the first. Compared are embeddings
+    ``of`` the projection or of the features. Clients send their ``representations``, in the numbers
+    of ``wire``, or the ``similarities`` that these have, of each row the largest ``top`` share.
+    """
+
+    student: str = ""
+    of: Outlook = "projection"
+    sends: Literal["representations", "similarities"] = "representations"
+    wire: Literal["float32", "float16", "int8"] = "float32"
+    top: Fraction = 1.0
+    distillation: SimilarityDistillation = field(default_factory=SimilarityDistillation)
+
+    keeps: ClassVar[str] = "all"
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError unless there are public rows, a student, and readers of settings."""
+        if task.objective.text:
+            msg = "flesd compares rows by one representation each; texts have one at each place"
+            raise MethodError(msg)
+        if task.public is None:
+            msg = "flesd needs public data: give [data.public] with client, rows or a name"
+            raise MethodError(msg)
+        if self.student and self.student not in task.starts:
+            known = ", ".join(task.starts)
+            msg = f"method.student = {self.student!r} is no architecture; there are: {known}"
+            raise MethodError(msg)
+        if self.sends == "representations" and self.top != 1.0:
+            msg = "method.top is read only with method.sends = 'similarities'"
+            raise MethodError(msg)
+        if self.sends == "similarities" and self.wire != "float32":
+            msg = "method.wire is read only with method.sends = 'representations'"
+            raise MethodError(msg)
+        self.distillation.check(task)
+
+    def stages(self, ctx: Context) -> tuple[str, ...]:
+        """Return ``"train"`` and the stages of the distillation."""
+        return super().stages(ctx) + (self.distillation.stages(ctx.task) if ctx.round else ())
+
+    def init_server(self, ctx: Context) -> Server:
+        """Return the global model's start (line 2), and room for what clients send."""
+        task, n, device = ctx.task, len(public_rows(ctx.task)), ctx.key.device
+        # a site of another architecture works out what it will be sent: nothing
+        net = task.starts.get(self._name(task))
+        sent = self.sends == "similarities"
+        slots = (0, 0, 0) if sent else (_most_asked(task), n, self._widest(task))
+        ensemble = Ensemble(
+            torch.zeros(slots, device=device),
+            torch.zeros(_most_asked(task), device=device),
+            torch.zeros((n, n) if sent else (0, 0), device=device),
+        )
+        return Server(
+            self.distillation.idle(net, task, 0 if net is None else self._width(net), device),
+            ensemble,
+        )
+
+    def select(self, server: Server, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
+        """Return ``fraction_train`` of all clients, but for the one whose rows are public."""
+        others = [client for client in online if client.id != ctx.task.public_client]
+        key = ctx.draw("select", ctx.stage)
+        return drawn_clients(others, ctx.task.training, ctx.task.num_clients, key)
+
+    def orders(
+        self, server: Server, selected: Sequence[Order], ctx: Context
+    ) -> Sequence[Order] | None:
+        """Return all that were selected; the distillation is the server's own work."""
+        return None if is_server_stage(ctx.stage) else selected
+
+    def download(self, server: Server, order: Order, ctx: Context) -> Weights:
+        """Return the global weights, or nothing for clients of another architecture."""
+        return Weights(server.student.arrays if order.architecture == self._name(ctx.task) else {})
+
+    def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
+        """Start from the global weights, or go on from its own."""
+        return net.having(down.arrays), own
+
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Sent, Nothing]:
+        """Return what the encoder says of the public rows."""
+        r, digest = representations(net, ctx.task, self.of), torch.tensor(ctx.task.public_digest)
+        if self.sends == "similarities":
+            m = r @ r.mT  # eq. 4
+            if self.top == 1.0:
+                return Similarities(m, digest), own
+            places = m.topk(math.ceil(self.top * len(r)), dim=1).indices.sort(1).values
+            return Nearest(m.gather(1, places), places.to(torch.int32), digest), own
+        if self.wire == "int8":
+            scales = r.abs().amax(1).clamp(min=torch.finfo(r.dtype).tiny) / MOST
+            values = (r / scales.unsqueeze(1)).round().to(torch.int8)
+            return Quantized(values, scales, digest), own
+        return Representations(r.to(getattr(torch, self.wire)), digest), own
+
+    def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Take what clients sent (line 10), or go on with the distillation (lines 11 to 18)."""
+        if not is_server_stage(ctx.stage):
+            return replace(server, ensemble=self._heard(server, replies, ctx.task))
+        if not server.ensemble.count():  # nobody answered
+            return server
+        start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
+        if ctx.stage == stages[1]:
+            student = self.distillation.begin(start.having(student.arrays), self.of, ctx)
+        student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
+        ensemble = server.ensemble
+        if ctx.stage == stages[-1]:
+            ensemble = replace(ensemble, filled=torch.zeros_like(ensemble.filled))
+        return Server(student, ensemble)
+
+    def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
+        """Return the global model."""
+        return {self._name(ctx.task): self._start(ctx.task).having(server.student.arrays)}
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """Return the mean loss of the last distillation."""
+        steps = float(server.student.steps)
+        return {"distillation": float(server.student.losses) / steps} if steps else {}
+
+    def _heard(self, server: Server, replies: Replies, task: Task) -> Ensemble:
+        """Return an ensemble of the replies alone.
+
+        Raises
+        ------
+        MethodError
+            If a client's public rows are not the server's.
+        """
+        old = server.ensemble
+        slots, filled, total = (torch.zeros_like(t) for t in (old.slots, old.filled, old.total))
+        for place, reply in enumerate(replies):
+            sent: Sent = reply.message
+            if int(sent.digest) != task.public_digest:
+                msg = f"client {reply.order.client} has other public data than the server: the "
+                raise MethodError(msg + "same rows are needed, in the same order, normalized alike")
+            filled[place] = 1.0
+            if isinstance(sent, Similarities | Nearest):
+                near = sharpened(sent.values, self.distillation.target_temperature)  # eq. 5
+                total += near if isinstance(sent, Similarities) else _spread(near, sent.places)
+                continue
+            values = sent.values.to(torch.float32)
+            if isinstance(sent, Quantized):
+                values = values * sent.scales.unsqueeze(1)
+            slots[place] = pad(values, (0, slots.shape[2] - values.shape[1]))
+        return Ensemble(slots, filled, total)
+
+    def _name(self, task: Task) -> str:
+        return self.student or task.main
+
+    def _start(self, task: Task) -> Net:
+        return task.starts[self._name(task)]
+
+    def _width(self, net: Net) -> int:
+        return net.arch.num_classes if self.of == "projection" else net.arch.feature_width
+
+    def _widest(self, task: Task) -> int:
+        return max(self._width(net) for net in task.starts.values())
+
+
+def _spread(values: Tensor, places: Tensor) -> Tensor:
+    """Return values (N, k) at their places in (N, N), zeros elsewhere."""
+    whole = values.new_zeros(len(values), len(values))
+    return whole.scatter(1, places.long(), values)
+
+
+def _most_asked(task: Task) -> int:
+    """Return how many clients are asked in a round, at most."""
+    training = task.training
+    if training.pools or training.sampling == "poisson":
+        return task.num_clients * max(1, len(training.pools))
+    return max(1, round(training.fraction_train * task.num_clients))

@@ -1,0 +1,385 @@
+"""FLESD against dense NumPy: similarities, targets, queue, what is sent, resuming, refusals."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import fedgist
+from fedgist.core import random, similarity_distillation
+from fedgist.core.message import payload_bytes
+from fedgist.core.method import Context, Order, Replies
+from fedgist.core.replies import Reply
+from fedgist.core.similarity_distillation import (
+    Ensemble,
+    Queue,
+    SimilarityDistillation,
+    Student,
+)
+from fedgist.engines.stacking_plan import Plan
+from fedgist.errors import InputError, Stopped
+from fedgist.federation import checkpoint
+from fedgist.federation.round_loop import Federation
+from fedgist.federation.world import World
+from fedgist.methods.flesd import FLESD, Quantized, Representations
+from fedgist.testing.small_worlds import (
+    SIZES,
+    blobs,
+    federation,
+    public_rows,
+    trace,
+    without_times,
+    world,
+)
+
+Array = npt.NDArray[np.float64]
+PLAN = Plan(5)
+FEW = SimilarityDistillation(epochs=3, batch_size=40, queue=50, momentum=0.7, lr=0.01)
+TWO = {
+    "wide": {"model": "mlp", "hidden": [8, 7], "share": 0.4},
+    "flat": {"model": "mlp", "hidden": [5], "share": 0.6},
+}
+
+
+def flesd(**options: Any) -> FLESD:
+    method: FLESD = replace(FLESD(of="features", distillation=FEW), **options)
+    return method
+
+
+def after_train(small_world: World) -> tuple[Federation, Context]:
+    """Return a federation whose clients of round 1 have been heard, and the next stage."""
+    fed = federation(small_world, PLAN)
+    seen: list[str] = []
+
+    def pause(text: str) -> bool:
+        seen.append(text)
+        return False
+
+    fed.pause = pause
+    ctx = fed.context("train", 1)
+    orders = fed.method.orders(
+        fed.server, fed.method.select(fed.server, small_world.server.clients, ctx), ctx
+    )
+    assert orders is not None
+    downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+    answer = fed.engine.ask(ctx, orders, downs)
+    fed.server = fed.method.server_update(fed.server, Replies(each=answer.each), ctx)
+    return fed, fed.context("distill-0", 1)
+
+
+def dense(r: list[Tensor], tau: float) -> Array:
+    """Return M (N, N) of equations 4 to 6, from whole matrices."""
+    exact = [x.double().numpy() for x in r]
+    found: Array = np.mean([np.exp(x @ x.T / tau) for x in exact], axis=0)
+    return found
+
+
+def test_the_targets_are_rows_of_the_dense_ensemble_over_the_queue() -> None:
+    fed, ctx = after_train(world(flesd(), architectures=TWO))
+    ensemble: Ensemble = fed.server.ensemble
+    n = len(public_rows())
+    assert ensemble.count() == len(SIZES)
+    sent = [normalize(x, dim=1) for x in ensemble.slots]  # zeros beside change no length
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent, ensemble.slots, strict=True))
+    m = dense(sent, 0.1)
+    rows, places = torch.arange(7), torch.tensor([3, 50, 0, 99, 6, 120])
+    p = FEW.target(ensemble, rows, places)
+    weights = m[rows][:, places] * (rows.unsqueeze(1) != places).numpy()
+    assert p.numpy() == pytest.approx(weights / weights.sum(1, keepdims=True), abs=1e-6)
+    assert p[3, 0] == p[0, 2] == p[6, 4] == 0.0  # a row is none of its own anchors
+    assert ensemble.slots.shape == (5, n, 7)
+    assert ctx.stage == "distill-0"
+
+
+def test_the_loss_is_the_divergence_of_equations_8_and_9() -> None:
+    made = normalize(random.normal(random.key(0), (4, 5)), dim=1)
+    anchors = normalize(random.normal(random.key(1), (6, 5)), dim=1)
+    rows, places = torch.tensor([2, 9, 4, 7]), torch.tensor([9, 1, 2, 30, 31, 32])
+    weights = random.uniform(random.key(2), (4, 6)).masked_fill(rows.unsqueeze(1) == places, 0.0)
+    target = weights / weights.sum(1, keepdim=True)
+    settings = SimilarityDistillation(temperature=0.3)
+    found = float(settings.divergence(made, Queue(anchors, places), rows, target))
+    total = 0.0
+    for i in range(4):
+        z = {j: float(made[i] @ anchors[j]) / 0.3 for j in range(6) if places[j] != rows[i]}
+        norm = math.log(sum(math.exp(value) for value in z.values()))
+        total += sum(
+            float(target[i, j]) * (math.log(float(target[i, j])) - (value - norm))
+            for j, value in z.items()
+        )
+    assert found == pytest.approx(total / 4, abs=1e-6)
+
+
+def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
+    fed, ctx = after_train(world(flesd(), architectures=TWO))
+    ensemble, start = fed.server.ensemble, fed.task.starts["wide"]
+    student = FEW.begin(start, "features", ctx)
+    assert sorted(student.queue.places.tolist()) == sorted(set(student.queue.places.tolist()))
+    assert torch.allclose(
+        student.queue.anchors,
+        normalize(start.features(seen(student.queue.places)), dim=1),
+        atol=1e-6,
+    )
+    weights = {n: p.clone().requires_grad_() for n, p in start.params.items()}
+    order = random.permutation(random.fold(student.order, 0), len(public_rows()))
+    rows, places = order[:40], student.queue.places
+    made = normalize(start.having(weights).features(seen(rows)), dim=1)
+    logits = made @ student.queue.anchors.T / 0.1
+    logits = logits.masked_fill(rows.unsqueeze(1) == places, -1e9)
+    p = FEW.target(ensemble, rows, places)
+    loss = (p * (torch.where(p > 0, p, 1.0).log() - logits.log_softmax(1))).sum(1).mean()
+    optimizer = torch.optim.Adam(weights.values(), lr=0.01)
+    found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+    for w, gradient in zip(weights.values(), found, strict=True):
+        w.grad = gradient
+    optimizer.step()
+    # one step alone: of an epoch that is one batch long
+    after = FEW._step(student, ensemble, start, "features", 0, ctx)
+    for name, w in weights.items():
+        assert torch.allclose(after.arrays[name], w.detach(), atol=1e-6), name
+        follows = 0.7 * start.params[name] + 0.3 * w.detach()
+        assert torch.allclose(after.momentum[name], follows, atol=1e-6)
+    assert float(after.losses) == pytest.approx(float(loss.detach()), abs=1e-5)
+    assert after.queue.places.tolist() == [*places.tolist(), *rows.tolist()][-50:]
+    newest = normalize(start.having(dict(after.momentum)).features(seen(rows)), dim=1)
+    assert torch.allclose(after.queue.anchors[-40:], newest, atol=1e-6)
+    assert torch.equal(after.queue.anchors[:-40], student.queue.anchors[40:])
+
+
+def seen(rows: Tensor) -> Tensor:
+    """Return public rows as models see them."""
+    return (public_rows()[rows] - 0.5) / 2.0
+
+
+def test_each_epoch_goes_through_all_public_rows() -> None:
+    student = Student({}, None, {}, None, random.key(4), None, None)  # type: ignore[arg-type]
+    task = world(flesd()).server.task
+    steps = range(FEW.steps(task))
+    assert len(steps) == 3 * 4
+    rows = [FEW._rows(student, number, task).tolist() for number in steps]
+    for epoch in range(3):
+        of_epoch = [row for piece in rows[4 * epoch : 4 * epoch + 4] for row in piece]
+        assert sorted(of_epoch) == list(range(len(public_rows())))
+    assert rows[0] != rows[4]
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({}, 4 * 160 * 7 + 8),
+        ({"wire": "float16"}, 2 * 160 * 7 + 8),
+        ({"wire": "int8"}, 160 * 7 + 4 * 160 + 8),
+        ({"sends": "similarities"}, 4 * 160 * 160 + 8),
+        ({"sends": "similarities", "top": 0.1}, (4 + 4) * 160 * 16 + 8),
+        ({"of": "projection"}, 4 * 160 * 3 + 8),
+    ],
+)
+def test_what_is_sent_is_what_is_booked(options: dict[str, Any], size: int) -> None:
+    small = world(flesd(**options), model={"name": "mlp", "hidden": [7]})
+    line = federation(small, PLAN).advance()[0]
+    assert line["comm/up_bytes"] == size * len(SIZES)
+
+
+def test_rounded_representations_and_sent_similarities_say_the_same() -> None:
+    ensembles = {}
+    for name, options in {
+        "exact": {},
+        "half": {"wire": "float16"},
+        "bytes": {"wire": "int8"},
+        "similarities": {"sends": "similarities"},
+    }.items():
+        fed, _ = after_train(world(flesd(**options), architectures=TWO))
+        everything = torch.arange(160)
+        ensembles[name] = fed.server.ensemble.rows(everything, everything, 0.1)
+    exact = ensembles.pop("exact")
+    assert float(exact.max()) == pytest.approx(1.0, abs=1e-5)  # over what 1 comes to
+    for name, far in {"half": 0.01, "bytes": 0.1, "similarities": 1e-5}.items():
+        assert torch.allclose(ensembles[name], exact, atol=far), name
+
+
+def test_of_the_nearest_alone_only_the_largest_similarities_count() -> None:
+    whole, _ = after_train(world(flesd(sends="similarities"), architectures=TWO))
+    some, _ = after_train(world(flesd(sends="similarities", top=0.1), architectures=TWO))
+    total, kept = whole.server.ensemble.total, some.server.ensemble.total
+    assert bool((kept <= total + 1e-6).all())
+    counts = (kept > 0).sum(1)
+    assert int(counts.min()) >= 16  # of one client; of five, not all the same
+    assert int(counts.max()) <= 5 * 16
+    exact, _ = after_train(world(flesd(), architectures=TWO))
+    largest = np.zeros(160)
+    for r in exact.server.ensemble.slots.double().numpy():
+        near = np.sort(np.exp((r @ r.T - 1.0) / 0.1), axis=1)
+        largest += near[:, -16:].sum(1)
+    assert kept.sum(1).numpy() == pytest.approx(largest, abs=1e-3)
+
+
+def test_clients_of_the_global_architecture_start_from_it_others_go_on() -> None:
+    small = world(flesd(student="flat"), architectures=TWO)
+    fed = federation(small, PLAN)
+    fed.advance()
+    ctx = fed.context("train", 2)
+    of = {c.architectures[0]: c.id for c in small.server.clients}
+    downs = {n: fed.method.download(fed.server, Order(c, n), ctx) for n, c in of.items()}
+    assert downs["wide"].arrays == {}
+    assert payload_bytes(downs["wide"]) == 0
+    (name,) = fed.method.models(fed.server, ctx)
+    assert name == "flat"
+    start = fed.task.starts["flat"].params
+    moved = {n for n, a in downs["flat"].arrays.items() if not torch.equal(a, start[n])}
+    assert moved == set(fed.task.starts["flat"].body)  # the head is no part of features
+    held = fed.engine.client(ctx, Order(of["flat"], "flat"), downs["flat"])  # type: ignore[attr-defined]
+    assert all(torch.equal(held.net.params[n], a) for n, a in downs["flat"].arrays.items())
+
+
+def test_the_server_can_have_an_architecture_that_no_client_has() -> None:
+    three = TWO | {"own": {"model": "mlp", "hidden": [9], "share": 0.0}}
+    sections: dict[str, Any] = {"architectures": three, "evaluate": {"probe": "knn"}}
+    small = world(flesd(student="own"), **sections)
+    assert {c.architectures[0] for c in small.server.clients} == {"wide", "flat"}
+    trace(small, PLAN, rounds=1)
+    with pytest.raises(InputError, match="no client has own, and nothing looks at it"):
+        world(flesd(student="own"), architectures=three)
+
+
+def test_the_client_whose_rows_are_public_is_not_asked() -> None:
+    public = {"data": {"public": {"client": 0}}}
+    small = FEW.__class__(epochs=1, batch_size=4)
+    recipe = {
+        "clients": {"num_clients": 4},
+        "method": {
+            "name": "flesd",
+            "of": "features",
+            "distillation": {"epochs": 1, "batch_size": 4},
+        },
+        "partition": {"name": "iid"},
+        "model": {"name": "mlp"},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1, "plans": {"mlp": {"cohort_size": 4}}},
+    }
+    assert small.epochs == 1
+    result = fedgist.run(recipe | public, data=blobs())
+    assert result.rounds[0]["clients/asked"] == 3
+    ordinary = fedgist.run(recipe | public | {"method": {"name": "fedavg"}}, data=blobs())
+    assert ordinary.rounds[0]["clients/asked"] == 4
+
+
+def test_other_public_rows_than_the_servers_are_named() -> None:
+    fed = federation(world(flesd()), PLAN)
+    ctx, n = fed.context("train", 1), len(public_rows())
+    digest = torch.tensor(fed.task.public_digest)
+    values = normalize(random.normal(random.key(0), (n, 5)), dim=1)
+    for other in (digest, digest + 1):
+        for message in (
+            Representations(values, other),
+            Quantized((127 * values).to(torch.int8), torch.ones(n) / 127, other),
+        ):
+            replies = Replies(each=(Reply(Order(3, "mlp"), 1, "train", message),))
+            if other is digest:
+                assert fed.method.server_update(fed.server, replies, ctx).ensemble.count() == 1
+                continue
+            with pytest.raises(InputError, match="client 3 has other public data than the server"):
+                fed.method.server_update(fed.server, replies, ctx)
+    turned = world(flesd(), given={"public": public_rows().flip(0)})
+    assert turned.server.task.public_digest != fed.task.public_digest
+
+
+def test_a_round_that_nobody_answers_distills_nothing() -> None:
+    small = world(flesd(), clients={"availability": 0.0})
+    fed = federation(small, PLAN)
+    before = {n: a.clone() for n, a in fed.server.student.arrays.items()}
+    line = fed.advance()[0]
+    assert "server/distillation" not in line
+    assert all(torch.equal(a, before[n]) for n, a in fed.server.student.arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"distillation": SimilarityDistillation(batch_size=160)},
+            "leaves no anchors: there are 160",
+        ),
+        ({"student": "deep"}, "method.student = 'deep' is no architecture; there are: mlp"),
+        ({"top": 0.5}, "method.top is read only with"),
+        ({"sends": "similarities", "wire": "int8"}, "method.wire is read only with"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says) as caught:
+        world(flesd(**options))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_public_rows_it_is_refused() -> None:
+    with pytest.raises(InputError, match="flesd needs public data"):
+        world(flesd(), given={"public": None})
+
+
+@dataclass(frozen=True)
+class Interrupted(FLESD):
+    """FLESD that is interrupted within a distillation: by a signal, or at once."""
+
+    how: ClassVar[str] = ""
+    stage: ClassVar[str] = "distill-1"
+
+    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
+        """Interrupt before a stage of round 2."""
+        if ctx.round == 2 and ctx.stage == self.stage:
+            if self.how == "Ctrl-C":
+                os.kill(os.getpid(), signal.SIGINT)
+            elif self.how == "kill":
+                raise KeyboardInterrupt
+        return super().server_update(server, replies, ctx)
+
+
+@pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
+@pytest.mark.parametrize("how", ["Ctrl-C", "kill"])
+def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {
+        "clients": {"num_clients": 4},
+        "model": {"name": "mlp"},
+        "train": {"num_rounds": 3},
+        "engine": {"workers": 1, "checkpoint_every": 1, "plans": {"mlp": {"cohort_size": 4}}},
+    }
+    method = Interrupted(of="features", distillation=replace(FEW, epochs=20))
+    parts: dict[str, Any] = {"data": blobs(), "public": public_rows(), "method": method}
+    whole = fedgist.run(recipe, out=tmp_path / "whole", **parts)
+    monkeypatch.setattr(Interrupted, "how", how)
+    with pytest.raises(Stopped if how == "Ctrl-C" else KeyboardInterrupt):
+        fedgist.run(recipe, out=tmp_path / "cut", **parts)
+    saved = checkpoint.load(tmp_path / "cut")
+    assert saved is not None
+    assert saved.round == 1
+    if how == "Ctrl-C":
+        assert saved.under_way is not None
+        assert saved.under_way["done"] == 3
+    monkeypatch.setattr(Interrupted, "how", "")
+    again = fedgist.run(recipe, out=tmp_path / "cut", resume=True, **parts)
+    for name, array in whole.federation.checkpoint().server.items():
+        assert torch.equal(array, again.federation.checkpoint().server[name]), name
+    for line, other in zip(whole.rounds, again.rounds, strict=True):
+        assert without_times(line) == without_times(other)
+
+
+def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = world(flesd())
+    net = small.server.task.starts["mlp"]
+    whole = similarity_distillation.representations(net, small.server.task, "features")
+    monkeypatch.setattr(similarity_distillation, "ROWS_AT_ONCE", 7)
+    pieces = similarity_distillation.representations(net, small.server.task, "features")
+    assert torch.allclose(whole, pieces, atol=1e-6)
+    everything = seen(torch.arange(160))
+    assert torch.allclose(whole, normalize(net.features(everything), dim=1), atol=1e-6)
