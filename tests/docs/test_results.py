@@ -15,6 +15,7 @@ from PIL import Image
 
 import fedgist
 import results_circle
+import results_features
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.federation.archived_run import ArchivedRun, to_csv
 from fedgist.federation.recipe import make as make_recipe
@@ -312,3 +313,21 @@ def test_the_picture_of_the_circle_shows_what_its_runs_hold(tmp_path: Path) -> N
 
 
 PANELS = ("points", "start", "lg_fedavg", "fedlog", "train", "test")
+
+
+@pytest.mark.slow
+def test_the_picture_of_features_shows_how_clients_come_to_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_features, "RECIPE", "demo")
+    monkeypatch.setattr(results_features, "ROUNDS", (1, 3, 8))
+    monkeypatch.setattr(results_features, "ROWS", 40)
+    for method in results_features.METHODS:
+        results_features.run(tmp_path / method, method, "partition.name=iid", "evaluate.on=test")
+    table = results_features.figure(tmp_path).table
+    shares = {(method, number): share for method, number, share in table}
+    assert set(shares) == {(m, n) for m in ("local", "repshare") for n in (1, 3, 8)}
+    assert all(0.0 <= float(share) <= 1.0 for share in shares.values())
+    # features of clients that share come to lie where the other's of the same class do
+    assert shares["repshare", 8] > shares["repshare", 1] + 0.1
+    assert shares["repshare", 8] > shares["local", 8] + 0.1

@@ -37,9 +37,9 @@ class Saved:
     heads: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def saved(folder: Path) -> Saved | None:
-    """Return the features saved in a run's folder; None if they are damaged."""
-    blob = (folder / FEATURES).read_bytes()
+def saved(folder: Path, name: str = FEATURES) -> Saved | None:
+    """Return the features saved in a run's folder, by default at its end; None if damaged."""
+    blob = (folder / name).read_bytes()
     try:
         arrays = safetensors.numpy.load(blob)
         features, clients, labels = (arrays[name] for name in ("features", "client", "label"))
@@ -64,7 +64,7 @@ def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
     points = _cached_points(folder / CACHE, found.digest)
     if points is None or len(points) != len(picks):
-        points = _compute_points(found.features[picks])
+        points = arranged(found.features[picks])
         with contextlib.suppress(OSError, ValueError):  # a folder that cannot be written to
             text = to_json({"of": found.digest, "points": points}) + "\n"
             atomic_files.write(folder / CACHE, text)
@@ -97,7 +97,8 @@ def _cached_points(path: Path, digest: str) -> Points | None:
         return None
 
 
-def _compute_points(features: np.ndarray) -> Points:
+def arranged(features: np.ndarray) -> Points:
+    """Return a point for each row of features, by t-SNE."""
     from sklearn.manifold import TSNE  # noqa: PLC0415  # a second that other pages need not wait
 
     count = len(features)
