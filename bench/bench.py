@@ -32,6 +32,7 @@ from fedgist.core.conjugate_head import gradient_head, log_posterior, map_head
 from fedgist.engines.worker_pool import default_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
+from encoders import LEARNING, PEAK, encoders
 from pools import DISTILLING, MEMORY, ROUND, START, pools
 from privacy import CHEAP, privacy
 from relay import LATER, relay
@@ -49,7 +50,7 @@ from workloads import (
 )
 
 TURN_S = 1 / 3
-TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0, DISTILLING: 1.0}
+TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0, DISTILLING: 1.0, LEARNING: 1.0}
 LIMITS = {
     "W1.wire_ratio": 1.3,
     "W2.wire_ratio": 1.3,
@@ -66,6 +67,7 @@ LIMITS = {
     START: 5.0,
     ROUND: 1.3,
     MEMORY: 100.0,
+    PEAK: 2147.0,  # two GiB
 }
 
 
@@ -329,6 +331,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "privacy": privacy,
     "relay": relay,
     "pools": pools,
+    "encoders": encoders,
 }
 
 

@@ -85,8 +85,8 @@ def draw(axes: Axes, found: Saved, title: str) -> None:
     for sign, client in zip(SIGNS, np.unique(found.clients), strict=False):
         for label in np.unique(found.labels):
             of = (found.clients == client) & (found.labels == label)
-            own = {"color": color(int(label)), "marker": sign, "s": POINT, "linewidths": 0}
-            axes.scatter(*points[of].T, alpha=0.7, **own)
+            x, y = points[of].T
+            axes.scatter(x, y, s=POINT, color=color(int(label)), marker=sign, linewidths=0)
     axes.set(title=title, xticks=[], yticks=[])
 
 

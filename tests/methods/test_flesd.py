@@ -145,7 +145,7 @@ def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
         w.grad = gradient
     optimizer.step()
     # one step alone: of an epoch that is one batch long
-    after = FEW._step(student, ensemble, start, "features", 0, ctx)
+    after = FEW.step(student, ensemble, start, "features", 0, ctx)
     for name, w in weights.items():
         assert torch.allclose(after.arrays[name], w.detach(), atol=1e-6), name
         follows = 0.7 * start.params[name] + 0.3 * w.detach()
@@ -167,7 +167,7 @@ def test_each_epoch_goes_through_all_public_rows() -> None:
     task = world(flesd()).server.task
     steps = range(FEW.steps(task))
     assert len(steps) == 3 * 4
-    rows = [FEW._rows(student, number, task).tolist() for number in steps]
+    rows = [FEW.rows_of(student, number, task).tolist() for number in steps]
     for epoch in range(3):
         of_epoch = [row for piece in rows[4 * epoch : 4 * epoch + 4] for row in piece]
         assert sorted(of_epoch) == list(range(len(public_rows())))

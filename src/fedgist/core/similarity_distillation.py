@@ -178,10 +178,10 @@ class SimilarityDistillation:
         """Return the student after the steps of a stage; ``start`` is any net of its kind."""
         student = replace(student, memory=map_leaves(torch.clone, student.memory))
         for number in steps_in(ctx.stage, self.steps(ctx.task)):
-            student = self._step(student, ensemble, start, of, number, ctx)
+            student = self.step(student, ensemble, start, of, number, ctx)
         return student
 
-    def _step(
+    def step(
         self,
         student: Student,
         ensemble: Ensemble,
@@ -191,7 +191,7 @@ class SimilarityDistillation:
         ctx: Context,
     ) -> Student:
         """Return the student after one step."""
-        rows, key = self._rows(student, number, ctx.task), ctx.draw("step", number)
+        rows, key = self.rows_of(student, number, ctx.task), ctx.draw("step", number)
         x, run = self._views(rows, key, ctx.task)
         queue, target = student.queue, self.target(ensemble, rows, student.queue.places)
 
@@ -231,7 +231,7 @@ class SimilarityDistillation:
     def _steps_per_epoch(self, task: Task) -> int:
         return -(-len(public_rows(task)) // self.batch_size)
 
-    def _rows(self, student: Student, number: int, task: Task) -> Tensor:
+    def rows_of(self, student: Student, number: int, task: Task) -> Tensor:
         """Return the rows of a step: each epoch goes through all in an order of its own."""
         epoch, place = divmod(number, self._steps_per_epoch(task))
         order = random.permutation(random.fold(student.order, epoch), len(public_rows(task)))
