@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +19,10 @@ import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import codistillation, random
 from fedgist.core.codistillation import Distillation
-from fedgist.core.method import Context, Replies
+from fedgist.core.method import Context
 from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import InputError, RecipeError, Stopped
+from fedgist.errors import InputError, RecipeError
 from fedgist.federation import checkpoint
 from fedgist.federation.recipe import make, read
 from fedgist.federation.round_loop import Federation
@@ -42,6 +40,7 @@ from fedgist.testing.small_worlds import (
     without_times,
     world,
 )
+from interrupted import CTRL_C, KILL, goes_on
 
 HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}
 MEMBERS = {"small": None, "large": [1, 3, 4], "other": [0, 2]}
@@ -303,25 +302,8 @@ def test_without_public_data_it_is_refused() -> None:
     assert PeriodicCodist().distillation.steps == 200
 
 
-@dataclass(frozen=True)
-class Interrupted(PeriodicCodist):
-    """PeriodicCodist that is interrupted within a distillation: by a signal, or at once."""
-
-    how: ClassVar[str] = ""
-    stage: ClassVar[str] = "distill-1"
-
-    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
-        """Interrupt before a stage of round 4."""
-        if ctx.round == 4 and ctx.stage == self.stage:
-            if self.how == "Ctrl-C":
-                os.kill(os.getpid(), signal.SIGINT)
-            elif self.how == "kill":
-                raise KeyboardInterrupt
-        return super().server_update(server, replies, ctx)
-
-
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
-@pytest.mark.parametrize("how", ["Ctrl-C", "kill"])
+@pytest.mark.parametrize("how", [CTRL_C, KILL])
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,26 +316,13 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
             "plans": {name: {"cohort_size": 4} for name in "ab"},
         },
     }
-    data, public = blobs(), blobs(seed=1).x
-    method = Interrupted(period=2, distillation=Distillation(80, 8))
-    parts: dict[str, Any] = {"data": data, "public": public, "method": method}
-    whole = fedgist.run(recipe, out=tmp_path / "whole", **parts)
-    monkeypatch.setattr(Interrupted, "how", how)
-    with pytest.raises(Stopped if how == "Ctrl-C" else KeyboardInterrupt):
-        fedgist.run(recipe, out=tmp_path / "cut", **parts)
-    saved = checkpoint.load(tmp_path / "cut")
-    assert saved is not None
-    assert saved.round == 3
-    if how == "Ctrl-C":  # of train, distill-0 to distill-3
+    method = PeriodicCodist(period=2, distillation=Distillation(80, 8))
+    parts: dict[str, Any] = {"data": blobs(), "public": blobs(seed=1).x}
+    place = (4, "distill-1")
+    saved = goes_on(method, how, place, recipe, parts, tmp_path, monkeypatch)
+    if how == CTRL_C:  # of train, distill-0 to distill-3
         assert saved.under_way is not None
         assert saved.under_way["done"] == 3
-    monkeypatch.setattr(Interrupted, "how", "")
-    monkeypatch.setattr(Interrupted, "stage", "distill-0")
-    again = fedgist.run(recipe, out=tmp_path / "cut", resume=True, **parts)
-    for name, array in whole.federation.checkpoint().server.items():
-        assert torch.equal(array, again.federation.checkpoint().server[name])
-    for line, other in zip(whole.rounds, again.rounds, strict=True):
-        assert without_times(line) == without_times(other)
 
 
 def test_what_is_left_of_a_round_is_copied_with_a_state_and_read_by_no_other_round() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +26,7 @@ from fedgist.core.similarity_distillation import (
     Student,
 )
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError, Stopped
-from fedgist.federation import checkpoint
+from fedgist.errors import InputError
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods.flesd import FLESD, Quantized, Representations
@@ -39,9 +36,9 @@ from fedgist.testing.small_worlds import (
     federation,
     public_rows,
     trace,
-    without_times,
     world,
 )
+from interrupted import CTRL_C, KILL, goes_on
 
 Array = npt.NDArray[np.float64]
 PLAN = Plan(5)
@@ -326,25 +323,8 @@ def test_without_public_rows_it_is_refused() -> None:
         world(flesd(), given={"public": None})
 
 
-@dataclass(frozen=True)
-class Interrupted(FLESD):
-    """FLESD that is interrupted within a distillation: by a signal, or at once."""
-
-    how: ClassVar[str] = ""
-    stage: ClassVar[str] = "distill-1"
-
-    def server_update(self, server: Any, replies: Replies, ctx: Context) -> Any:
-        """Interrupt before a stage of round 2."""
-        if ctx.round == 2 and ctx.stage == self.stage:
-            if self.how == "Ctrl-C":
-                os.kill(os.getpid(), signal.SIGINT)
-            elif self.how == "kill":
-                raise KeyboardInterrupt
-        return super().server_update(server, replies, ctx)
-
-
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
-@pytest.mark.parametrize("how", ["Ctrl-C", "kill"])
+@pytest.mark.parametrize("how", [CTRL_C, KILL])
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,24 +334,13 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
         "train": {"num_rounds": 3},
         "engine": {"workers": 1, "checkpoint_every": 1, "plans": {"mlp": {"cohort_size": 4}}},
     }
-    method = Interrupted(of="features", distillation=replace(FEW, epochs=20))
-    parts: dict[str, Any] = {"data": blobs(), "public": public_rows(), "method": method}
-    whole = fedgist.run(recipe, out=tmp_path / "whole", **parts)
-    monkeypatch.setattr(Interrupted, "how", how)
-    with pytest.raises(Stopped if how == "Ctrl-C" else KeyboardInterrupt):
-        fedgist.run(recipe, out=tmp_path / "cut", **parts)
-    saved = checkpoint.load(tmp_path / "cut")
-    assert saved is not None
-    assert saved.round == 1
-    if how == "Ctrl-C":
+    method = flesd(distillation=replace(FEW, epochs=20))
+    parts: dict[str, Any] = {"data": blobs(), "public": public_rows()}
+    place = (2, "distill-1")
+    saved = goes_on(method, how, place, recipe, parts, tmp_path, monkeypatch)
+    if how == CTRL_C:  # of train, and distill-0 to distill-3
         assert saved.under_way is not None
         assert saved.under_way["done"] == 3
-    monkeypatch.setattr(Interrupted, "how", "")
-    again = fedgist.run(recipe, out=tmp_path / "cut", resume=True, **parts)
-    for name, array in whole.federation.checkpoint().server.items():
-        assert torch.equal(array, again.federation.checkpoint().server[name]), name
-    for line, other in zip(whole.rounds, again.rounds, strict=True):
-        assert without_times(line) == without_times(other)
 
 
 def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

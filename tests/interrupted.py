@@ -1,0 +1,59 @@
+"""Runs that are interrupted while the server learns: they must go on with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedgist
+from fedgist.core.method import Context, Method, Replies
+from fedgist.errors import Stopped
+from fedgist.federation import checkpoint
+from fedgist.testing.small_worlds import without_times
+
+CTRL_C, KILL = "Ctrl-C", "kill"
+
+
+def goes_on(
+    method: Method,
+    how: str,
+    place: tuple[int, str],
+    recipe: dict[str, Any],
+    given: dict[str, Any],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> checkpoint.Checkpoint:
+    """Interrupt a run before a stage of a round, go on, and compare it with an uninterrupted one.
+
+    Return what was saved when it was interrupted.
+    """
+    parts = given | {"method": method}
+    whole = fedgist.run(recipe, out=folder / "whole", **parts)
+    update = type(method).server_update
+
+    def interrupted(self: Method, server: Any, replies: Replies, ctx: Context) -> Any:
+        if (ctx.round, ctx.stage) == place:
+            if how == CTRL_C:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                raise KeyboardInterrupt
+        return update(self, server, replies, ctx)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(method), "server_update", interrupted)
+        with pytest.raises(Stopped if how == CTRL_C else KeyboardInterrupt):
+            fedgist.run(recipe, out=folder / "cut", **parts)
+    saved = checkpoint.load(folder / "cut")
+    assert saved is not None
+    assert saved.round == place[0] - 1
+    again = fedgist.run(recipe, out=folder / "cut", resume=True, **parts)
+    for name, array in whole.federation.checkpoint().server.items():
+        assert torch.equal(array, again.federation.checkpoint().server[name]), name
+    for line, other in zip(whole.rounds, again.rounds, strict=True):
+        assert without_times(line) == without_times(other)
+    return saved
