@@ -31,16 +31,16 @@ class Cell:
         found = {run.seed: run.last(column or run.main) for run in runs}
         return {seed: 100 * value for seed, value in found.items() if value is not None}
 
-    def at(self, number: int) -> dict[int, float]:
-        """Return each seed's value of the main column in a round, in percent."""
+    def at(self, number: int, column: str = "") -> dict[int, float]:
+        """Return each seed's value of a column in a round, in percent; by default the main one."""
         runs = self.row.runs if self.row else ()
-        curves = {run.seed: dict(zip(*run.column(run.main), strict=True)) for run in runs}
+        curves = {run.seed: dict(zip(*run.column(column or run.main), strict=True)) for run in runs}
         return {seed: 100 * curve[number] for seed, curve in curves.items() if number in curve}
 
-    def best(self) -> dict[int, float]:
-        """Return each seed's highest value of the main column, in percent."""
+    def best(self, column: str = "") -> dict[int, float]:
+        """Return each seed's highest value of a column, in percent; by default the main one."""
         runs = self.row.runs if self.row else ()
-        curves = {run.seed: run.column(run.main)[1] for run in runs}
+        curves = {run.seed: run.column(column or run.main)[1] for run in runs}
         return {seed: 100 * max(curve) for seed, curve in curves.items() if curve}
 
 
@@ -59,6 +59,11 @@ class Experiment:
     cells: tuple[Cell, ...]
     options: Mapping[str, Any]
     reference: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The column that is shown; empty: each run's main one."""
+        return str(self.options.get("metric", ""))
 
     @property
     def runs(self) -> list[RunFiles]:

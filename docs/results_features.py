@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import colormaps
 from sklearn.neighbors import KNeighborsClassifier
 
 from fedgist.federation.record import FEATURES, features_of
-from fedgist.report.drawing import STYLE, Picture, Table, color, matplotlib, new_figure
+from fedgist.report.drawing import STYLE, Picture, Table, matplotlib, new_figure
 from fedgist.report.feature_map import Saved, arranged, saved
 from fedgist.report.marks import SIGNS
 from results_pictures import write
@@ -81,12 +82,12 @@ def told(found: Saved) -> float:
 
 def draw(axes: Axes, found: Saved, title: str) -> None:
     """Draw the features of both clients by t-SNE: a colour for each class, a sign for each."""
-    points = np.array(arranged(found.features))
+    points, colors = np.array(arranged(found.features)), colormaps["tab10"]
     for sign, client in zip(SIGNS, np.unique(found.clients), strict=False):
         for label in np.unique(found.labels):
             of = (found.clients == client) & (found.labels == label)
             x, y = points[of].T
-            axes.scatter(x, y, s=POINT, color=color(int(label)), marker=sign, linewidths=0)
+            axes.scatter(x, y, s=POINT, color=colors(int(label)), marker=sign, linewidths=0)
     axes.set(title=title, xticks=[], yticks=[])
 
 

@@ -31,26 +31,32 @@ Table = list[list[str]]
 
 def accuracies(found: Experiment) -> Table:
     """Return ours beside the paper's, with their difference, the test, and what sharing gains."""
-    of = {cell.method: cell.values() for cell in found.cells}
+    of = {cell.method: cell.values(found.metric) for cell in found.cells}
     base, best = of.get(REFERENCE, {}), of.get(found.reference, {})
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
     other = found.options.get("at", 0)
     head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
     lines = [head]
     for cell in found.cells:
-        theirs = found.paper.accuracy.get(cell.method)
+        theirs = None if found.metric else found.paper.accuracy.get(cell.method)
         paper = printed(theirs) if theirs else ""
-        ours = estimate([*cell.values().values()])
+        seen = cell.values(found.metric)
+        ours = estimate([*seen.values()])
         if cell.row is None or ours is None:
             lines.append([cell.label, "", "", "not yet run", paper, *[""] * 5])
             continue
-        gain = compare(cell.values(), base) if base and cell.method != REFERENCE else None
+        gain = (
+            compare(cell.values(found.metric), base) if base and cell.method != REFERENCE else None
+        )
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
         away = _away(ours, theirs) if theirs else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
-        test = compare(cell.values(), best) if cell.method != found.reference else None
+        test = compare(seen, best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
-        beside = [estimate([*values.values()]) for values in (cell.at(other), cell.best())]
+        beside = [
+            estimate([*values.values()])
+            for values in (cell.at(other, found.metric), cell.best(found.metric))
+        ]
         shown = [mean, paper, away, against, chance, *(plus_minus(e) if e else "" for e in beside)]
         lines.append([cell.label, rounds, str(ours.count), *shown])
         if tuned := estimate([*cell.values(FINETUNED).values()]):
@@ -96,7 +102,7 @@ def by_setting(found: Experiment) -> Table:
     """Return the accuracy by the values of the setting that is varied."""
     values, lines = over(found)
     shown = [v for v in values if v in found.options.get("shown", values)]
-    column = found.options.get("metric", "")
+    column = found.metric
     table = [["", *(f"{value:g}" for value in shown), "without it"]]
     for label, cells in lines.items():
         row = [estimate([*cells[v].values(column).values()]) if v in cells else None for v in shown]
@@ -152,7 +158,8 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
     if found.text:
         yield from (*_paragraphs(found.text), "")
     yield from ("```sh", *found.commands, "```", "")
-    if not found.runs:
+    figure = found.options.get("figure")  # one that a script of its own makes
+    if not found.runs and not (figure and (RESULTS / figure).is_file()):
         yield "Not yet run."
         return
     for table in filter(None, _tables(found)):
@@ -163,10 +170,11 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
         yield f"| {' | '.join(picture.title for picture in both)} |"
         yield "|" + "---|" * len(both)
         yield from (f"| {' | '.join(images)} |", "")
-    figure = found.options.get("figure")  # one that a script of its own makes
     if figure and (RESULTS / figure).is_file():
-        yield from (f"![{found.title}]({figure})", "")
-    yield from _wrapped(" ".join(_remarks(found)))
+        yield f"![{found.title}]({figure})"
+        yield from ("",) if found.runs else ()
+    if found.runs:
+        yield from _wrapped(" ".join(_remarks(found)))
 
 
 def _tables(found: Experiment) -> list[Table]:
@@ -174,7 +182,9 @@ def _tables(found: Experiment) -> list[Table]:
         return [by_setting(found)]
     if found.options.get("gains"):
         return [gains(found)]
-    return [accuracies(found), communication(found)]
+    if not found.runs:
+        return []
+    return [accuracies(found), *([] if found.metric else [communication(found)])]
 
 
 def _remarks(found: Experiment) -> Iterator[str]:

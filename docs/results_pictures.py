@@ -39,7 +39,8 @@ def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -
     """Yield accuracy by round and by bytes; then above ``near`` percent alone, if it is given."""
     goal, near = found.paper.target_accuracy, found.options.get("near")
     run = rows[0][1][0]
-    whole = Lines(tuple(rows), run.main, measured(run.main, run.metrics), goal and goal / 100)
+    column = found.metric or run.main
+    whole = Lines(tuple(rows), column, measured(column, run.metrics), goal and goal / 100)
     yield from _pair(whole, found.name, "")
     if near is not None:
         last = {
@@ -64,7 +65,7 @@ def _over(found: Experiment) -> Picture:
     values, lines = over(found)
     figure, axes = new_figure(height=HIGH)
     table: Table = [["line", "value", "mean", "error"]]
-    ends, column = [], found.options.get("metric", "")
+    ends, column = [], found.metric
     for number, (label, cells) in enumerate(lines.items()):
         means = {v: estimate([*cell.values(column).values()]) for v, cell in cells.items()}
         points = [(v, m.mean, m.error or 0.0) for v, m in sorted(means.items()) if m]
