@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 import fedgist
+from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import random, similarity_distillation
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Order, Replies
@@ -27,6 +29,7 @@ from fedgist.core.similarity_distillation import (
 )
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
+from fedgist.federation.recipe import read
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods.flesd import FLESD, Quantized, Representations
@@ -352,3 +355,43 @@ def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.Mo
     assert torch.allclose(whole, pieces, atol=1e-6)
     everything = seen(torch.arange(160))
     assert torch.allclose(whole, normalize(net.features(everything), dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["tiny_imagenet", "imagenet100"])
+def test_recipes_of_image_folders_run_on_miniatures(name: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 18), ("val", 4)):
+        for label, color in (("n01", (200, 40, 40)), ("n02", (40, 40, 200))):
+            folder = tmp_path / part / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                noise = draw.integers(0, 50, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(noise + np.array(color, np.uint8)).save(folder / f"{i}.JPEG")
+    small = {
+        "data.path": f'"{tmp_path}"',
+        "data.image_size": 16,
+        "partition.name": "iid",
+        "clients.num_clients": 3,
+        "model.name": "conv4",
+        "model.channels": [4, 4, 4, 4],
+        "method.distillation.epochs": 2,
+        "method.distillation.batch_size": 4,
+        "train.num_rounds": 1,
+        "train.local_epochs": 1,
+        "train.batch_size": 8,
+        "engine.workers": 1,
+    }
+    recipe = read(find_recipe(f"flesd/{name}"), [f"{k}={v}" for k, v in small.items()])
+    line = fedgist.run(recipe).rounds[-1]
+    assert line["clients/asked"] == 2
+    assert line["server/distillation"] > 0
+    assert line["eval/global/probe"] == line["eval/client/probe_mean"]
+
+
+def test_supervised_and_self_supervised_training_are_variants_of_one_recipe() -> None:
+    recipes = [
+        read(find_recipe("flesd/robustness"), [f"method.name=local@{name}"])
+        for name in ("simclr", "supervised")
+    ]
+    assert [recipe.objective.name for recipe in recipes] == ["simclr", "classes"]
+    assert [recipe.evaluate.probe for recipe in recipes] == ["sgd", "sgd"]
