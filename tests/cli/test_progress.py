@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import fedgist
+from fedgist.cli.job_progress import score_of
 from fedgist.cli.progress import Plain, observing
 from fedgist.engines.delayed_engine import LATE
+from fedgist.federation.recipe import make
+from fedgist.studies.job import Job
 
 
 def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(
@@ -56,3 +60,13 @@ def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
     assert "merged_codist: distill-1, 3 of 4" in shown
     assert "2/2" in shown
     assert "%" in shown  # the mean of both models
+
+
+def test_a_job_is_shown_by_its_own_main_metric() -> None:
+    job = Job("x", make({"objective": {"name": "simclr"}}), Path("x"))
+    line = {"round": 1, "eval/client/accuracy_mean": 0.1, "eval/global/probe": 0.2}
+    assert score_of(job, line, "") == 0.2
+    assert score_of(job, line | {"eval/client/probe_mean": 0.3}, "") == 0.3
+    assert score_of(job, line, "eval/client/accuracy_mean") == 0.1
+    assert score_of(job, {"round": 2}, "") is None
+    assert score_of(job, None, "") is None

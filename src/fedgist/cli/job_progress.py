@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeE
 
 from fedgist.cli.shared_options import same_command
 from fedgist.errors import Interrupted, JobsError, printable
-from fedgist.federation.columns import ACCURACY
+from fedgist.federation.columns import of_main
+from fedgist.federation.record import Line
 from fedgist.report.formatting import duration, percent
 from fedgist.report.terminal import column, console, say, words
 from fedgist.studies.archive import Archive
@@ -28,10 +29,12 @@ def do_jobs(
     *,
     quiet: bool,
     listener: Listener | None = None,
-    metric: str = ACCURACY,
+    metric: str = "",
     archive: Archive | None = None,
 ) -> dict[str, str]:
     """Do the jobs, showing their progress; return the names of those that failed, and why.
+
+    Shown is the column ``metric``, by default that of each job's main metric.
 
     Raises
     ------
@@ -98,6 +101,12 @@ def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener
         yield _Lines(count, metric)
 
 
+def score_of(job: Job, line: Line | None, metric: str) -> float | None:
+    """Return what a line says of a job's models: the column ``metric``, or its main metric."""
+    columns = (metric,) if metric else of_main(job.recipe.objective.metrics[0])
+    return next((line[name] for name in columns if line and name in line), None)
+
+
 class _Lines:
     """A line for each job that ends."""
 
@@ -109,8 +118,8 @@ class _Lines:
 
     def __call__(self, job: Job, event: Event) -> bool:
         self.began.setdefault(job.name, time.perf_counter())
-        if event.line and self.metric in event.line:
-            self.accuracy[job.name] = event.line[self.metric]
+        if (value := score_of(job, event.line, self.metric)) is not None:
+            self.accuracy[job.name] = value
         if event.kind in ENDS:
             self.ended += 1
             reached = ""
@@ -140,8 +149,8 @@ class _Bars:
         bar = self.bars[job.name]
         if event.line:
             self.progress.update(bar, completed=event.line["round"])
-            if self.metric in event.line:
-                self.progress.update(bar, accuracy=percent(event.line[self.metric]))
+            if (value := score_of(job, event.line, self.metric)) is not None:
+                self.progress.update(bar, accuracy=percent(value))
         if event.kind in ENDS:
             self.progress.remove_task(bar)
             self.progress.advance(self.whole)

@@ -61,6 +61,11 @@ def over_models(metric: str) -> str:
     return over_clients("global", metric)
 
 
+def of_main(metric: str) -> tuple[str, ...]:
+    """Return the columns in which a run may have its main metric, first over clients."""
+    return over_clients("client", metric), of_all(metric), over_models(metric)
+
+
 def of_server(model: str, test_set: str, metric: str) -> str:
     """Return the name of a metric of a model of the server on one of its test sets."""
     return f"eval/global/{model}/{test_set}/{metric}"

@@ -27,9 +27,7 @@ from fedgist.federation.best_round import said, selection_of
 from fedgist.federation.checkpoint import Binding, Checkpoint
 from fedgist.federation.columns import (
     described,
-    of_all,
-    over_clients,
-    over_models,
+    of_main,
     tuned_over_clients,
 )
 from fedgist.federation.record import (
@@ -238,8 +236,7 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
     recipe, main = side.recipe, side.task.objective.metrics[0]
     kept = outcome.get("kept_round")
     name = main.name
-    columns = [over_clients("client", name), tuned_over_clients(name)]
-    columns += [of_all(name), over_models(name)]
+    columns = [*of_main(name), tuned_over_clients(name)]
     recorded = [c for c in columns if any(c in line for line in record.rounds)]
     return {
         "status": "finished",
