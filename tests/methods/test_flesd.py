@@ -294,6 +294,16 @@ def test_other_public_rows_than_the_servers_are_named() -> None:
     assert turned.server.task.public_digest != fed.task.public_digest
 
 
+def test_nothing_of_a_client_is_kept_after_a_round_or_when_it_is_forgotten() -> None:
+    fed, ctx = after_train(world(flesd(), architectures=TWO))
+    assert fed.server.ensemble.slots.any()
+    assert not fed.method.forget(fed.server, 1, ctx).ensemble.slots.any()
+    whole = federation(world(flesd(), architectures=TWO), PLAN)
+    whole.advance()
+    assert not whole.server.ensemble.slots.any()
+    assert whole.server.ensemble.count() == 0
+
+
 def test_a_round_that_nobody_answers_distills_nothing() -> None:
     small = world(flesd(), clients={"availability": 0.0})
     fed = federation(small, PLAN)

@@ -40,7 +40,7 @@ from fedgist.core.similarity_distillation import (
     representations,
     sharpened,
 )
-from fedgist.core.tree import tree
+from fedgist.core.tree import map_leaves, tree
 from fedgist.errors import MethodError
 
 MOST = 127  # of an int8
@@ -199,8 +199,12 @@ class FLESD(Method):
         student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
         ensemble = server.ensemble
         if ctx.stage == stages[-1]:
-            ensemble = replace(ensemble, filled=torch.zeros_like(ensemble.filled))
+            ensemble = _emptied(ensemble)  # nothing of a client is kept
         return Server(student, ensemble)
+
+    def forget(self, server: Server, client: int, ctx: Context) -> Server:
+        """Drop what clients sent: within a round it is not known whose is whose."""
+        return replace(server, ensemble=_emptied(server.ensemble))
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model."""
@@ -219,23 +223,23 @@ class FLESD(Method):
         MethodError
             If a client's public rows are not the server's.
         """
-        old = server.ensemble
-        slots, filled, total = (torch.zeros_like(t) for t in (old.slots, old.filled, old.total))
+        new = _emptied(server.ensemble)
         for place, reply in enumerate(replies):
             sent: Sent = reply.message
             if int(sent.digest) != task.public_digest:
                 msg = f"client {reply.order.client} has other public data than the server: the "
                 raise MethodError(msg + "same rows are needed, in the same order, normalized alike")
-            filled[place] = 1.0
+            new.filled[place] = 1.0
             if isinstance(sent, Similarities | Nearest):
                 near = sharpened(sent.values, self.distillation.target_temperature)  # eq. 5
-                total += near if isinstance(sent, Similarities) else _spread(near, sent.places)
+                whole = near if isinstance(sent, Similarities) else _spread(near, sent.places)
+                new.total.add_(whole)
                 continue
             values = sent.values.to(torch.float32)
             if isinstance(sent, Quantized):
                 values = values * sent.scales.unsqueeze(1)
-            slots[place] = pad(values, (0, slots.shape[2] - values.shape[1]))
-        return Ensemble(slots, filled, total)
+            new.slots[place] = pad(values, (0, new.slots.shape[2] - values.shape[1]))
+        return new
 
     def _name(self, task: Task) -> str:
         return self.student or task.main
@@ -248,6 +252,12 @@ class FLESD(Method):
 
     def _widest(self, task: Task) -> int:
         return max(self._width(net) for net in task.starts.values())
+
+
+def _emptied(ensemble: Ensemble) -> Ensemble:
+    """Return room for as much as an ensemble holds."""
+    empty: Ensemble = map_leaves(torch.zeros_like, ensemble)
+    return empty
 
 
 def _spread(values: Tensor, places: Tensor) -> Tensor:
