@@ -157,7 +157,7 @@ def recipe(**sections: Any) -> dict[str, Any]:
         "method": {"name": "fedavg"},
         "train": {"num_rounds": 2, "batch_size": 4, "lr": 0.01},
         "evaluate": {"probe": "knn"},
-        "engine": {"workers": 1, "plans": {"conv4": {"cohort_size": 3}}},
+        "engine": {"workers": 1, "server_threads": 1, "plans": {"conv4": {"cohort_size": 3}}},
     }
     return {name: found.get(name, {}) | table for name, table in (found | sections).items()}
 
@@ -184,6 +184,7 @@ def test_a_batch_holds_two_views_of_each_row_drawn_by_the_clients_own_key() -> N
     assert on_train.batch(rows).x.shape == (2, 3, 3, SIDE, SIDE)  # one, where nothing is learnt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_serves_encoders_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, data={"public": {"rows": 8}})
@@ -209,6 +210,7 @@ def test_codistillation_has_no_predictions_to_learn_from() -> None:
         make_world(make(asked), Given(data=pictures()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_norm", ["together", "each"])
 def test_no_stacking_and_no_engine_changes_results(batch_norm: str) -> None:
     # clients of 8 rows each, whole batches, and their own statistics of batch norm

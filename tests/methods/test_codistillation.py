@@ -312,6 +312,7 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
         "train": {"num_rounds": 5},
         "engine": {
             "workers": 1,
+            "server_threads": 1,
             "checkpoint_every": 1,
             "plans": {name: {"cohort_size": 4} for name in "ab"},
         },
