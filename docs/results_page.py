@@ -157,7 +157,7 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
     yield from ("", f"## {found.title}", "")
     if found.text:
         yield from (*_paragraphs(found.text), "")
-    yield from ("```sh", *found.commands, "```", "")
+    yield from ("```sh", *found.commands, "```", "") if found.commands else ()
     figure = found.options.get("figure")  # one that a script of its own makes
     if not found.runs and not (figure and (RESULTS / figure).is_file()):
         yield "Not yet run."
