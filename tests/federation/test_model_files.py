@@ -18,7 +18,7 @@ from fedgist.errors import InputError
 from fedgist.federation.model_files import DESCRIPTION, export
 from fedgist.federation.trained_models import ClientModel
 from fedgist.methods import METHODS
-from fedgist.testing.small_worlds import blobs, rows
+from fedgist.testing.small_worlds import blobs, public_rows, rows
 
 QUICK: dict[str, Any] = {
     "model": {"hidden": [5]},
@@ -37,7 +37,7 @@ def trained(method: str, **sections: Any) -> ClientModel:
     if method in IN_POOLS:
         model = {"model": "mlp", **recipe.pop("model")}
         recipe["clients"] = {"pools": {"all": model, "some": model | {"clients": [0, 2]}}}
-    return fedgist.run(recipe, data=blobs(), clients=rows(), public=blobs(seed=1).x).model(2)
+    return fedgist.run(recipe, data=blobs(), clients=rows(), public=public_rows()).model(2)
 
 
 def from_pt2(path: Path, x: torch.Tensor) -> torch.Tensor:
