@@ -230,6 +230,7 @@ def test_no_stacking_and_no_engine_changes_results(batch_norm: str) -> None:
             assert torch.allclose(array, b[name], rtol=1e-3, atol=1e-4), name
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
     whole = fedgist.run(recipe(), data=pictures(), out=tmp_path / "whole")
     short: dict[str, Any] = {"train": {"num_rounds": 1}}
@@ -241,6 +242,7 @@ def test_a_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
         assert without_times(line) == found
 
 
+@pytest.mark.slow
 def test_a_trained_encoder_gives_features() -> None:
     result = fedgist.run(recipe(), data=pictures())
     assert result.model(0)(pictures().x_test).shape == (9, 4)
@@ -291,6 +293,7 @@ def test_what_encoders_have_no_use_for_is_refused(sections: dict[str, Any], says
         make_world(make(asked), Given(data=data))
 
 
+@pytest.mark.slow
 def test_probes_are_columns_of_any_run() -> None:
     asked = recipe(objective={"name": "classes"}, evaluate={"probe": "logistic"})
     asked["objective"] = {"name": "classes"}

@@ -33,7 +33,8 @@ IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
 
 
 def trained(method: str, **sections: Any) -> ClientModel:
-    recipe = QUICK | {"method": {"name": method}} | sections
+    options = {"distillation": {"epochs": 2}} if method == "flesd" else {}
+    recipe = QUICK | {"method": {"name": method, **options}} | sections
     if method in IN_POOLS:
         model = {"model": "mlp", **recipe.pop("model")}
         recipe["clients"] = {"pools": {"all": model, "some": model | {"clients": [0, 2]}}}

@@ -192,6 +192,7 @@ def test_what_is_sent_is_what_is_booked(options: dict[str, Any], size: int) -> N
     assert line["comm/up_bytes"] == size * len(SIZES)
 
 
+@pytest.mark.slow
 def test_rounded_representations_and_sent_similarities_say_the_same() -> None:
     ensembles = {}
     for name, options in {
@@ -253,6 +254,7 @@ def test_the_server_can_have_an_architecture_that_no_client_has() -> None:
         world(flesd(student="own"), architectures=three)
 
 
+@pytest.mark.slow
 def test_the_client_whose_rows_are_public_is_not_asked() -> None:
     public = {"data": {"public": {"client": 0}}}
     small = FEW.__class__(epochs=1, batch_size=4)
