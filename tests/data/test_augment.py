@@ -164,14 +164,22 @@ def test_as_many_images_change_their_colours_as_are_meant_to() -> None:
     assert float(grey.float().mean()) == pytest.approx(0.2, abs=0.03)
 
 
-def test_the_changes_come_in_every_order() -> None:
-    # of two changes that do not commute, all images of one key: two results or more
-    x, key = pictures(1).expand(200, -1, -1, -1), random.key(1).view(1, 1)
-    order = random.uniform(random.fold(key.unsqueeze(-1), "order"), (200, 4)).argsort(-1)
-    assert len({tuple(line) for line in order[0].tolist()}) == 24
-    assert len({tuple(line) for line in order[0].tolist()}) <= len(
-        {tuple(image.flatten().tolist()) for image in color.jittered(x, key, 200)}
-    )
+def test_the_changes_come_in_an_order_of_each_images_own() -> None:
+    x, key = pictures(60), random.key(1).view(1, 1)
+    draws = {
+        what: random.uniform(random.fold(key.unsqueeze(-1), what), (60, 4))[0]
+        for what in ("order", "factor")
+    }
+    orders = draws["order"].argsort(-1).tolist()
+    chosen = random.uniform(random.fold(key, "chosen"), (60,))[0] < 0.8
+    out = color.jittered(x, key, 60)
+    for i in range(60):
+        image = x[i : i + 1]
+        for number in orders[i] if chosen[i] else ():
+            by = (2 * draws["factor"][i, number] - 1).view(1, 1, 1, 1)
+            image = color.CHANGES[number](image, by)
+        assert torch.allclose(out[i], image[0], atol=1e-6)
+    assert len({tuple(order) for order in orders}) > 15  # of 24
 
 
 def test_a_clients_views_depend_on_its_own_key_alone() -> None:

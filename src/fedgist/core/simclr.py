@@ -55,7 +55,7 @@ class SimCLR:
     views = 2
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_bounds(self, "objective")
         for name in self.chosen:
             one_of(name, (PROBE.name,), "metric")
 

@@ -10,7 +10,7 @@ from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.objective import Objective
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.errors import InputError, RecipeError
+from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.server_side import Online
 
@@ -24,7 +24,7 @@ def objective_of(recipe: Recipe, data: Dataset) -> Objective:
 
     Raises
     ------
-    RecipeError
+    InputError
         If it is none for such data, or settings do not fit it.
     """
     section = recipe.objective
@@ -33,11 +33,7 @@ def objective_of(recipe: Recipe, data: Dataset) -> Objective:
         msg = f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
         raise RecipeError(msg)
     about = data.num_classes, section.metrics, recipe.train.label_smoothing
-    try:
-        objective = OBJECTIVES[section.name](*about, **section.options)
-    except InputError as error:
-        msg = str(error).replace("method.", "objective.")
-        raise RecipeError(msg) from error
+    objective = OBJECTIVES[section.name](*about, **section.options)
     if data.text:
         _check(_of_texts(recipe), f"needs a class or numbers for each row; {data.name} has texts")
     if objective.views > 1:
