@@ -116,6 +116,23 @@ def test_batch_norm_can_take_each_view_by_itself() -> None:
     assert torch.allclose(each.updates[name], after.updates[name])
 
 
+def test_batch_norm_of_a_whole_batch_is_torchs_own() -> None:
+    net, x = small_net(), random.normal(random.key(1), (6, 3, SIDE, SIDE))
+    mask, key = torch.ones(6, dtype=torch.bool), random.key(2)
+    runs = Pass(mask, key), Pass(mask, key, whole=True)
+    weights = {name: p.clone().requires_grad_() for name, p in net.params.items()}
+    found = []
+    for run in runs:
+        out = replace(net.having(weights), run=run)(x)
+        body = [weights[name] for name in net.body]
+        gradients = torch.autograd.grad(out.square().sum(), body)
+        found.append((out, *gradients, *(run.updates[name] for name in sorted(run.updates))))
+    assert sorted(runs[0].updates) == sorted(runs[1].updates) != []
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert not net.buffers["1.running_mean"].any()  # it changes nothing in place
+
+
 def test_a_projection_is_two_layers_which_are_the_head() -> None:
     net, x = small_net(), random.normal(random.key(1), (2, 3, SIDE, SIDE))
     assert set(net.part("head")) == {

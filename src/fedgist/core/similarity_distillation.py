@@ -240,7 +240,7 @@ class SimilarityDistillation:
     def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
         """Return augmented rows, and the pass in which a net looks at them."""
         batch = take(public_rows(task).batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
-        return batch.x, Pass(batch.mask, random.fold(key, "pass"))
+        return batch.x, Pass(batch.mask, random.fold(key, "pass"), whole=True)
 
     def _anchors(self, net: Net, rows: Tensor, key: Tensor, of: Outlook, task: Task) -> Tensor:
         """Return a net's embeddings of augmented rows, normed as in training: (batch, d)."""
