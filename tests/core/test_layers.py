@@ -20,8 +20,10 @@ SOME = torch.tensor([True, False, True, True, False, True])
 
 
 @contextmanager
-def training(mask: Tensor, key: Tensor | None = None) -> Iterator[Pass]:
-    run = Pass(mask, random.key(0) if key is None else key)
+def training(
+    mask: Tensor, key: Tensor | None = None, parts: int = 1, *, whole: bool = False
+) -> Iterator[Pass]:
+    run = Pass(mask, random.key(0) if key is None else key, parts, whole)
     token = current.set(run)
     try:
         yield run
@@ -129,6 +131,32 @@ def test_one_row_present_gives_the_bias_and_no_nan() -> None:
         out = layer(x)
     torch.testing.assert_close(out[2], layer.bias)
     assert all(bool(torch.isfinite(t).all()) for t in (*run.updates.values(), *grads(out[mask], x)))
+
+
+@KIND
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batch_norm_of_a_whole_batch_is_that_of_one_with_all_rows_present(
+    kind: type[nn.BatchNorm1d | nn.BatchNorm2d], shape: tuple[int, ...], parts: int
+) -> None:
+    layer, _ = pair(kind)
+    x = numbers(*shape).requires_grad_()
+
+    def normalize(*, whole: bool) -> tuple[Any, ...]:
+        with training(ALL, None, parts, whole=whole) as run:
+            out = layer(x)
+        return out, run.updates, grads(out.square(), x, layer.weight, layer.bias)
+
+    torch.testing.assert_close(normalize(whole=True), normalize(whole=False), rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_batch_of_one_number_is_normalized_as_a_masked_one() -> None:
+    layer, _ = pair(nn.BatchNorm1d)
+    seen = []
+    for whole in (True, False):
+        with training(ALL[:1], whole=whole) as run:
+            seen.append((layer(numbers(1, 3)), run.updates))
+    torch.testing.assert_close(*seen)
+    torch.testing.assert_close(seen[0][0][0], layer.bias)
 
 
 def test_batch_norm_is_the_same_stacked_and_alone() -> None:

@@ -20,6 +20,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
+def units(monkeypatch: pytest.MonkeyPatch, **has: bool) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+
+
 @pytest.mark.parametrize("name", ["gpu9", "cuda:", "cuda:-1", "cuda:1x", "meta", "mps", "", "CPU"])
 def test_a_name_that_is_no_device_is_refused_before_torch_is_asked(name: str) -> None:
     says = f"engine.device = '{name}': .*auto, cpu, cuda or cuda:NUMBER"
@@ -59,10 +63,17 @@ def test_a_driver_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bfloat16_is_refused_where_it_brings_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 0)
+    units(monkeypatch, amx_bf16=False)
     for device in ("cpu", "auto"):
         raw = {"train": {"precision": "bfloat16"}, "engine": {"device": device}}
-        with pytest.raises(RecipeError, match=f"needs a GPU; engine.device = '{device}' is the C"):
+        message = f"needs a GPU or a CPU with AMX; engine.device = '{device}' is a CPU without"
+        with pytest.raises(RecipeError, match=message):
             fedgist.run(raw)
+    units(monkeypatch, amx_bf16=True)
+    check_precision("bfloat16", "auto")
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # of a torch that cannot tell
+    with pytest.raises(RecipeError, match="needs a GPU or a CPU with AMX"):
+        check_precision("bfloat16", "cpu")
     gpus(monkeypatch, 1)
     check_precision("bfloat16", "auto")
     check_precision("float32", "cpu")

@@ -137,6 +137,18 @@ def test_optimizers_with_memory_agree_between_stacks(optimizer: str) -> None:
     assert sum(int(f.sum()) for f in far) <= 0.01 * sum(f.numel() for f in far)
 
 
+def test_a_client_that_trains_alone_computes_nothing_for_absent_rows() -> None:
+    seen: list[int] = []
+
+    class Counting(Normed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(len(x) if torch.is_grad_enabled() else 0)
+            return super().forward(x)
+
+    trace(with_model(Counting, train={"batch_size": 4, "local_epochs": 1}), ALONE, rounds=1)
+    assert sum(seen) == sum(SIZES)
+
+
 @pytest.mark.parametrize("build", [Recurrent, Branching])
 def test_a_model_that_cannot_be_stacked_runs_alone_and_says_so(build: type[nn.Module]) -> None:
     small_world = with_model(build)

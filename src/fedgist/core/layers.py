@@ -93,14 +93,25 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize ``x`` (batch, channels, ...)."""
-        run, x = current.get(), x.to(self.running_mean.dtype)  # statistics in full precision
+        run = current.get()
         if run is None:
-            return self._normalized(x, self.running_mean, self.running_var)
-        if run.whole:
-            return self._by_torch(run, x)
+            return self._scaled(x, self.running_mean, self.running_var)
         parts = zip(x.chunk(run.parts), run.mask.chunk(run.parts), strict=True)
         seen = [self._of_batch(run, part, mask) for part, mask in parts]
         return torch.cat(seen) if len(seen) > 1 else seen[0]
+
+    def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
+        """Normalize a batch by its own statistics, which go to the pass."""
+        if run.whole and x[:, 0].numel() > 1:  # torch refuses a single number
+            return self._by_torch(run, x)
+        x = x.to(self.running_mean.dtype)  # statistics in full precision
+        present = mask.to(x.dtype).unsqueeze(1)
+        count = (present.sum() * x[0, 0].numel()).clamp(min=1.0)
+        mean = (_row_sums(x) * present).sum(0) / count
+        apart = x - mean.view(_by_channel(x))
+        var = (_row_sums(apart.square()) * present).sum(0) / count
+        self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
+        return self._scaled(apart, None, var)
 
     def _by_torch(self, run: Pass, x: Tensor) -> Tensor:
         """Normalize a batch of which no row is absent."""
@@ -114,20 +125,16 @@ class BatchNorm(nn.Module):
         run.updates |= dict(zip(names, (mean, var), strict=True))
         return out
 
-    def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalize a batch by its own statistics, which go to the pass."""
-        axes, shape = [d for d in range(x.dim()) if d != 1], _by_channel(x)
-        present = mask.to(x.dtype).view(-1, *(1 for _ in x.shape[1:]))
-        count = (present.sum() * (x[0, 0].numel())).clamp(min=1.0)
-        mean = (x * present).sum(axes) / count
-        var = ((x - mean.view(shape)).square() * present).sum(axes) / count
-        self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
-        return self._normalized(x, mean, var)
-
-    def _normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        shape = _by_channel(x)
-        out = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
-        return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
+    def _scaled(self, x: Tensor, mean: Tensor | None, var: Tensor) -> Tensor:
+        """Return (x - mean) / deviation, with weight and bias, in one go over ``x``."""
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = None if mean is None else -mean * scale
+        if self.bias is not None:
+            shift = self.bias if shift is None else shift + self.bias
+        x, scale = x.to(scale.dtype), scale.view(_by_channel(x))
+        return x * scale if shift is None else torch.addcmul(shift.view(scale.shape), x, scale)
 
     def _remember(self, run: Pass, mean: Tensor, var: Tensor) -> None:
         for name, new in (("running_mean", mean), ("running_var", var)):
@@ -138,6 +145,11 @@ class BatchNorm(nn.Module):
 
 def _by_channel(x: Tensor) -> tuple[int, ...]:
     return (1, -1, *(1 for _ in x.shape[2:]))
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """Return the sums over all but rows and channels, (batch, channels)."""
+    return x.flatten(_MATRIX).sum(_MATRIX) if x.dim() > _MATRIX else x
 
 
 class Linear(nn.Module):

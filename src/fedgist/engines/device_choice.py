@@ -34,7 +34,16 @@ def usable_device(name: str) -> str:
 
 
 def check_precision(precision: Precision, device: str) -> None:
-    """Raise RecipeError if a precision brings nothing on a device: on a CPU, bfloat16 is slower."""
-    if precision == "bfloat16" and usable_device(device) == "cpu":
-        msg = f"train.precision = 'bfloat16' needs a GPU; engine.device = {device!r} is the CPU"
+    """Raise RecipeError if a precision brings nothing on a device: without units, it is slower."""
+    if precision == "bfloat16" and usable_device(device) == "cpu" and not _multiplies_bfloat16():
+        msg = (
+            "train.precision = 'bfloat16' needs a GPU or a CPU with AMX; "
+            f"engine.device = {device!r} is a CPU without"
+        )
         raise RecipeError(msg)
+
+
+def _multiplies_bfloat16() -> bool:
+    """Return whether this machine's CPU has AMX units; where torch cannot tell, no."""
+    tell = getattr(torch.cpu, "get_capabilities", None)
+    return tell is not None and bool(tell().get("amx_bf16"))

@@ -165,11 +165,12 @@ class _Step:
         def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
-            run = Pass(batch.mask, key, cohort.ctx.task.objective.norm_parts)
+            run = Pass(batch.mask, key, cohort.ctx.task.objective.norm_parts, self.whole)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
             return value, run.updates
 
+        self.whole = not cohort.stack and cohort.private_steps is None
         self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
         self.count = -1
 
@@ -185,6 +186,8 @@ class _Step:
     def __call__(self, count: int, rows: Tensor, keys: Tensor) -> Tensor:
         if count != self.count:
             self._slice(count)
+        if self.whole:
+            rows = rows[:, rows[0] >= 0]  # absent rows, which are the last, cost as much as others
         batch = self._batch(count, rows, keys)
         with _torch_draws(self.cohort, keys):
             if self.cohort.private_steps is None:

@@ -56,8 +56,8 @@ def _flushes_denormals() -> bool:
 def keep_memory() -> None:
     """Make the C library keep freed memory instead of returning it to the system at each step.
 
-    The page faults that follow cost more than some layers do. Only workers call this, and it has an
-    effect with glibc alone.
+    The page faults that follow cost more than some layers do. Only processes that are fedgist's own
+    call this, workers and commands, and it has an effect with glibc alone.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
