@@ -1,4 +1,4 @@
-"""Runs that are interrupted while the server learns: they must go on with the same bits."""
+"""Runs that are interrupted, or end and get more rounds: they must go on with the same bits."""
 
 from __future__ import annotations
 
@@ -57,3 +57,17 @@ def goes_on(
     for line, other in zip(whole.rounds, again.rounds, strict=True):
         assert without_times(line) == without_times(other)
     return saved
+
+
+def gets_more_rounds(recipe: dict[str, Any], folder: Path, **given: Any) -> None:
+    """Run one round, raise the rounds to the recipe's, and compare with a run that had them all."""
+    whole = fedgist.run(recipe, out=folder / "whole", **given)
+    rounds = recipe["train"]["num_rounds"]
+    short = recipe | {"train": recipe["train"] | {"num_rounds": 1}}
+    fedgist.run(short, out=folder / "cut", **given)
+    again = fedgist.run(recipe, out=folder / "cut", resume=True, rounds=rounds, **given)
+    assert len(again.rounds) == rounds
+    for line, other in zip(whole.rounds, again.rounds, strict=True):
+        found = without_times(other)
+        found.pop("events", None)  # says that it went on
+        assert without_times(line) == found

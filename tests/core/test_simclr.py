@@ -22,7 +22,7 @@ from fedgist.errors import InputError
 from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, World, make_world
 from fedgist.methods import METHODS
-from fedgist.testing.small_worlds import without_times
+from interrupted import gets_more_rounds
 
 Negatives = Literal["other_view", "all_views"]
 BOTH: tuple[Negatives, ...] = ("other_view", "all_views")
@@ -249,14 +249,7 @@ def test_no_stacking_and_no_engine_changes_results(batch_norm: str) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
-    whole = fedgist.run(recipe(), data=pictures(), out=tmp_path / "whole")
-    short: dict[str, Any] = {"train": {"num_rounds": 1}}
-    fedgist.run(recipe(**short), data=pictures(), out=tmp_path / "cut")
-    again = fedgist.run(recipe(), data=pictures(), out=tmp_path / "cut", resume=True, rounds=2)
-    for line, other in zip(whole.rounds, again.rounds, strict=True):
-        found = without_times(other)
-        found.pop("events", None)
-        assert without_times(line) == found
+    gets_more_rounds(recipe(), tmp_path, data=pictures())
 
 
 @pytest.mark.slow

@@ -17,7 +17,10 @@ from fedgist.core import random
 from fedgist.errors import InputError
 from fedgist.federation.probes import PROBES, Encoded
 from fedgist.federation.runner import load_run
+from fedgist.report import run_files
+from fedgist.report.run_tables import overview
 
+COLUMNS = "eval/client/probe_mean", "eval/global/probe"
 RECIPE: dict[str, Any] = {
     "clients": {"num_clients": 3},
     "data": {"train_rows": 300},
@@ -85,6 +88,19 @@ def test_every_body_of_a_run_is_probed(tmp_path: Path) -> None:
     assert lines[-1]["knn"] == pytest.approx(PROBES["knn"](own, 0), abs=0.01)
     shown = CliRunner().invoke(app, [*asked, "--client", "1"])
     assert "300 training rows, scored on 355 test rows" in shown.output
+
+
+def test_tables_show_the_probe_of_the_one_model(tmp_path: Path) -> None:
+    asked = RECIPE | {
+        "data": RECIPE["data"] | {"augment": ["resized_crop"]},
+        "model": {"name": "mlp"},
+        "objective": {"name": "simclr"},
+        "evaluate": {"probe": "knn"},
+    }
+    line = fedgist.run(asked, out=tmp_path / "run").rounds[-1]
+    (row,) = overview(run_files.find([tmp_path / "run"])).rows
+    over_clients, one_model = (f"{100 * line[name]:.2f} %" for name in COLUMNS)
+    assert (row[1], row[3]) == (over_clients, one_model)
 
 
 def test_what_cannot_be_probed_is_said(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, make_world
 from fedgist.methods import METHODS
 from fedgist.models.lstm import word_lstm
-from fedgist.testing.small_worlds import without_times
+from interrupted import gets_more_rounds
 
 WORDS, LENGTH, CLIENTS = 12, 6, 4
 SIZES = (5, 1, 7, 3)  # rows of each client
@@ -175,14 +175,7 @@ def test_no_stacking_and_no_engine_changes_results(optimizer: str) -> None:
 
 
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = fedgist.run(recipe(), data=texts(), out=tmp_path / "whole")
-    short: dict[str, Any] = {"train": {"num_rounds": 1}}
-    fedgist.run(recipe(**short), data=texts(), out=tmp_path / "cut")
-    again = fedgist.run(recipe(), data=texts(), out=tmp_path / "cut", resume=True, rounds=2)
-    for line, other in zip(whole.rounds, again.rounds, strict=True):
-        found = without_times(other)
-        found.pop("events", None)
-        assert without_times(line) == found
+    gets_more_rounds(recipe(), tmp_path, data=texts())
 
 
 def pools(method: str, **options: Any) -> dict[str, Any]:

@@ -97,7 +97,6 @@ def metric_of(column: str) -> str:
 ACCURACY = over_clients("client", "accuracy")
 ACCURACY_SPREAD = over_clients("client", "accuracy", statistic=STD)
 VALIDATION_ACCURACY = over_clients("validation", "accuracy")
-GLOBAL_ACCURACY = of_all("accuracy")
 
 
 def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:

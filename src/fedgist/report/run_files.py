@@ -122,10 +122,15 @@ class RunFiles:
             return self.described
         return read_table(self.folder / METRICS_FILE, json.loads, [])
 
+    @property
+    def first(self) -> str:
+        """The name of the objective's first metric."""
+        return next(iter(self._described), "accuracy")
+
     @functools.cached_property
     def main(self) -> str:
-        """The column of the objective's first metric: over clients, or of the one global model."""
-        first = next(iter(self._described), "accuracy")
+        """The column of the first metric: over clients, or of the one global model."""
+        first = self.first
         columns = [over_clients("client", first), of_all(first), over_models(first)]
         of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
         columns += of_models

@@ -10,10 +10,10 @@ from itertools import groupby
 from fedgist.federation.columns import (
     DOWN_BYTES,
     EPSILON,
-    GLOBAL_ACCURACY,
     TRAIN_LOSS,
     UP_BYTES,
     measured,
+    of_all,
     spread_of,
 )
 from fedgist.federation.record import Line
@@ -56,7 +56,7 @@ def _summary_of(name: str, seeds: Sequence[RunFiles]) -> tuple[str, ...]:
         name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
         mean_and_error(_last_values(seeds, main)),
         percent(statistics.fmean(spreads)) if spreads else "-",
-        mean_and_error(_last_values(seeds, GLOBAL_ACCURACY)),
+        mean_and_error(_last_values(seeds, of_all(seeds[0].first))),
         str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
         size(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
         size(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
