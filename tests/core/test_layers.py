@@ -71,15 +71,18 @@ def pair(
 @KIND
 @pytest.mark.parametrize("mask", [ALL, SOME], ids=["full", "masked"])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": 0.7, "eps": 0.3}], ids=str)
+@pytest.mark.parametrize("each", [False, True], ids=["stacked", "each"])
 def test_batch_norm_learns_as_torchs_does_on_the_rows_present(
     kind: type[nn.BatchNorm1d | nn.BatchNorm2d],
     shape: tuple[int, ...],
+    each: bool,  # noqa: FBT001
     mask: Tensor,
     options: dict[str, Any],
 ) -> None:
     # rejects: means over all rows, absent ones included; a biased running variance; momentum the
     # other way round
     layer, reference = pair(kind, **options)
+    layer.each = each
     for seed in range(2):
         present = numbers(*shape, seed=seed)[mask].requires_grad_()
         x = torch.zeros(shape)
@@ -123,8 +126,10 @@ def test_two_passes_through_one_batch_norm_remember_both() -> None:
     torch.testing.assert_close(run.updates["bn.running_var"], reference.running_var)
 
 
-def test_one_row_present_gives_the_bias_and_no_nan() -> None:
+@pytest.mark.parametrize("each", [False, True], ids=["stacked", "each"])
+def test_one_row_present_gives_the_bias_and_no_nan(each: bool) -> None:  # noqa: FBT001
     layer, _ = pair(nn.BatchNorm1d)
+    layer.each = each
     x = numbers(6, 3).requires_grad_()
     mask = torch.arange(6) == 2
     with training(mask) as run:
@@ -159,7 +164,7 @@ def test_a_whole_batch_of_one_number_is_normalized_as_a_masked_one() -> None:
     torch.testing.assert_close(seen[0][0][0], layer.bias)
 
 
-def test_batch_norm_is_the_same_stacked_and_alone() -> None:
+def test_batch_norm_is_the_same_for_all_at_once_for_each_and_alone() -> None:
     layer, _ = pair(nn.BatchNorm2d)
     x, masks = numbers(3, 6, 3, 2, 2), torch.stack([ALL, SOME, torch.arange(6) < 1])
 
@@ -168,9 +173,13 @@ def test_batch_norm_is_the_same_stacked_and_alone() -> None:
             return layer(x), run.updates
 
     out, updates = torch.func.vmap(normalize)(x, masks)
+    layer.each = True
+    for_each = torch.func.vmap(normalize)(x, masks)
+    torch.testing.assert_close(for_each[1], updates, rtol=1e-4, atol=1e-5)
     for i in range(3):
         alone, updates_alone = normalize(x[i], masks[i])
-        torch.testing.assert_close(out[i], alone)
+        torch.testing.assert_close(out[i][masks[i]], alone[masks[i]], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(for_each[0][i], alone)
         torch.testing.assert_close({n: u[i] for n, u in updates.items()}, updates_alone)
 
 

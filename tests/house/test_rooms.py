@@ -18,7 +18,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py",
 PAGE = ROOT / "ARCHITECTURE.md"
 HEAD = "The first line of each; `python tests/house/test_rooms.py` writes this list anew.\n"
 # what may not grow; where it falls, lower the number
-MOST = {"noqa": 35, "type: ignore": 7, "Any": 243}
+MOST = {"noqa": 35, "type: ignore": 7, "Any": 231}
 
 
 def file_list() -> str:

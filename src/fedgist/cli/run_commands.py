@@ -71,9 +71,7 @@ def run(
     parsed = read(path, settings or []) if resume is None else None
     from fedgist.cli import seeded_runs
     from fedgist.cli.progress import observing
-    from fedgist.engines.process_control import keep_memory
 
-    keep_memory()
     with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
             results = seeded_runs.resume(resume, settings or [], seeds, data_root, observer, rounds)

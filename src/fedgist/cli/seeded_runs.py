@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedgist.engines.process_control import keep_memory
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import runner
 from fedgist.federation.recipe import Recipe, read
@@ -32,6 +33,7 @@ def start(
     RecipeError
         If ``out`` holds runs of another number of seeds.
     """
+    keep_memory()
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
         msg = (
@@ -91,6 +93,7 @@ def resume(
     RecipeError
         If there is no such run, or a setting may not change.
     """
+    keep_memory()
     _check_resumed_settings(settings)
     runs = run_files.find([folder])
     if any(folder not in {run.folder, run.folder.parent} for run in runs):

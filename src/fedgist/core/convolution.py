@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from fedgist.core.autograd_types import Lot, Saved
+
 # the most channels in and out with which convolving and pooling together is faster (measured)
 IMAGE, NARROW = 4, 16
 
@@ -102,11 +104,11 @@ class _EachConv(torch.autograd.Function):
         return F.conv2d(x, weight, bias, *settings)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Saved, inputs: tuple[object, ...], output: Tensor) -> None:
         """Nothing to keep: gradients flow through the calls that the batching rule makes."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    def vmap(info: Lot, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         rows = [
             a.unbind(d) if d is not None else (a,) * info.batch_size
             for a, d in zip(args[:3], in_dims[:3], strict=True)
@@ -128,11 +130,11 @@ class _MaxOfFour(torch.autograd.Function):
         return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Saved, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Saved, *grads: Tensor) -> Tensor:
         (four,), (grad,) = ctx.saved_tensors, grads
         a, b, c, d = four.chunk(4, -3)
         out = torch.empty_like(four)
@@ -146,7 +148,7 @@ class _MaxOfFour(torch.autograd.Function):
         return out
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], four: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Lot, in_dims: tuple[int], four: Tensor) -> tuple[Tensor, int]:
         del info
         out: Tensor = _MaxOfFour.apply(four.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]
         return out, 0
@@ -180,11 +182,11 @@ class _MaxPool(torch.autograd.Function):
         return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Saved, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Saved, *grads: Tensor) -> Tensor:
         (x,), (grad,) = ctx.saved_tensors, grads
         top, bottom = x[..., ::2, :], x[..., 1::2, :]
         rows = torch.maximum(top, bottom)
@@ -196,7 +198,7 @@ class _MaxPool(torch.autograd.Function):
         return out
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Lot, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
         del info
         # forward works for any leading dimensions
         out: Tensor = _MaxPool.apply(x.movedim(in_dims[0], 0))  # type: ignore[no-untyped-call]

@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedgist.core import random
+from fedgist.core.autograd_types import Lot, Saved
+from fedgist.core.batch_norm import by_channel, of_each, of_stack
 from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
 
@@ -72,14 +73,17 @@ class Dropout(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch norm over the rows that are present, its running statistics handed to the pass."""
+    """Batch norm over the rows that are present, its running statistics handed to the pass.
+
+    It runs client by client (``each``) or on all of a stack at once, on a GPU always so.
+    """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(self, old: nn.modules.batchnorm._BatchNorm, name: str) -> None:
         super().__init__()
-        self.name, self.eps = name, old.eps
+        self.name, self.eps, self.each = name, old.eps, False
         self.momentum = 0.1 if old.momentum is None else old.momentum
         self.weight, self.bias = old.weight, old.bias
         if old.running_mean is None or old.running_var is None:
@@ -95,61 +99,36 @@ class BatchNorm(nn.Module):
         """Normalize ``x`` (batch, channels, ...)."""
         run = current.get()
         if run is None:
-            return self._scaled(x, self.running_mean, self.running_var)
+            return self._evaluated(x)
         parts = zip(x.chunk(run.parts), run.mask.chunk(run.parts), strict=True)
         seen = [self._of_batch(run, part, mask) for part, mask in parts]
         return torch.cat(seen) if len(seen) > 1 else seen[0]
 
-    def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalize a batch by its own statistics, which go to the pass."""
-        if run.whole and x[:, 0].numel() > 1:  # torch refuses a single number
-            return self._by_torch(run, x)
-        x = x.to(self.running_mean.dtype)  # statistics in full precision
-        present = mask.to(x.dtype).unsqueeze(1)
-        count = (present.sum() * x[0, 0].numel()).clamp(min=1.0)
-        mean = (_row_sums(x) * present).sum(0) / count
-        apart = x - mean.view(_by_channel(x))
-        var = (_row_sums(apart.square()) * present).sum(0) / count
-        self._remember(run, mean.detach(), var.detach() * count / (count - 1.0).clamp(min=1.0))
-        return self._scaled(apart, None, var)
-
-    def _by_torch(self, run: Pass, x: Tensor) -> Tensor:
-        """Normalize a batch of which no row is absent."""
-        names = f"{self.name}.running_mean", f"{self.name}.running_var"
-        kept = self.running_mean, self.running_var
-        mean, var = (
-            run.updates.get(name, old).clone() for name, old in zip(names, kept, strict=True)
-        )
-        about = mean, var, self.weight, self.bias, True, self.momentum, self.eps
-        out = F.batch_norm(x, *about)  # it moves both in place
-        run.updates |= dict(zip(names, (mean, var), strict=True))
-        return out
-
-    def _scaled(self, x: Tensor, mean: Tensor | None, var: Tensor) -> Tensor:
-        """Return (x - mean) / deviation, with weight and bias, in one go over ``x``."""
-        scale = torch.rsqrt(var + self.eps)
+    def _evaluated(self, x: Tensor) -> Tensor:
+        """Normalize by the running statistics, in one pass over ``x``."""
+        scale, shift = torch.rsqrt(self.running_var + self.eps), -self.running_mean
         if self.weight is not None:
             scale = scale * self.weight
-        shift = None if mean is None else -mean * scale
-        if self.bias is not None:
-            shift = self.bias if shift is None else shift + self.bias
-        x, scale = x.to(scale.dtype), scale.view(_by_channel(x))
-        return x * scale if shift is None else torch.addcmul(shift.view(scale.shape), x, scale)
+        shift = shift * scale if self.bias is None else shift * scale + self.bias
+        shape = by_channel(x)
+        return torch.addcmul(shift.view(shape), x.to(scale.dtype), scale.view(shape))
+
+    def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
+        """Normalize a batch by its own statistics, which go to the pass."""
+        about = self.weight, self.bias, self.eps
+        if run.whole or (self.each and x.device.type == "cpu"):
+            out, mean, var = of_each(x, None if run.whole else mask, *about)
+        else:  # statistics in full precision
+            out, mean, var = of_stack(x.to(self.running_mean.dtype), mask, *about)
+        count = mask.sum() * x[0, 0].numel()
+        self._remember(run, mean, var * count / (count - 1.0).clamp(min=1.0))
+        return out
 
     def _remember(self, run: Pass, mean: Tensor, var: Tensor) -> None:
         for name, new in (("running_mean", mean), ("running_var", var)):
             full = f"{self.name}.{name}"
             old = run.updates.get(full, getattr(self, name))
             run.updates[full] = old + self.momentum * (new - old)
-
-
-def _by_channel(x: Tensor) -> tuple[int, ...]:
-    return (1, -1, *(1 for _ in x.shape[2:]))
-
-
-def _row_sums(x: Tensor) -> Tensor:
-    """Return the sums over all but rows and channels, (batch, channels)."""
-    return x.flatten(_MATRIX).sum(_MATRIX) if x.dim() > _MATRIX else x
 
 
 class Linear(nn.Module):
@@ -190,18 +169,18 @@ class _Linear(torch.autograd.Function):
         return torch.matmul(x, weight.mT) + bias.unsqueeze(-2)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Saved, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         for_x = torch.matmul(grad, weight) if ctx.needs_input_grad[0] else None
         for_weight = torch.matmul(grad.mT, x) if ctx.needs_input_grad[1] else None
         return for_x, for_weight, grad.sum(-2)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Lot, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
         x, weight, bias = (
             a.expand(info.batch_size, *a.shape) if d is None else a.movedim(d, 0)
             for a, d in zip(inputs, in_dims, strict=True)

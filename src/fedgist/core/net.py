@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgist.core.convolution import Conv2d
-from fedgist.core.layers import Pass, current, linear, replace_layers
+from fedgist.core.layers import BatchNorm, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of
 from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
@@ -48,13 +48,14 @@ class Architecture:
     projects: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
-        """Return it with convolutions that run client by client (``each``) or stacked."""
-        layers = [layer for layer in self.module.modules() if isinstance(layer, Conv2d)]
+        """Return it with convolutions and batch norm client by client (``each``) or stacked."""
+        kinds = Conv2d | BatchNorm
+        layers = [layer for layer in self.module.modules() if isinstance(layer, kinds)]
         if all(layer.each == each for layer in layers):
             return self  # many sites of one process share it
         module = copy.deepcopy(self.module)
         for layer in module.modules():
-            if isinstance(layer, Conv2d):
+            if isinstance(layer, kinds):
                 layer.each = each
         return replace(self, module=module)
 
