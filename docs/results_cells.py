@@ -78,7 +78,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     paper's table, or ``recipe`` and ``folder``; of ``rows`` the folders, all that are there if not
     given; in ``also`` further labels with their folders, or other labels of those that are there;
     ``reference`` is the method of the test, if not the table's; ``at`` is another round that is
-    shown.
+    shown; ``paper`` is false where the recipe's numbers of the paper are of other settings.
     """
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
     reference, own = about.get("reference", ""), {}
@@ -91,6 +91,8 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         here = data / folder
         rows = sorted(p.name for p in here.iterdir() if p.is_dir()) if here.is_dir() else []
     paper = read(find_recipe(recipe), own=own).paper
+    if not about.get("paper", True):
+        paper = PaperSection()
     also = about.get("also", {})
     places = {
         _short(row): f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()

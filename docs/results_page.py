@@ -68,14 +68,16 @@ def accuracies(found: Experiment) -> Table:
 def communication(found: Experiment) -> Table:
     """Return the bits of a round, and until the target, each as a share of FedAvg's."""
     printed = found.paper.communication
-    rounds = {c.method: _bits_of_round(c.row) for c in found.cells if c.row}
-    most, paper_most = rounds.get("fedavg", 0.0), printed.get("fedavg", 0.0)
+    rounds = {c.label: _bits_of_round(c.row) for c in found.cells if c.row}
+    whole = [rounds[c.label] for c in found.cells if c.row and c.method.startswith("fedavg")]
+    most = whole[0] if whole and len(whole) < len(rounds) else 0.0  # beside other methods
+    paper_most = printed.get("fedavg", 0.0)
     goal = found.paper.target_accuracy
     share, until_goal = "share of FedAvg's", f"to {goal or 0:g} %"
     head = ["", "a round", share, until_goal, "rounds", "reached"]
     lines = [[*head, f"the paper's {until_goal}", share]]
     for cell in found.cells:
-        one, target = rounds.get(cell.method, 0.0), cell.row.target if cell.row else None
+        one, target = rounds.get(cell.label, 0.0), cell.row.target if cell.row else None
         paper = printed.get(cell.method, 0.0)
         if cell.row is None or cell.row.up is None or (not one and not paper):
             continue

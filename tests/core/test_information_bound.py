@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedgist.core.losses import contrast, information_bound
 from fedgist.engines.stacking_plan import Plan
-from fedgist.testing.small_worlds import PAIRS, trace, world
+from fedgist.errors import InputError
+from fedgist.testing.small_worlds import PAIRS, SIZES, blobs, trace, world
 from fedgist.testing.wire_laws import loopback
 
 SKEWED = [0.9, 0.05, 0.05]
@@ -75,6 +77,19 @@ def test_classes_without_representations_are_left_out() -> None:
     negatives = 0.4 * math.log(0.4) + 0.6 * math.log(0.8)
     assert float(rows[0]) == pytest.approx(math.log(2 * 0.6) + 2 * negatives, abs=1e-5)
     assert rows[1].isnan()
+
+
+def test_without_frequencies_there_is_no_bound() -> None:
+    log_h = torch.tensor([[[0.6, 0.2, 0.9]]]).log()
+    rows = information_bound(log_h, torch.tensor([0]), torch.zeros(3), torch.ones(1, 3))
+    assert rows.isnan().all()
+
+
+def test_rows_that_weigh_differently_are_not_counted() -> None:
+    data = replace(blobs(), annotations={"weight": torch.ones(sum(SIZES))})
+    options = {"log_bound": True, "release_weight": "weight"}
+    with pytest.raises(InputError, match="log_bound counts rows: it does not go with release_w"):
+        world("repshare", options=options, given={"data": data})
 
 
 def bounds(plan: Plan = PAIRS, **more: Any) -> list[float]:

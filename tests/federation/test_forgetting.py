@@ -55,6 +55,23 @@ def test_what_is_kept_of_a_client_is_dropped(tmp_path: Path, method: str) -> Non
     assert result.rounds[-1]["clients/replied"] == 4  # it may take part again
 
 
+def test_a_reply_under_way_is_forgotten_too(tmp_path: Path) -> None:
+    folder, trace = tmp_path / "run", tmp_path / "online.csv"
+    online = [(r, c) for r in (1, 2) for c in range(6)] + [(3, 5)]
+    trace.write_text("round,client\n" + "".join(f"{r},{c}\n" for r, c in online))
+    late = {"num_clients": 6, "delay": 0.9, "availability": str(trace)}
+    fedgist.run(recipe("repshare", 2, clients=late), out=folder)
+    saved = load(folder)
+    assert saved is not None
+    heard = saved.server["newest/round"].tolist()
+    late_twice = [client for client in range(5) if heard[client] == 1]  # and again in round 2
+    first, second = late_twice[:2]
+    assert forget(folder, str(first)).exit_code == 0
+    result = fedgist.run(recipe("repshare", 3, clients=late), out=folder, resume=True, rounds=3)
+    heard = result.federation.server.newest.round.tolist()
+    assert (heard[first], heard[second]) == (NEVER, 2)
+
+
 def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     for method, client, words in (
         ("fedavg", "1", "keeps nothing of client 1"),

@@ -17,6 +17,7 @@ from fedgist.core.method import Order
 from fedgist.errors import CheckpointError, RecipeError
 from fedgist.federation.graph import Neighbors, _by_chance, _regular
 from fedgist.federation.record import Record, read_lines
+from fedgist.federation.trained_models import client_model
 from fedgist.federation.world import World
 from fedgist.testing import laws
 from fedgist.testing.small_worlds import ALONE, PAIRS, SIZES, federation, trace, world
@@ -160,6 +161,22 @@ def test_a_client_hears_its_neighbors_alone(make_engine: Any) -> None:
             parts = down.seen[down.there[:, label] > 0, label]
             assert torch.allclose(target[label], parts.mean(0))
     fed.engine.close()
+
+
+def test_an_exported_model_has_heard_its_neighbors_alone() -> None:
+    asked = {
+        "method": {"name": "repshare", "m_down": 4},
+        "clients": {"num_clients": 5, "graph": {"name": "ring"}},
+        "data": {"train_rows": 100},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1, "cohort_size": 5},
+    }
+    result = fedgist.run(asked)
+    held = client_model(result.federation, result.world, 1)
+    _, downs, _ = result.federation.downloads(1)
+    arrays = {name: held.get_buffer(slot) for slot, name in held.names.items()}
+    assert torch.equal(arrays["down/seen"], downs[1].seen)
+    assert not arrays["down/known"].any()
 
 
 def test_all_neighbors_together_are_the_relay() -> None:

@@ -17,7 +17,9 @@ from fedgist.testing.small_worlds import CLASSES, SIZES, federation, trace, worl
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}
 
 
-def plain_rounds(small_world: World, rounds: int, gamma: float, *, left_out: bool) -> list[Tensor]:
+def plain_rounds(
+    small_world: World, rounds: int, gamma: float, *, left_out: bool, declared: bool = True
+) -> list[Tensor]:
     """FD with full-batch gradient steps; return the clients' first weights."""
     start = small_world.server.task.starts["mlp"].params
     x, y = (small_world.data.x - 0.5) / 2.0, small_world.data.y
@@ -47,7 +49,8 @@ def plain_rounds(small_world: World, rounds: int, gamma: float, *, left_out: boo
                 for p, g in zip(net.parameters(), grads, strict=True):
                     p.sub_(0.2 * g)
                 out = net(rows)
-            sent[number] = {k: out[labels == k].mean(0) for k in set(labels.tolist())}
+            empty = {} if declared else {k: torch.zeros(CLASSES) for k in range(CLASSES)}
+            sent[number] = empty | {k: out[labels == k].mean(0) for k in set(labels.tolist())}
     return [next(net.parameters()).detach() for net, *_ in clients]
 
 
@@ -58,10 +61,12 @@ def test_rounds_are_those_of_plain_modules(*, left_out: bool, declared: bool) ->
     options = {"gamma": 2.0, "leave_own_out": left_out, "declare_classes": declared}
     small_world = world("fd", options=options, train=ONE_STEP)
     state = trace(small_world, Plan(2), rounds=3).state
-    expected = plain_rounds(small_world, 3, 2.0, left_out=left_out)
+    asked = {"left_out": left_out, "declared": declared}
+    expected = plain_rounds(small_world, 3, 2.0, **asked)
     assert torch.allclose(state["clients/mlp/net/1.weight"], torch.stack(expected), atol=1e-5)
-    other = plain_rounds(small_world, 3, 2.0, left_out=not left_out)
-    assert not torch.allclose(torch.stack(other), torch.stack(expected), atol=1e-3)
+    for changed in ({"left_out": not left_out}, {"declared": not declared}):
+        other = plain_rounds(small_world, 3, 2.0, **asked | changed)
+        assert not torch.allclose(torch.stack(other), torch.stack(expected), atol=1e-3)
 
 
 def test_the_first_round_has_no_teacher() -> None:

@@ -374,6 +374,20 @@ def test_a_row_weighs_in_what_is_released_what_its_annotation_says() -> None:
     fed.engine.close()
 
 
+def test_rows_of_weight_zero_take_no_place_in_an_observation() -> None:
+    weights = [float(row % 3 == 0) for row in range(sum(SIZES))]
+    small_world = weighted(weights, options={"n_avg": 2})
+    fed = federation(small_world)
+    fed.advance()
+    observed = fed.server.released.rows[:, 1]
+    fed.engine.close()
+    for client in range(len(SIZES)):
+        rows = small_world.population.train[client]
+        y, kept = small_world.data.y[rows], torch.tensor(weights)[rows] > 0
+        for label in range(CLASSES):
+            assert observed[client, label] == min(2, int((kept & (y == label)).sum()))
+
+
 def test_weights_do_not_depend_on_stacks() -> None:
     weights = [0.1 * (row % 7) for row in range(sum(SIZES))]
     one, two = (trace(weighted(weights), plan).state for plan in (Plan(3), Plan(1, stack=False)))

@@ -18,10 +18,14 @@ NO_WORD = -1
 
 @tree
 class Labels:
-    """All rows of a client without their inputs: labels ``y`` (rows,), ``mask`` (rows,)."""
+    """All rows of a client without their inputs: labels ``y`` (rows,), ``mask`` (rows,).
+
+    ``annotations`` are numbers of rows by name, as in a batch.
+    """
 
     y: Tensor
     mask: Tensor
+    annotations: dict[str, Tensor] = field(default_factory=dict)
 
 
 @tree

@@ -92,7 +92,8 @@ def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor
     2022, theorem 1, after Tian, Krishnan, Isola 2020). Negatives of other classes alone would make
     it too high where classes are skewed. ``log_h`` (batch, lots, classes), ``frequency`` (classes,)
     are the p_c, ``there`` (lots, classes) says of which classes there are representations: p is
-    that among them. The mean over lots; NaN for a class of which there is none.
+    that among them. The mean over lots; NaN for a class of which there is none, and where no
+    frequency is known.
     """
     present = there * frequency
     share = present / present.sum(1, keepdim=True).clamp(min=torch.finfo(present.dtype).tiny)
@@ -100,6 +101,6 @@ def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor
     apart = torch.log1p(-log_h.exp().clamp(max=SURE))
     own = log_h.gather(2, y.view(-1, 1, 1).expand(-1, log_h.shape[1], 1)).squeeze(2)
     bounds = math.log(max(negatives, 1)) + own + negatives * (apart * share).sum(2)
-    has = there[:, y].T  # (batch, lots)
+    has = there[:, y].T * (present.sum(1) > 0)  # (batch, lots)
     mean = (bounds * has).sum(1) / has.sum(1).clamp(min=1.0)
     return torch.where(has.sum(1) > 0, mean, torch.nan)

@@ -93,11 +93,14 @@ class Examples:
         x = x.long() if y.dim() > rows.dim() else self._numbers(x, shown, keys)
         if not bool(mask[:, 0].all()):
             x[~mask[:, 0]] = 0
-        beside = {
-            name: values[shown].masked_fill_(~mask, 0.0)
+        return Batch(x, y, mask, annotations=self.annotated(rows))
+
+    def annotated(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the annotations of rows by name, of the same shape; 0 for absent rows, -1."""
+        return {
+            name: values[rows.clamp(min=0)].masked_fill_(rows < 0, 0.0)
             for name, values in self.annotations.items()
         }
-        return Batch(x, y, mask, annotations=beside)
 
     def _numbers(self, x: Tensor, rows: Tensor, keys: Tensor | None) -> Tensor:
         """Return examples ``x`` (clients, batch, *input), these ``rows``, as models see them."""

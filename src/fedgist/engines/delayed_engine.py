@@ -88,6 +88,10 @@ class DelayedEngine:
         kept = {name: array for name, array in arrays.items() if not name.startswith(start)}
         self._simulation().restore(kept)
 
+    def forget(self, client: int) -> None:
+        """Drop a client's replies under way, each of which is of one client."""
+        self.under_way = [part for part in self.under_way if _sender(part).client != client]
+
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
@@ -109,9 +113,13 @@ def by_chance(seed: int, chance: float) -> Callable[[Context, Sequence[Order]], 
     return is_late
 
 
+def _sender(part: Subtotal | Reply) -> Order:
+    return part.order if isinstance(part, Reply) else Order(part.clients[0], part.architecture)
+
+
 def _sealed(part: Subtotal | Reply) -> Tensor:
     """Return a reply under way as bytes, for a checkpoint."""
-    order = part.order if isinstance(part, Reply) else Order(part.clients[0], part.architecture)
+    order = _sender(part)
     header = Header(
         purpose="reply",
         run=UNDER_WAY,

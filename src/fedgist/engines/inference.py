@@ -86,8 +86,8 @@ def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
     if not table.shape[1]:  # as in pieces: a place without a row
         table = table.new_full((len(table), 1), -1)
     mask = table >= 0
-    y = labels_of(cohort.examples.y, table)
-    picks: Tensor = cohort.lift(one_client, (0, 0, 0))(Labels(y, mask), clients.own, cohort.keys)
+    rows = Labels(labels_of(cohort.examples.y, table), mask, cohort.examples.annotated(table))
+    picks: Tensor = cohort.lift(one_client, (0, 0, 0))(rows, clients.own, cohort.keys)
     return picks
 
 

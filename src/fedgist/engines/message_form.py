@@ -35,7 +35,8 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         there = torch.ones(1, dtype=torch.bool, device=x.device)
         batch = Batch(x, y, there, annotations=beside)
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
-        batch = replace(batch, picks=method.pick(Labels(batch.y, batch.mask), own, ctx))
+        rows = Labels(batch.y, batch.mask, batch.annotations)
+        batch = replace(batch, picks=method.pick(rows, own, ctx))
         sums = method.summarize(net, batch, own, down, ctx)
         message, _ = method.upload(net, own, sums, down, ctx)
         return message

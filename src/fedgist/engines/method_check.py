@@ -152,7 +152,7 @@ class Trial:
 
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch as summaries see it, with what the client chooses of its rows."""
-        picks = self._call("pick", Labels(batch.y, batch.mask), self.own)
+        picks = self._call("pick", Labels(batch.y, batch.mask, batch.annotations), self.own)
         if not isinstance(picks, Tensor) or tuple(picks.shape[:-1]) != (ROWS,):
             self._complain("pick", f"returned {kind_of(picks)}, not (rows, choices)")
         return replace(batch, picks=picks)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fedgist.core.tree import named
+from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.errors import CheckpointError, MethodError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.checkpoint import Checkpoint
@@ -48,6 +49,8 @@ def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
 
 def _without(federation: Federation, state: Checkpoint, client: int) -> Checkpoint:
     federation.restore(replace(state, best=None))
+    if isinstance(federation.engine, DelayedEngine):  # what arrives late would be kept again
+        federation.engine.forget(client)
     before = {name: array.clone() for name, array in named(federation.server).items()}
     federation.forget(client)
     after = named(federation.server)

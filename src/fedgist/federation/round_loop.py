@@ -157,10 +157,8 @@ class Federation:
 
     def _hearing(self, orders: list[Order], number: int) -> list[Order]:
         """Return the orders with whom their clients hear in a round, where they are peers."""
-        if self.side.hears is None:
-            return orders
-        neighbors = self.side.hears(number)
-        return [replace(order, hears=neighbors[order.client]) for order in orders]
+        peers = None if self.side.hears is None else self.side.hears(number)
+        return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
     def _do_stage(self, ctx: Context, now: RoundUnderWay) -> bool:
         """Do a stage; return whether it was the server's own work."""
@@ -247,10 +245,12 @@ class Federation:
 
     def downloads(self, number: int) -> tuple[list[Order], list[Any], Context]:
         """Return what every client would receive now."""
-        ctx = self.context(EVALUATE, number)
-        orders = [Order(c.id, c.architectures[0]) for c in self.side.clients]
-        orders = self._hearing(orders, number)
+        ctx, orders = self.context(EVALUATE, number), self.orders_to_each(number)
         return orders, [self.method.download(self.server, order, ctx) for order in orders], ctx
+
+    def orders_to_each(self, number: int) -> list[Order]:
+        """Return an order to each client, for its first model."""
+        return self._hearing([Order(c.id, c.architectures[0]) for c in self.side.clients], number)
 
     def checkpoint(self) -> Checkpoint:
         """Return all that is needed to go on; the clients' part only where they are simulated."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.method import Context, Method, Order
+from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
 from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
 from fedgist.core.tree import Tree, build, map_leaves, named
@@ -136,8 +136,8 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     number = client_number(world.partition, client)
     method = federation.method
     engine = simulation(federation)
-    info = federation.side.clients[0 if method.merges_clients else number]
-    order, ctx = Order(info.id, info.architectures[0]), federation.context(EVALUATE)
+    order = federation.orders_to_each(federation.round)[0 if method.merges_clients else number]
+    ctx = federation.context(EVALUATE)
     down = method.download(federation.server, order, ctx)
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)

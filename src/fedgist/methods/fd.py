@@ -33,14 +33,18 @@ class ClassLogits:
 
 @message(reduce="each")
 class DenseClassLogits:
-    """Mean logits by class, (classes, classes), all of which travel: zeros for absent classes."""
+    """Mean logits by class, (classes, classes), all of which travel: zeros for absent classes.
+
+    Nobody can tell such zeros from logits: they are learned from as if they were.
+    """
 
     mean: Tensor
 
     @property
     def there(self) -> Tensor:
-        """Which classes there are: 1 or 0, (classes,)."""
-        return (self.mean != 0).any(-1).to(self.mean.dtype)
+        """Which classes there are, all or, of an empty message, none: 1 or 0, (classes,)."""
+        some = (self.mean != 0).flatten(-2).any(-1, keepdim=True)
+        return some.expand(self.mean.shape[:-1]).to(self.mean.dtype)
 
 
 AnyLogits = ClassLogits | DenseClassLogits

@@ -122,6 +122,9 @@ class RepShare(Method):
                 raise MethodError(msg + f"{arch.feature_width} features")
         if self.release_weight:
             check_weights(task.annotations, self.release_weight)
+        if self.release_weight and self.log_bound:
+            msg = "method.log_bound counts rows: it does not go with release_weight"
+            raise MethodError(msg)
 
     def check_client(self, settings: Release, task: Task) -> None:
         """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
@@ -181,9 +184,8 @@ class RepShare(Method):
         return download(server, order, self.m_down, self.draw, key, noise_floor(ctx.task.privacy))
 
     def _random(self, server: Relay, key: Tensor) -> Representations:
-        shape = tuple(server.mean.shape)
-        seen = random.normal(random.fold(key, "seen"), (self.m_down, *shape))
-        mean = random.normal(random.fold(key, "mean"), shape)
+        seen = random.normal(random.fold(key, "seen"), (self.m_down, *server.mean.shape))
+        mean = random.normal(random.fold(key, "mean"), tuple(server.mean.shape))
         there = torch.ones_like(seen[:, :, 0])
         return Representations(mean, there[0], seen, there)
 
@@ -236,13 +238,14 @@ class RepShare(Method):
         self, net: Net, batch: Batch, own: Own, down: Representations, ctx: Context
     ) -> dict[str, Tensor]:
         """Return the bound on I(Phi_s; Phi_t) of each row (theorem 1), mean over observations."""
-        z = net.features(batch.x)
-        log_h = self._log_h(net, own, z, down.seen)
+        log_h = self._log_h(net, own, net.features(batch.x), down.seen)
         bounds = information_bound(log_h, batch.y, own.frequency, down.there)
         return {INFORMATION.name: bounds}
 
     def pick(self, rows: Labels, own: Own, ctx: Context) -> Tensor:
-        """Return the rows of each observation: of each class n_avg, or all if there are fewer."""
+        """Return the rows of each observation: of each class n_avg, or all that may be released."""
+        if self.release_weight:
+            rows = replace(rows, mask=rows.mask & (rows.annotations[self.release_weight] > 0))
 
         def picked(key: Tensor) -> Tensor:
             if self.pick_rate is None:
