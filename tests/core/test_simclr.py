@@ -272,6 +272,7 @@ def test_clients_with_fewer_than_two_rows_are_left_out_and_named() -> None:
     del asked["partition"]
     result = fedgist.run(asked, data=pictures(), clients=clients, observer=Watcher())
     assert result.rounds[-1]["clients/asked"] == 2
+    assert {line["client"] for line in result.clients if "probe" in line} == {0, 2}
     assert "client 1 has fewer than 2 rows: it is left out" in seen
 
 
@@ -285,6 +286,7 @@ def test_clients_with_fewer_than_two_rows_are_left_out_and_named() -> None:
         ({"objective": {"name": "simclr", "metrics": ["accuracy"]}}, "simclr has no metric"),
         ({"train": {"class_weights": "balanced"}}, "class_weights = 'balanced' has no use"),
         ({"train": {"label_smoothing": 0.1}}, "train.label_smoothing has no use"),
+        ({"train": {"batch_size": 1}}, "train.batch_size = 1 has no use"),
         ({"data": {"validation": 0.2}}, "data.validation has no use"),
         ({"evaluate": {"probe": "none"}}, "evaluate.probe = 'none': nothing else judges"),
         ({"data": {"augment": ["color_jitter"]}, "model": {"name": "mlp"}}, "three channels"),

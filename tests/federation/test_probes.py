@@ -86,6 +86,10 @@ def test_every_body_of_a_run_is_probed(tmp_path: Path) -> None:
     )
     own = Encoded(net.features(train.x[0]), train.y[0], net.features(test.x[0]), test.y[0], 10)
     assert lines[-1]["knn"] == pytest.approx(PROBES["knn"](own, 0), abs=0.01)
+    starts = CliRunner().invoke(app, [*asked, "--client", "1", "--starts", "--json"])
+    last = json.loads(starts.stdout)["probes"][-1]
+    assert last["model"] == "start/mlp"
+    assert last["sgd"] < lines[1]["sgd"]
     shown = CliRunner().invoke(app, [*asked, "--client", "1"])
     assert "300 training rows, scored on 355 test rows" in shown.output
 
@@ -101,6 +105,19 @@ def test_tables_show_the_probe_of_the_one_model(tmp_path: Path) -> None:
     (row,) = overview(run_files.find([tmp_path / "run"])).rows
     over_clients, one_model = (f"{100 * line[name]:.2f} %" for name in COLUMNS)
     assert (row[1], row[3]) == (over_clients, one_model)
+
+
+def test_features_that_are_not_finite_have_no_probe(tmp_path: Path) -> None:
+    asked = RECIPE | {
+        "method": {"name": "local"},
+        "train": {"num_rounds": 1, "optimizer": "sgd", "lr": 1e30},
+        "evaluate": {"probe": "knn"},
+    }
+    line = fedgist.run(asked, out=tmp_path / "run").rounds[-1]
+    assert line.get("eval/client/probe_mean") is None
+    done = CliRunner().invoke(app, ["probe", str(tmp_path / "run"), "--by", "knn,logistic"])
+    assert done.exit_code == 0, done.output
+    assert "-" in done.output.splitlines()[-1]
 
 
 def test_what_cannot_be_probed_is_said(tmp_path: Path) -> None:

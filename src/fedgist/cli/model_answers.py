@@ -126,7 +126,13 @@ def evaluate(
 
 
 def probe(
-    folder: Path, client: str | None, kinds: Sequence[str], data_root: Path | None, *, as_json: bool
+    folder: Path,
+    client: str | None,
+    kinds: Sequence[str],
+    data_root: Path | None,
+    *,
+    starts: bool,
+    as_json: bool,
 ) -> None:
     """Print the accuracies of probes on the features of a client's body, or of all."""
     kinds = [kind.strip() for kind in kinds]
@@ -135,7 +141,7 @@ def probe(
     federation, world = runner.load_run(folder, Given(root=data_root))
     everybody = range(len(world.partition.test))
     clients = everybody if client is None else [client_number(world.partition, client)]
-    scores = dict(probed(federation, world, clients, kinds))
+    scores = dict(probed(federation, world, clients, kinds, starts=starts))
     if as_json:
         told = [{"model": who, **values} for who, values in scores.items()]
         sys.stdout.write(to_json({"probes": told}) + "\n")

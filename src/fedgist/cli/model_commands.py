@@ -74,6 +74,9 @@ def probe(
     by: Annotated[
         str, typer.Option(help="sgd, logistic, knn, or several with commas between.")
     ] = "sgd",
+    starts: Annotated[
+        bool, typer.Option("--starts", help="Also bodies as they were before any training.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -85,12 +88,13 @@ def probe(
     Examples
     --------
     fedgist probe runs/mine
-    fedgist probe runs/mine --client 3 --by sgd,knn
+    fedgist probe runs/mine --client 3 --by sgd,knn --starts
     """
     from fedgist.cli import model_answers
 
     one = None if client == ALL else client
-    model_answers.probe(folder, one, by.split(","), data_root, as_json=as_json)
+    kinds = by.split(",")
+    model_answers.probe(folder, one, kinds, data_root, starts=starts, as_json=as_json)
 
 
 @app.command("export", rich_help_panel=USE)

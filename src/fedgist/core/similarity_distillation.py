@@ -1,8 +1,8 @@
 """Ensemble similarity distillation: what encoders say of public rows, and a student that learns it.
 
 Shi, Yu, Liu, Pang, Li, Wang 2021, "Towards communication-efficient and privacy-preserving federated
-representation learning" (FLESD), equations 4 to 9. The N x N matrix of similarities is never made:
-its rows are worked out from the representations as they are needed, at the places in the queue.
+representation learning" (FLESD), equations 4 to 9. Of representations the N x N matrix of
+similarities is never made: its rows are worked out as they are needed, at the places in the queue.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 
 ROWS_AT_ONCE = 256  # that an encoder looks at together
+NOTHING = torch.finfo(torch.float32).min  # the logarithm of a similarity that nobody sent
 Outlook = Literal["projection", "features"]  # which of a net's numbers are compared
 
 
@@ -50,11 +51,6 @@ def representations(net: Net, task: Task, of: Outlook) -> Tensor:
     pieces = torch.split(torch.arange(len(public)), ROWS_AT_ONCE)
     batches = (take(public.batch(piece.unsqueeze(0)), 0).x for piece in pieces)
     return torch.cat([embedding(net, x, of) for x in batches])
-
-
-def sharpened(similarities: Tensor, temperature: float) -> Tensor:
-    """Return ``exp(M_k / tau_T)`` (eq. 5), over that of 1, the largest: rows are renormalized."""
-    return torch.exp((similarities - 1.0) / temperature)
 
 
 @tree
@@ -87,8 +83,8 @@ class Ensemble:
     """What clients sent of the public rows.
 
     ``slots`` (clients, N, d) are their representations, narrower ones filled up with zeros, and
-    ``filled`` (clients,) is 1 where there is one; ``total`` (N, N) is the sum of the exponentials
-    of similarities that were sent themselves. One of both is empty.
+    ``filled`` (clients,) is 1 where there is one; ``total`` (N, N) is ``ln sum_k exp(M_k / tau_T)``
+    of similarities that were sent themselves, ``NOTHING`` where none was. One of both is empty.
     """
 
     slots: Tensor
@@ -99,14 +95,17 @@ class Ensemble:
         """Return of how many clients it is."""
         return int(self.filled.sum())
 
-    def rows(self, rows: Tensor, places: Tensor, temperature: float) -> Tensor:
-        """Return ``M_ij`` (eqs. 4 to 6) for i in ``rows`` and j in ``places``, up to a factor."""
+    def logarithms(self, rows: Tensor, places: Tensor, temperature: float) -> Tensor:
+        """Return ``ln M_ij`` (eqs. 4 to 6) for i in ``rows`` and j in ``places``, up to a summand.
+
+        The exponentials themselves would vanish where ``temperature`` is low.
+        """
         if self.total.numel():
-            return self.total[rows][:, places] / self.count()
-        out = torch.zeros(len(rows), len(places), device=self.slots.device)
+            return self.total[rows][:, places]
+        out = torch.full((len(rows), len(places)), NOTHING, device=self.slots.device)
         for slot in self.slots[: self.count()]:
-            out = out + sharpened(slot[rows] @ slot[places].mT, temperature)
-        return out / self.count()
+            out = torch.logaddexp(out, slot[rows] @ slot[places].mT / temperature)
+        return out
 
 
 @dataclass(frozen=True)
@@ -218,9 +217,9 @@ class SimilarityDistillation:
 
     def target(self, ensemble: Ensemble, rows: Tensor, places: Tensor) -> Tensor:
         """Return ``p^i_j`` (eq. 7), (batch, m): no anchor is the row itself."""
-        m = ensemble.rows(rows, places, self.target_temperature)
-        m = m.masked_fill(rows.unsqueeze(1) == places, 0.0)
-        return m / m.sum(1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny)
+        logs = ensemble.logarithms(rows, places, self.target_temperature)
+        logs = logs.masked_fill(rows.unsqueeze(1) == places, NOTHING)
+        return torch.softmax(logs, 1) * (logs.amax(1, keepdim=True) > NOTHING)
 
     def divergence(self, made: Tensor, queue: Queue, rows: Tensor, target: Tensor) -> Tensor:
         """Return the mean ``KL(p^i || q^i)`` (eqs. 8 and 9) of embeddings ``made`` (batch, d)."""

@@ -56,11 +56,12 @@ def _of_texts(recipe: Recipe) -> dict[str, bool]:
 
 
 def _of_labels(recipe: Recipe) -> dict[str, bool]:
-    """Return what would need labels that are learnt or guessed, and whether it is asked for."""
+    """Return what needs labels, or says nothing of views, and whether it is asked for."""
     evaluate, train = recipe.evaluate, recipe.train
     return {
         "train.class_weights = 'balanced'": train.class_weights == "balanced",
         "train.label_smoothing": train.label_smoothing > 0,
+        "train.batch_size = 1": train.batch_size == 1,
         "evaluate.train = true": evaluate.train,
         "evaluate.trained_every": evaluate.trained_every > 0,
         "evaluate.sets": bool(evaluate.sets),
@@ -89,13 +90,17 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
         raise RecipeError(msg + f"{objective.name} learns without labels")
 
 
+def lonely(train: Rows, objective: Objective) -> set[int]:
+    """Return the places of clients with fewer than two rows, where views need others' views."""
+    counts = train.counts.tolist() if objective.views > 1 else []
+    return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
+
+
 def without_lonely(online: Online, train: Rows, objective: Objective) -> tuple[Online, list[str]]:
     """Leave out clients with fewer than two rows, if views are told from those of other rows.
 
     ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
     """
-    if objective.views == 1:
-        return online, []
-    few = {i for i, count in enumerate(train.counts.tolist()) if count < LEAST_ROWS}
+    few = lonely(train, objective)
     notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
     return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes

@@ -7,6 +7,7 @@ test rows, so that bodies are compared by what they see, whatever head was train
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,6 +37,7 @@ from fedgist.federation.columns import (
     over_models,
 )
 from fedgist.federation.evaluation import ALL_ROWS
+from fedgist.federation.objective_choice import lonely
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation
 from fedgist.federation.trained_models import client_nets
@@ -120,9 +122,11 @@ def probe_of(
 def evaluated(world: World, kind: str, federation: Federation) -> tuple[Line, list[Line]]:
     """Return what probes of a kind find: columns of the round's line, and lines of clients.
 
-    Clients' models are left out where the server's alone are scored.
+    Clients' models are left out where the server's alone are scored, and those of clients that have
+    too few rows to learn. Statistics are over the models whose features are finite.
     """
-    everybody = [client.id for client in federation.side.clients]
+    few = lonely(world.population.train, world.server.task.objective)
+    everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.recipe.evaluate.on == "global" else everybody
     found = [values[kind] for _, values in probed(federation, world, clients, (kind,))]
     ctx = federation.context(EVALUATE)
@@ -135,8 +139,9 @@ def evaluated(world: World, kind: str, federation: Federation) -> tuple[Line, li
     if servers:
         together = of_all if len(servers) == 1 else over_models
         line[together(PROBE.name)] = sum(servers.values()) / len(servers)
-    if clients:
-        statistics = {MEAN: own.mean(), STD: own.std(correction=0), LEAST: own.min()}
+    known = own[~own.isnan()]
+    if len(known):
+        statistics = {MEAN: known.mean(), STD: known.std(correction=0), LEAST: known.min()}
         line |= {
             over_clients("client", PROBE.name, statistic=name): float(value)
             for name, value in statistics.items()
@@ -160,11 +165,17 @@ def check_probes(world: World) -> None:
 
 
 def probed(
-    federation: Federation, world: World, clients: Sequence[int], kinds: Sequence[str]
+    federation: Federation,
+    world: World,
+    clients: Sequence[int],
+    kinds: Sequence[str],
+    *,
+    starts: bool = False,
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield each client's accuracies by kind of probe, then those of the server's models.
 
-    A body that several have is probed once.
+    A body that several have is probed once; of features that are not finite it is NaN. With
+    ``starts``, bodies as they were before any training follow, one for each architecture.
 
     Raises
     ------
@@ -178,11 +189,15 @@ def probed(
     named = ((names[i] if names else str(i), net) for i, net in nets)
     cpu = {name: map_leaves(lambda leaf: leaf.cpu(), net) for name, net in servers.items()}
     done: list[tuple[Net, dict[str, float]]] = []
-    for name, net in (*named, *((f"server/{name}", net) for name, net in cpu.items())):
+    others = {f"server/{name}": net for name, net in cpu.items()}
+    if starts:
+        others |= {f"start/{name}": net for name, net in world.server.task.starts.items()}
+    for name, net in (*named, *others.items()):
         values = next((values for other, values in done if _same_body(net, other)), None)
         if values is None:
             encoded = _encoded(net, world)
-            values = {kind: PROBES[kind](encoded, seed) for kind in kinds}
+            good = all(bool(z.isfinite().all()) for z in (encoded.train, encoded.test))
+            values = {kind: PROBES[kind](encoded, seed) if good else math.nan for kind in kinds}
             done.append((net, values))
         yield name, values
 

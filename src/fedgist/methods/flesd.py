@@ -32,13 +32,14 @@ from fedgist.core.method import (
 from fedgist.core.sampling import drawn_clients
 from fedgist.core.server_training import is_server_stage
 from fedgist.core.similarity_distillation import (
+    NOTHING,
+    ROWS_AT_ONCE,
     Ensemble,
     Outlook,
     SimilarityDistillation,
     Student,
     public_rows,
     representations,
-    sharpened,
 )
 from fedgist.core.tree import map_leaves, tree
 from fedgist.errors import MethodError
@@ -121,6 +122,9 @@ class FLESD(Method):
             known = ", ".join(task.starts)
             msg = f"method.student = {self.student!r} is no architecture; there are: {known}"
             raise MethodError(msg)
+        if self.top * len(task.public) <= 1.0:
+            msg = f"method.top = {self.top:g} of {len(task.public)} rows is a row itself alone"
+            raise MethodError(msg)
         if self.sends == "representations" and self.top != 1.0:
             msg = "method.top is read only with method.sends = 'similarities'"
             raise MethodError(msg)
@@ -143,7 +147,7 @@ class FLESD(Method):
         ensemble = Ensemble(
             torch.zeros(slots, device=device),
             torch.zeros(_most_asked(task), device=device),
-            torch.zeros((n, n) if sent else (0, 0), device=device),
+            torch.full((n, n) if sent else (0, 0), NOTHING, device=device),
         )
         return Server(
             self.distillation.idle(net, task, 0 if net is None else self._width(net), device),
@@ -176,11 +180,9 @@ class FLESD(Method):
         """Return what the encoder says of the public rows."""
         r, digest = representations(net, ctx.task, self.of), torch.tensor(ctx.task.public_digest)
         if self.sends == "similarities":
-            m = r @ r.mT  # eq. 4
             if self.top == 1.0:
-                return Similarities(m, digest), own
-            places = m.topk(math.ceil(self.top * len(r)), dim=1).indices.sort(1).values
-            return Nearest(m.gather(1, places), places.to(torch.int32), digest), own
+                return Similarities(r @ r.mT, digest), own  # eq. 4
+            return Nearest(*_nearest(r, math.ceil(self.top * len(r))), digest), own
         if self.wire == "int8":
             scales = r.abs().amax(1).clamp(min=torch.finfo(r.dtype).tiny) / MOST
             values = (r / scales.unsqueeze(1)).round().to(torch.int8)
@@ -192,7 +194,8 @@ class FLESD(Method):
         if not is_server_stage(ctx.stage):
             return replace(server, ensemble=self._heard(server, replies, ctx.task))
         if not server.ensemble.count():  # nobody answered
-            return server
+            zero = torch.zeros_like(server.student.steps)
+            return replace(server, student=replace(server.student, losses=zero, steps=zero))
         start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
         if ctx.stage == stages[1]:
             student = self.distillation.begin(start.having(student.arrays), self.of, ctx)
@@ -231,9 +234,7 @@ class FLESD(Method):
                 raise MethodError(msg + "same rows are needed, in the same order, normalized alike")
             new.filled[place] = 1.0
             if isinstance(sent, Similarities | Nearest):
-                near = sharpened(sent.values, self.distillation.target_temperature)  # eq. 5
-                whole = near if isinstance(sent, Similarities) else _spread(near, sent.places)
-                new.total.add_(whole)
+                _add(new.total, sent, self.distillation.target_temperature)
                 continue
             values = sent.values.to(torch.float32)
             if isinstance(sent, Quantized):
@@ -257,13 +258,27 @@ class FLESD(Method):
 def _emptied(ensemble: Ensemble) -> Ensemble:
     """Return room for as much as an ensemble holds."""
     empty: Ensemble = map_leaves(torch.zeros_like, ensemble)
-    return empty
+    return replace(empty, total=torch.full_like(ensemble.total, NOTHING))
 
 
-def _spread(values: Tensor, places: Tensor) -> Tensor:
-    """Return values (N, k) at their places in (N, N), zeros elsewhere."""
-    whole = values.new_zeros(len(values), len(values))
-    return whole.scatter(1, places.long(), values)
+def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return each row's largest similarities (eq. 4) and whose they are, (N, count)."""
+    found = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
+    values, places = (torch.cat([part[i] for part in found]) for i in (0, 1))
+    order = places.argsort(1)
+    return values.gather(1, order), places.gather(1, order).to(torch.int32)
+
+
+def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> None:
+    """Add ``exp(M_k / tau_T)`` (eq. 5) to sums whose logarithms ``total`` (N, N) are, in place."""
+    for at in torch.split(torch.arange(len(total)), ROWS_AT_ONCE):
+        rows, values = total[at], sent.values[at] / temperature
+        if isinstance(sent, Similarities):
+            total[at] = torch.logaddexp(rows, values)
+        else:
+            places = sent.places[at].long()
+            both = torch.logaddexp(rows.gather(1, places), values)
+            total[at] = rows.scatter(1, places, both)
 
 
 def _most_asked(task: Task) -> int:

@@ -10,8 +10,8 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """Return a fraction as percent."""
-    return "-" if value is None else f"{100 * value:.{digits}f} %"
+    """Return a fraction as percent; one that is not known as a dash."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
 def printed(numbers: Iterable[float]) -> str:
