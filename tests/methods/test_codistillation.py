@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import codistillation, random
+from fedgist.core.batch import NO_WORD, Batch
 from fedgist.core.codistillation import Distillation
-from fedgist.core.method import Context
+from fedgist.core.method import Context, Net
 from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import InputError, RecipeError
-from fedgist.federation import checkpoint
+from fedgist.federation import checkpoint, rounds
 from fedgist.federation.recipe import make, read
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.round_record import RoundRecord
@@ -80,7 +81,7 @@ def seen() -> Tensor:
 def distilled(
     weights: Mapping[str, Mapping[str, Tensor]],
     steps: int,
-    temperature: float = 1.0,
+    temperatures: Mapping[str, float],
     r: float = 0.0,
     *,
     frozen: bool = True,
@@ -97,7 +98,7 @@ def distilled(
         teachers = first if frozen else students
         for _ in range(steps):
             soft = [
-                torch.softmax(teachers[other](seen()) / temperature, 1).detach()
+                torch.softmax(teachers[other](seen()) / temperatures[other], 1).detach()
                 for other in students
                 if other != name
             ]
@@ -119,9 +120,11 @@ def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("pools", [("small", "large"), ("small", "large", "other")])
 def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -> None:
-    # rejects: the second student taught by the first's result; a mean that holds the student itself
-    options = {"steps": 30, "batch_size": PUBLIC, "lr": 0.02, "final_factor": 1.0}
-    options |= {"temperature": 0.5, "regularization": 0.2}
+    # rejects: the second student taught by the first's result; a mean that holds the student
+    # itself; a student's own temperature in place of its teachers'
+    temperatures = dict(zip(pools, (0.5, 0.8, 1.3), strict=False))
+    options: dict[str, Any] = {"steps": 30, "batch_size": PUBLIC, "lr": 0.02, "final_factor": 1.0}
+    options |= {"temperature": temperatures, "regularization": 0.2}
     small_world = pooled("periodic_codist", pools=pools, period=2, distillation=options)
     fed = federation(small_world, PLAN)
     fed.advance()
@@ -135,7 +138,9 @@ def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -
         }
         for pool in pools
     }
-    expected, one_by_one = (distilled(weights, 30, 0.5, 0.2, frozen=f) for f in (True, False))
+    expected, one_by_one = (
+        distilled(weights, 30, temperatures, 0.2, frozen=f) for f in (True, False)
+    )
     for pool, arrays in weights_of(fed).items():
         for array, right, wrong in zip(
             arrays.values(), expected[pool], one_by_one[pool], strict=True
@@ -158,13 +163,14 @@ def test_moments_are_forgotten_after_a_distillation() -> None:
 
 
 @pytest.mark.parametrize("method", ["merged_codist", "periodic_codist"])
-def test_without_a_distillation_it_is_fedadam_bit_for_bit(method: str) -> None:
+@pytest.mark.parametrize("mu", [0.0, 2.0])
+def test_without_a_distillation_it_is_fedadam_bit_for_bit(method: str, mu: float) -> None:
     options = {"alpha": 1.0} if method == "merged_codist" else {"period": 100}
-    ours = trace(pooled(method, **options), PLAN).state
-    fedadam = trace(pooled("fedadam"), PLAN).state
-    for name, array in fedadam.items():
-        if name.startswith("server/"):
-            assert torch.equal(array, ours[name])
+    ours = trace(pooled(method, mu=mu, **options), PLAN).state
+    fedadam, other = (trace(pooled("fedadam", mu=m), PLAN).state for m in (mu, 2.0 - mu))
+    names = [name for name in fedadam if name.startswith("server/")]
+    assert all(torch.equal(fedadam[name], ours[name]) for name in names)
+    assert not all(torch.equal(other[name], ours[name]) for name in names)
 
 
 def test_merged_steps_are_along_both_directions() -> None:
@@ -176,7 +182,7 @@ def test_merged_steps_are_along_both_directions() -> None:
     mean = trace(pooled("fedavg"), PLAN, rounds=1).state
     fed.advance()
     fed.engine.close()
-    students = distilled(start, 3)
+    students = distilled(start, 3, dict.fromkeys(start, 1.0))
     for pool, old in start.items():
         g = [w - mean[f"server/weights/{pool}/arrays/{n}"] for n, w in old.items()]
         delta = [w - s for w, s in zip(old.values(), students[pool], strict=True)]
@@ -255,6 +261,42 @@ def test_labels_are_mixed_into_the_target_where_there_are_some() -> None:
     torch.testing.assert_close(d.target("a", logits, None), torch.softmax(logits["b"], 1))
 
 
+def test_rows_and_their_labels_are_mixed_with_others_by_the_same_share() -> None:
+    small_world = pooled("merged_codist")
+    task = replace(small_world.server.task, public=small_world.population.examples)
+    ctx = Context(random.key(0), task, 1, "distill-0")
+    plain, none = codistillation._batch(Distillation(1, 9, labels=0.5), ctx, 0)
+    found, truth = codistillation._batch(Distillation(1, 9, labels=0.5, mixup=2), ctx, 0)
+    assert none is not None
+    assert truth is not None
+    partners = []
+    for i in range(9):
+        far = plain.x - plain.x[i]  # (9, d): towards each other row
+        along = (found.x[i] - plain.x[i]) @ far.mT / far.square().sum(1).clamp(min=1e-9)
+        missed = (plain.x[i] + along.unsqueeze(1) * far - found.x[i]).abs().amax(1)
+        j = int(missed.argmin())
+        assert missed[j] < 1e-5
+        expected = none[i] + along[j] * (none[j] - none[i])
+        torch.testing.assert_close(truth[i], expected, atol=1e-4, rtol=1e-4)
+        partners.append(j if along[j] > 0 else i)
+    assert sum(j != i for i, j in enumerate(partners)) > 4
+
+
+def test_places_of_texts_that_are_not_counted_teach_nothing() -> None:
+    logits = random.normal(random.key(0), (2, 3, 4))
+    target = torch.softmax(random.normal(random.key(1), (2, 3, 4)), -1)
+    y = torch.tensor([[1, 2, NO_WORD], [3, NO_WORD, NO_WORD]])
+    batch = Batch(torch.zeros(2, 3), y, torch.ones(2, dtype=torch.bool))
+    far = (target * (target.log() - logits.log_softmax(-1))).sum(-1)
+    expected = (far[0, 0] + far[0, 1] + far[1, 0]) / 3
+
+    def net(_: Tensor) -> Tensor:
+        return logits
+
+    far_apart = codistillation._divergence(cast("Net", net), batch, target)
+    torch.testing.assert_close(far_apart, expected)
+
+
 @pytest.mark.parametrize("parameter", [1, 2, 5])
 def test_shares_of_mixed_rows_are_of_a_beta_distribution(parameter: int) -> None:
     draws = codistillation._beta(random.key(3), 4000, parameter).numpy()
@@ -304,9 +346,14 @@ def test_without_public_data_it_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
 @pytest.mark.parametrize("how", [CTRL_C, KILL])
+@pytest.mark.parametrize("kind", [PeriodicCodist, MergedCodist])
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str,
+    kind: type[PeriodicCodist | MergedCodist],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rounds, "SAVE_AFTER_S", 0.0)
     recipe = {
         "clients": {"num_clients": 4, "pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
         "train": {"num_rounds": 5},
@@ -317,13 +364,13 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
             "plans": {name: {"cohort_size": 4} for name in "ab"},
         },
     }
-    method = PeriodicCodist(period=2, distillation=Distillation(80, 8))
+    schedule = {"period": 2} if kind is PeriodicCodist else {"alpha": 0.5}
+    method = kind(distillation=Distillation(80, 8), **schedule)
     parts: dict[str, Any] = {"data": blobs(), "public": blobs(seed=1).x}
     place = (4, "distill-1")
     saved = goes_on(method, how, place, recipe, parts, tmp_path, monkeypatch)
-    if how == CTRL_C:  # of train, distill-0 to distill-3
-        assert saved.under_way is not None
-        assert saved.under_way["done"] == 3
+    assert saved.under_way is not None  # of train, distill-0 to distill-3
+    assert saved.under_way["done"] == (3 if how == CTRL_C else 2)
 
 
 def test_what_is_left_of_a_round_is_copied_with_a_state_and_read_by_no_other_round() -> None:

@@ -20,13 +20,16 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import random, similarity_distillation
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Order, Replies
+from fedgist.core.net import Net
 from fedgist.core.replies import Reply
 from fedgist.core.similarity_distillation import (
     Ensemble,
     Queue,
     SimilarityDistillation,
     Student,
+    representations,
 )
+from fedgist.engines.message_form import upload_form
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
 from fedgist.federation.recipe import read
@@ -212,6 +215,24 @@ def test_rounded_representations_and_sent_similarities_say_the_same() -> None:
     assert float(exact.max()) == pytest.approx(1.0, abs=1e-5)  # over what 1 comes to
     for name, far in {"half": 0.01, "bytes": 0.1, "similarities": 1e-5}.items():
         assert torch.allclose(ensembles[name], exact, atol=far), name
+
+
+@pytest.mark.parametrize("options", [{}, {"wire": "int8"}, {"sends": "similarities", "top": 0.1}])
+def test_the_form_of_a_message_costs_no_look_at_the_public_rows(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = world(flesd(**options), architectures=TWO)
+    fed = federation(small, PLAN)
+    ctx, looked = fed.context("train", 1), []
+    down = fed.method.download(fed.server, Order(0, "wide"), ctx)
+
+    def counted(net: Net, *rest: Any) -> Tensor:
+        looked.append(next(iter(net.params.values())).is_meta)
+        return representations(net, *rest)
+
+    monkeypatch.setattr("fedgist.methods.flesd.representations", counted)
+    upload_form(fed.method, ctx, "wide", down)
+    assert looked == [True]
 
 
 def test_of_the_nearest_alone_only_the_largest_similarities_count() -> None:

@@ -150,7 +150,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     if x.dim() > _MATRIX:
         return linear(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
-    if torch.is_autocast_enabled(x.device.type):  # a function of our own is not cast by torch
+    # a function of our own is not cast by torch; no cast is known of tensors without numbers
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         half = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(half), weight.to(half), bias.to(half)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]

@@ -74,6 +74,11 @@ class Subtotal:
     stage: str
     message: Tree
 
+    @property
+    def asked(self) -> tuple[Asked, ...]:
+        """Whose messages it sums."""
+        return tuple(Asked(client, self.architecture) for client in self.clients)
+
 
 @dataclass(frozen=True)
 class Replies:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.training import Pool
+from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
 from fedgist.federation.client_lists import named_like
 from fedgist.federation.model_factories import Clients, checked_model
@@ -42,6 +43,9 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
     pools = {}
     for name, value in tables.items():
         where, table = f"clients.pools.{name}", dict(value)
+        if not name or SEPARATOR in name:
+            msg = f"{where}: a pool's name is not empty and has no {SEPARATOR!r}"
+            raise RecipeError(msg)
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
             kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}

@@ -203,9 +203,9 @@ class Federation:
             self.side.recipe.privacy.min_replies,
         )
         record.answered(answer, replies)
-        late = [(c, p.round) for p in answer.subtotals if not usable(p) for c in p.clients]
-        late += [(r.order.client, r.round) for r in answer.each if not usable(r)]
-        record.too_late(late)
+        unused = [part for part in answer.subtotals if not usable(part)]
+        record.too_late((asked, part.round) for part in unused for asked in part.asked)
+        record.too_late((r.order.asked, r.round) for r in answer.each if not usable(r))
         return replies
 
     def _due(self, number: int) -> bool:

@@ -64,9 +64,9 @@ class RoundRecord:
                 f"privacy.min_replies is {replies.min_replies}"
             )
 
-    def too_late(self, replies: Iterable[tuple[int, int]]) -> None:
+    def too_late(self, replies: Iterable[tuple[Asked, int]]) -> None:
         """Note clients whose reply to an earlier round arrived now and is not used."""
-        self.late += [{"client": client, "answers": number} for client, number in replies]
+        self.late += [self._of(asked) | {"answers": number} for asked, number in replies]
 
     def line(self) -> Line:
         """Return the round's line."""
@@ -92,8 +92,11 @@ class RoundRecord:
         return line
 
     def _entry(self, asked: Asked, reason: str) -> Line:
+        return self._of(asked) | {"reason": reason}
+
+    def _of(self, asked: Asked) -> Line:
         pool = {"pool": asked.architecture} if self.pools else {}
-        return {"client": asked.client, **pool, "reason": reason}
+        return {"client": asked.client, **pool}
 
     def _mean_losses(self) -> Line:
         """Return the mean loss over clients, and that of each pool."""

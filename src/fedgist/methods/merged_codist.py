@@ -147,7 +147,8 @@ class MergedCodist(Method):
             old = server.averages.weights[name].arrays
             student, g = server.students.weights[name].arrays, server.grads[name]
             merged = merge(g, {n: old[n] - student[n] for n in g}, alpha)
-            server = self.exchange.step(server, name, Update(merged, server.buffers[name]), ctx)
+            buffers = server.buffers.get(name, {})  # a checkpoint holds no empty tables
+            server = self.exchange.step(server, name, Update(merged, buffers), ctx)
         silent = dict.fromkeys(server.answered, torch.zeros((), device=ctx.key.device))
         return replace(server, answered=silent)
 
