@@ -57,7 +57,7 @@ def upload(
     down = method.download(method.init_server(ctx), order, ctx)
     net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
     y = torch.where(mask, y, 0)
-    picks = method.pick(Labels(y, mask), own, ctx)
+    picks = method.pick(Labels(y, mask, beside or {}), own, ctx)
     batch = Batch(x, y, mask, picks=picks, annotations=beside or {})
     sums = method.summarize(net, batch, own, down, ctx)
     return method.upload(net, own, sums, down, ctx)[0]
