@@ -308,6 +308,7 @@ def test_shares_of_mixed_rows_are_of_a_beta_distribution(parameter: int) -> None
 def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
     def accuracy(method: str) -> float:
         settings = [f"method.name={method}", "evaluate.every=40", "engine.workers=1"]
+        settings += ["engine.server_threads=1"]  # cores are shared with other tests
         recipe = read(find_recipe("codistillation/digits"), settings)
         found: float = fedgist.run(recipe).rounds[-1]["eval/global/large/all/accuracy"]
         return found
