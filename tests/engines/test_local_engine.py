@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedgist.core import random
+from fedgist.core.layers import Pass
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
@@ -118,6 +121,19 @@ def test_bfloat16_steps_do_not_depend_on_the_stack_and_keep_numbers_in_float32(
     plans = [Plan(k, c) for k in (2, 5) for c in ("each", "stacked")] if build is Normed else []
     for state in [whole.state, *(trace(with_model(build, train=half), p).state for p in plans)]:
         assert all(torch.allclose(alone.state[k], state[k], atol=3e-2) for k in state)
+
+
+def test_heads_and_methods_terms_get_whole_numbers_from_a_body_of_bfloat16() -> None:
+    net = next(iter(with_model(Normed).server.task.starts.values()))
+    x, mask = torch.randn(4, 6), torch.ones(4, dtype=torch.bool)
+    run = Pass(mask, random.key(0))
+    whole, half = (
+        replace(net, run=replace(run, half=h)).features(x.view(4, *net.arch.input_shape))
+        for h in (False, True)
+    )
+    assert whole.dtype == half.dtype == torch.float32
+    assert not torch.equal(whole, half)
+    assert torch.allclose(whole, half, atol=5e-2)
 
 
 def test_batch_norm_statistics_stay_with_each_client_where_the_model_does() -> None:

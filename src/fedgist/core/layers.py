@@ -9,6 +9,7 @@ opens around a call.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Pass:
     """One training pass through a net: the rows present, the key, and what batch norm learned.
 
     Batch norm takes each of ``parts`` equal parts of a batch by itself, one after the other. Where
-    it is known that no row is absent (``whole``), of one client alone, torch's own is faster.
+    it is known that no row is absent (``whole``), of one client alone, torch's own is faster. The
+    body computes in bfloat16 where torch's autocast does, if ``half``.
 
     It is the one mutable value in the core: the trainer opens it, runs a loss, and reads
     ``updates`` afterwards.
@@ -38,8 +40,16 @@ class Pass:
     key: Tensor
     parts: int = 1
     whole: bool = False
+    half: bool = False
     updates: dict[str, Tensor] = field(default_factory=dict)
     draws: int = 0
+
+    def cast(self, device: str) -> contextlib.AbstractContextManager[object]:
+        """Return the context of the body's forward pass."""
+        if not self.half:
+            return contextlib.nullcontext()
+        # without the cache: a cast of one client's view must not be taken for another's
+        return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
     def next_key(self) -> Tensor:
         """Return a different key at every call.

@@ -7,6 +7,7 @@ the module. Nets are trees, so they stack: the same code runs one client or, und
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections import OrderedDict
@@ -81,10 +82,12 @@ class Net:
             module.train(self.run is not None)
         token = current.set(self.run)
         try:
-            out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
+            with contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type):
+                out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
         finally:
             current.reset(token)
-        return out
+        # heads and methods' own terms need all digits: ln(1 - h) of an h near 1
+        return out.float() if out.dtype == torch.bfloat16 else out
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes), and at each place of texts."""

@@ -22,7 +22,7 @@ from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
-from fedgist.core.training import Life, Precision
+from fedgist.core.training import Life
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.engines.cohort import Clients, Cohort
@@ -165,12 +165,14 @@ class _Step:
         def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
-            run = Pass(batch.mask, key, cohort.ctx.task.objective.norm_parts, self.whole)
+            parts = cohort.ctx.task.objective.norm_parts
+            run = Pass(batch.mask, key, parts, self.whole, self.half)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
             return value, run.updates
 
         self.whole = not cohort.stack and cohort.private_steps is None
+        self.half = self.training.precision == "bfloat16" and cohort.private_steps is None
         self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
         self.count = -1
 
@@ -201,8 +203,7 @@ class _Step:
     def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         with torch.enable_grad():
-            with _cast(self.training.precision, keys.device.type):
-                losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
+            losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
             found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
         grads = dict(zip(self.params, found, strict=True))
         for name, new in updates.items():
@@ -240,14 +241,6 @@ class _Step:
         begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
         for leaf in leaves(self.memory):
             leaf[begin] = 0
-
-
-def _cast(precision: Precision, device: str) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a forward pass: of bfloat16, torch decides which operations take it."""
-    if precision == "float32":
-        return contextlib.nullcontext()
-    # without the cache: a cast of one client's view must not be taken for another's
-    return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
 
 @contextlib.contextmanager
