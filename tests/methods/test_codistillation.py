@@ -118,6 +118,7 @@ def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
     return {name: {n: a.clone() for n, a in w.arrays.items()} for name, w in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [("small", "large"), ("small", "large", "other")])
 def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -> None:
     # rejects: the second student taught by the first's result; a mean that holds the student
@@ -345,6 +346,7 @@ def test_without_public_data_it_is_refused() -> None:
     assert PeriodicCodist().distillation.steps == 200
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
 @pytest.mark.parametrize("how", [CTRL_C, KILL])
 @pytest.mark.parametrize("kind", [PeriodicCodist, MergedCodist])
