@@ -252,3 +252,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
     done = cli(*args, code=2)
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_sweeps_with_archives_of_their_own_have_folders_of_their_own(cli: Cli, place: Path) -> None:
+    for rounds in (1, 2):  # in settings that are no part of a cell's name
+        setting = f"train.num_rounds={rounds}"
+        archive = f"kept/of_{rounds}"
+        cli("sweep", "demo", "--grid", "method.name=local", "--set", setting, "--archive", archive)
+        (run,) = (place / "runs" / f"of_{rounds}").glob("*/seed-0/rounds.jsonl")
+        assert len(run.read_text("utf-8").splitlines()) == rounds

@@ -337,6 +337,10 @@ def test_a_round_that_nobody_answers_distills_nothing() -> None:
     line = fed.advance()[0]
     assert "server/distillation" not in line
     assert all(torch.equal(a, before[n]) for n, a in fed.server.student.arrays.items())
+    fed.side = replace(fed.side, online=lambda _: list(small.server.clients))
+    assert "server/distillation" in fed.advance()[0]
+    fed.side = replace(fed.side, online=lambda _: [])
+    assert "server/distillation" not in fed.advance()[0]  # not that of the round before
 
 
 @pytest.mark.parametrize(
@@ -348,6 +352,7 @@ def test_a_round_that_nobody_answers_distills_nothing() -> None:
         ),
         ({"student": "deep"}, "method.student = 'deep' is no architecture; there are: mlp"),
         ({"top": 0.5}, "method.top is read only with"),
+        ({"sends": "similarities", "top": 0.006}, "0.006 of 160 rows is a row itself alone"),
         ({"sends": "similarities", "wire": "int8"}, "method.wire is read only with"),
     ],
 )

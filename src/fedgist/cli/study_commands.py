@@ -80,7 +80,10 @@ def sweep(
     settings: Settings = None,
     seeds: Seeds = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs. Default: runs/sweep-RECIPE.")
+        Path | None,
+        typer.Option(
+            help="Folder of the runs. Default: runs/sweep-RECIPE, or runs/NAME for an archive NAME."
+        ),
     ] = None,
     jobs: AtOnce = None,
     reference: Reference = None,
@@ -99,7 +102,8 @@ def sweep(
     fedgist sweep demo --grid method.name=fedlog,fedavg,local --grid train.lr=1e-3,1e-2 --seeds 5
     """
     path = find_recipe(recipe)
-    out = out or Path("runs") / f"sweep-{path.stem}"
+    # sweeps of one recipe may differ in settings that are no part of a cell's name
+    out = out or Path("runs") / (archive.name if archive else f"sweep-{path.stem}")
     todo = grid(path, settings or [], axes, seeds, out)
     kept = Archive(archive, out, same_runs()) if archive else None
     failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)

@@ -17,7 +17,7 @@ from fedgist.core.autograd_types import Lot, Saved
 Normed = tuple[Tensor, Tensor, Tensor]
 _SPATIAL = 2  # the first dimension behind rows and channels
 
-backward = torch.ops.aten.native_batch_norm_backward
+gradients = torch.ops.aten.native_batch_norm_backward  # torch's own, which has no other name
 
 
 def of_stack(
@@ -25,7 +25,7 @@ def of_stack(
 ) -> Normed:
     """Normalize ``x`` (batch, channels, ...) by the rows where ``mask`` (batch,) is true.
 
-    Under ``vmap`` it is a dozen passes over the numbers of all clients.
+    Under ``vmap``, its operations are on the numbers of all clients at once.
     """
     shape, present = by_channel(x), mask.to(x.dtype).unsqueeze(1)
     count = (present.sum() * x[0, 0].numel()).clamp(min=1.0)
@@ -99,7 +99,7 @@ class _Each(torch.autograd.Function):
         some, learned = _some(mask), weight is not None
         seen, grad = (a if some is None else a[some] for a in (x, grads[0].contiguous()))
         about = weight, None, None, mean, rsqrt, True, ctx.eps, [True, learned, learned]
-        for_x, for_weight, for_bias = backward(grad, seen, *about)
+        for_x, for_weight, for_bias = gradients(grad, seen, *about)
         return _placed(for_x, x, some), None, for_weight, for_bias, None
 
     @staticmethod

@@ -88,9 +88,11 @@ class DelayedEngine:
         kept = {name: array for name, array in arrays.items() if not name.startswith(start)}
         self._simulation().restore(kept)
 
-    def forget(self, client: int) -> None:
-        """Drop a client's replies under way, each of which is of one client."""
+    def forget(self, client: int) -> bool:
+        """Drop a client's replies under way, each of which is of one client; say if any was."""
+        before = len(self.under_way)
         self.under_way = [part for part in self.under_way if _sender(part).client != client]
+        return len(self.under_way) < before
 
     def close(self) -> None:
         """Close the engine."""

@@ -1,4 +1,4 @@
-"""How many clients to stack, and how their convolutions run: measured on the machine at hand, once.
+"""How many clients to stack; how convolutions and batch norm run: measured here, once.
 
 On a CPU stacking makes linear layers faster and convolutions often slower; on a GPU it makes both
 faster. What is best cannot be known in advance, so a few steps of the real work are timed before

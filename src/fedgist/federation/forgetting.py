@@ -39,23 +39,28 @@ def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
         if saved is None:
             msg = f"{folder} has no checkpoint"
             raise CheckpointError(msg)
-        now = _without(federation, saved, number)
-        best = None if saved.best is None else _without(federation, saved.best, number)
+        now, had = _without(federation, saved, number)
+        best, best_had = saved.best, False
+        if best is not None:
+            best, best_had = _without(federation, best, number)
+        if not (had or best_had):
+            msg = f"the server keeps nothing of client {client} that it could forget"
+            raise MethodError(msg)
         forgotten = (*saved.binding.forgotten, (saved.round, number))
         binding = replace(saved.binding, forgotten=forgotten)
         checkpoints.save(folder, replace(now, best=best, binding=binding))
     return number
 
 
-def _without(federation: Federation, state: Checkpoint, client: int) -> Checkpoint:
+def _without(federation: Federation, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
+    """A state in which the server keeps nothing of ``client``, and whether it kept anything."""
     federation.restore(replace(state, best=None))
-    if isinstance(federation.engine, DelayedEngine):  # what arrives late would be kept again
-        federation.engine.forget(client)
+    engine = federation.engine  # what arrives late would be kept again
+    dropped = isinstance(engine, DelayedEngine) and engine.forget(client)
     before = {name: array.clone() for name, array in named(federation.server).items()}
     federation.forget(client)
     after = named(federation.server)
-    kept_of = federation.method.kept_of(federation.server, client)
-    if kept_of is not None or all(torch.equal(before[name], after[name]) for name in after):
-        msg = f"the server keeps nothing of client {client} that it could forget"
-        raise MethodError(msg)
-    return federation.checkpoint().copied()
+    if federation.method.kept_of(federation.server, client) is not None:
+        return state, False
+    changed = not all(torch.equal(before[name], after[name]) for name in after)
+    return federation.checkpoint().copied(), changed or dropped

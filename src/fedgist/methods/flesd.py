@@ -122,14 +122,14 @@ class FLESD(Method):
             known = ", ".join(task.starts)
             msg = f"method.student = {self.student!r} is no architecture; there are: {known}"
             raise MethodError(msg)
-        if self.top * len(task.public) <= 1.0:
-            msg = f"method.top = {self.top:g} of {len(task.public)} rows is a row itself alone"
-            raise MethodError(msg)
         if self.sends == "representations" and self.top != 1.0:
             msg = "method.top is read only with method.sends = 'similarities'"
             raise MethodError(msg)
         if self.sends == "similarities" and self.wire != "float32":
             msg = "method.wire is read only with method.sends = 'representations'"
+            raise MethodError(msg)
+        if self.top * len(task.public) <= 1.0:
+            msg = f"method.top = {self.top:g} of {len(task.public)} rows is a row itself alone"
             raise MethodError(msg)
         self.distillation.check(task)
 
