@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +132,39 @@ def test_a_method_without_such_settings_refuses_them() -> None:
         world("fedavg", clients={"settings": {"a": {"clients": [0], "m_up": 1}}})
 
 
+def test_a_client_that_hears_itself_alone_is_refused() -> None:
+    for tables in ({"a": {"clients": [1], "hears": [1]}}, {"a": {"share": 1.0, "hears": [4]}}):
+        with pytest.raises(RecipeError, match="hears names nobody but the client"):
+            settled(tables, wishes=True)
+    settled({"a": {"clients": [1, 4], "hears": [1, 4]}}, wishes=True)
+
+
 def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
     side = WORLD.server
     path = tmp_path / "release.toml"
     path.write_text("m_up = 0\nclasses = [1]\n")
-    assert read_settings(path, side.method, side.task) == Release(m_up=0, classes=(1,))
+    assert read_settings(path, 3, side.method, side.task) == Release(m_up=0, classes=(1,))
     for text, words in (("m_up = 9", "m_up must be from 0"), ("m_up =", "release.toml")):
         path.write_text(text)
         with pytest.raises(RecipeError, match=words):
-            read_settings(path, side.method, side.task)
+            read_settings(path, 3, side.method, side.task)
     with pytest.raises(RecipeError, match="nowhere"):
-        read_settings(tmp_path / "nowhere.toml", side.method, side.task)
+        read_settings(tmp_path / "nowhere.toml", 3, side.method, side.task)
+
+
+def test_sites_with_files_of_their_own_do_as_clients_of_the_recipe(tmp_path: Path) -> None:
+    texts = {1: "m_up = 0", 3: "classes = [0, 2]\nm_down = 0", 4: "hears = [0, 2]"}
+    plain = settled({}, m_up=2, m_down=2, wishes=True)
+    own = {}
+    for client, text in texts.items():
+        path = tmp_path / f"{client}.toml"
+        path.write_text(text)
+        own[client] = read_settings(path, client, plain.server.method, plain.server.task)
+    tables = {f"t{c}": {"clients": [c], **tomllib.loads(text)} for c, text in texts.items()}
+    of_recipe = trace(settled(tables, m_up=2, m_down=2, wishes=True), make_engine=loopback)
+    of_files = trace(replace(plain, settings=own), make_engine=loopback)
+    assert of_files.rounds == of_recipe.rounds
+    assert all(torch.equal(of_files.state[n], a) for n, a in of_recipe.state.items())
+    without = trace(plain, make_engine=loopback)
+    assert without.rounds[-1]["comm/up_bytes"] > of_files.rounds[-1]["comm/up_bytes"]
+    assert without.rounds[-1]["comm/down_bytes"] > of_files.rounds[-1]["comm/down_bytes"]

@@ -199,7 +199,7 @@ class Method:
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
 
-    def check_client(self, settings: Settings, task: Task) -> None:
+    def check_client(self, client: int, settings: Settings, task: Task) -> None:
         """Raise MethodError if a client's own settings do not fit the method or the task."""
 
     def stages(self, ctx: Context) -> tuple[str, ...]:

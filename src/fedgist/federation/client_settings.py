@@ -45,7 +45,7 @@ def client_settings(
     for name, table in tables.items():
         where = f"clients.settings.{name}"
         values = {key: value for key, value in table.items() if key not in WHOSE}
-        settings = _made(values, method, task, where)
+        settings = _made(values, method, where)
         share, members = _whose(table, where)
         first, drawn = round(drawn * num_clients), drawn + share
         for client in (*members, *order[first : round(drawn * num_clients)]):
@@ -53,6 +53,7 @@ def client_settings(
                 why = "has other settings" if client in given else "does not exist"
                 msg = f"{where}: client {client} {why}"
                 raise RecipeError(msg)
+            _check(client, settings, method, task, where)
             given[client] = settings
     if drawn > 1.0 + EXCESS:
         msg = f"clients.settings: the shares add up to {drawn:g}, more than all clients"
@@ -70,8 +71,8 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
     return 0.0, checked(Clients, table["clients"], f"{where}.clients")
 
 
-def read_settings(path: Path, method: Method, task: Task) -> Settings:
-    """Return the settings in a site's own file: TOML, keys without a table.
+def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
+    """Return the settings in the own file of a site, a client: TOML, keys without a table.
 
     Raises
     ------
@@ -83,19 +84,25 @@ def read_settings(path: Path, method: Method, task: Task) -> Settings:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         msg = f"{path}: {first_line(error)}"
         raise RecipeError(msg) from error
-    return _made(values, method, task, str(path))
+    settings = _made(values, method, str(path))
+    _check(client, settings, method, task, str(path))
+    return settings
 
 
-def _made(values: Mapping[str, object], method: Method, task: Task, where: str) -> Settings:
+def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
     kind, name = method.own_settings, type(method).__name__
     if kind is None:
         msg = f"{where}: clients of {name} have no settings of their own"
         raise RecipeError(msg)
-    settings = kind(**check_options(kind, values, f"the clients' settings of {name}", where))
+    options = check_options(kind, values, f"the clients' settings of {name}", where)
+    made: Settings = kind(**options)
+    return made
+
+
+def _check(client: int, settings: Settings, method: Method, task: Task, where: str) -> None:
     try:
         check_bounds(settings, where)
-        method.check_client(settings, task)
+        method.check_client(client, settings, task)
     except MethodError as error:
         text = str(error)
         raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error
-    return settings

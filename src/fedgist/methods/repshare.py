@@ -126,19 +126,18 @@ class RepShare(Method):
             msg = "method.log_bound counts rows: it does not go with release_weight"
             raise MethodError(msg)
 
-    def check_client(self, settings: Release, task: Task) -> None:
+    def check_client(self, client: int, settings: Release, task: Task) -> None:
         """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
-        least_up, least_down = settings.m_up or 0, settings.m_down or 0
+        up, down = settings.m_up or 0, settings.m_down or 0
         strange = [c for c in settings.classes if not 0 <= c < task.num_classes]
         unknown = [c for c in settings.hears if not 0 <= c < task.num_clients]
         unheard = not self.wishes and (settings.m_down is not None or settings.hears)
         problems = {
-            f"m_up must be from 0 to {self.m_up}, the method's": not 0 <= least_up <= self.m_up,
-            f"m_down must be from 0 to {self.m_down}, the method's": (
-                not 0 <= least_down <= self.m_down
-            ),
+            f"m_up must be from 0 to {self.m_up}, the method's": not 0 <= up <= self.m_up,
+            f"m_down must be from 0 to {self.m_down}, the method's": not 0 <= down <= self.m_down,
             f"classes has {strange}; there are 0..{task.num_classes - 1}": bool(strange),
             f"hears has {unknown}; there are 0..{task.num_clients - 1}": bool(unknown),
+            "hears names nobody but the client itself": set(settings.hears) == {client},
             "m_down and hears need method.wishes = true, for the server to hear of them": unheard,
         }
         if problem := next((text for text, wrong in problems.items() if wrong), None):
