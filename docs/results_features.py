@@ -1,8 +1,8 @@
 """Makes the picture of two clients' features as rounds go on, representation sharing's fig. 5.
 
-``python docs/results_features.py``, from the root: two runs in ``runs/features``, which are done if
-they are not there (three minutes each). Writes ``img/features.png``, and its numbers into
-``features.csv``.
+``python docs/results_features.py``, from the root: four runs in ``runs/features``, which are done if
+they are not there (one to three minutes each). Writes ``img/features.png``, and its numbers
+into ``features.csv``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RESULTS, RUNS = Path(__file__).parent / "results", Path("runs/features")
-RECIPE, METHODS, ROUNDS, ROWS = "repshare/mnist", ("local", "repshare"), (1, 25, 100), 400
-HIGH, WIDE, POINT = 7.2, 11.0, 9  # inches, inches, and points squared
+RECIPE, ROUNDS, ROWS = "repshare/mnist", (1, 25, 100), 400
+METHODS = ("fedavg@adam", "local", "fd", "repshare")  # as the figure of the paper
+HIGH, WIDE, POINT = 14.4, 11.0, 9  # inches, inches, and points squared
 
 
 def main() -> None:

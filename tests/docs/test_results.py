@@ -321,6 +321,7 @@ def test_the_picture_of_features_shows_how_clients_come_to_agree(
 ) -> None:
     monkeypatch.setattr(results_features, "RECIPE", "demo")
     monkeypatch.setattr(results_features, "ROUNDS", (1, 3, 8))
+    monkeypatch.setattr(results_features, "METHODS", ("fedavg", "local", "repshare"))
     monkeypatch.setattr(results_features, "ROWS", 40)
     for method in results_features.METHODS:
         results_features.run(tmp_path / method, method, "partition.name=iid", "evaluate.on=test")
