@@ -327,7 +327,8 @@ def test_the_picture_of_features_shows_how_clients_come_to_agree(
         results_features.run(tmp_path / method, method, "partition.name=iid", "evaluate.on=test")
     table = results_features.figure(tmp_path).table
     shares = {(method, number): share for method, number, share in table}
-    assert set(shares) == {(m, n) for m in ("local", "repshare") for n in (1, 3, 8)}
+    methods = results_features.METHODS
+    assert set(shares) == {(m, n) for m in methods for n in (1, 3, 8)}
     assert all(0.0 <= float(share) <= 1.0 for share in shares.values())
     # features of clients that share come to lie where the other's of the same class do
     assert shares["repshare", 8] > shares["repshare", 1] + 0.1
