@@ -33,7 +33,7 @@ from fedgist.engines.worker_pool import default_workers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
-from pools import DISTILLING, MEMORY, ROUND, START, pools
+from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
 from privacy import CHEAP, privacy
 from relay import LATER, relay
 from reports import reports
@@ -50,7 +50,14 @@ from workloads import (
 )
 
 TURN_S = 1 / 3
-TARGETS = {"W1.ratio": 2.2, "W2.ratio": 1.6, "W3.ratio": 3.0, DISTILLING: 1.0, LEARNING: 1.0}
+TARGETS = {
+    "W1.ratio": 2.2,
+    "W2.ratio": 1.6,
+    "W3.ratio": 3.0,
+    DISTILLING: 1.0,
+    WHOLE: 1.0,
+    LEARNING: 1.0,
+}
 LIMITS = {
     "W1.wire_ratio": 1.3,
     "W2.wire_ratio": 1.3,

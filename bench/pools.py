@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
 import itertools
 import json
 import math
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
@@ -23,15 +25,19 @@ from fedgist.core import codistillation
 from fedgist.core.averaging import Weights
 from fedgist.core.codistillation import Distillation
 from fedgist.data.dataset import Dataset
+from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.recipe import make
-from fedgist.federation.round_loop import context
+from fedgist.federation.recipe_sections import Recipe
+from fedgist.federation.round_loop import Federation, context
 from fedgist.federation.world import Given, make_world
 from fedgist.models import MODELS
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60
 STEPS, BATCH = 8, 128
+CLIENTS, EACH, LOCAL = {"small": 8, "large": 4}, 100, 20  # a round's, their images, and a batch
 DISTILLING = "pools: a step of a distillation, bare loop / ours"
+WHOLE = "pools: a round with its distillation, bare loop / ours"
 START = f"pools: {MANY} clients, s to start"
 ROUND = f"pools: a round of {MANY} clients / of {FEW}"
 MEMORY = f"pools: memory of {MANY} clients with {ROWS} rows, MB more than of {FEW}"
@@ -40,19 +46,24 @@ SIZES = {"small": ([16, 32, 32], [64, 128]), "large": ([32, 64, 64], [128, 256])
 
 def pools(repeats: int) -> dict[str, float]:
     """Compare distillations with bare loops, and federations of many clients with those of few."""
-    ours, bare = _distillation(), _bare_loop()
+    few, many = (_federation_alone(count) for count in (FEW, MANY))
+    return {
+        DISTILLING: _faster(_distillation(), _bare_loop(), repeats),
+        WHOLE: _faster(_round(), _bare_round(), repeats),
+        START: many["start"],
+        ROUND: many["round"] / few["round"],
+        MEMORY: many["memory"] - few["memory"],
+    }
+
+
+def _faster(ours: Callable[[], None], bare: Callable[[], None], repeats: int) -> float:
+    """Return how many times as fast ours is: the best of some, after one of each."""
     best = {ours: math.inf, bare: math.inf}
     for repeat in range(repeats + 1):
         for work in (bare, ours):
             took = _seconds(work)
             best[work] = min(best[work], took) if repeat else math.inf
-    few, many = (_federation_alone(count) for count in (FEW, MANY))
-    return {
-        DISTILLING: best[bare] / best[ours],
-        START: many["start"],
-        ROUND: many["round"] / few["round"],
-        MEMORY: many["memory"] - few["memory"],
-    }
+    return best[bare] / best[ours]
 
 
 def _seconds(work: Callable[[], None]) -> float:
@@ -67,15 +78,7 @@ def _images() -> torch.Tensor:
 
 def _distillation() -> Callable[[], None]:
     """Return a function that does a stage of a distillation, both ways."""
-    x = _images()
-    data = Dataset("images", x, torch.arange(len(x)) % 100, x[:100], torch.arange(100), 100, 255.0)
-    tables = {
-        name: {"model": "codist_cnn", "channels": channels, "hidden": hidden}
-        for name, (channels, hidden) in SIZES.items()
-    }
-    clients = {"num_clients": 2, "pools": tables}
-    recipe = {"clients": clients, "partition": {"name": "iid"}, "method": {"name": "merged_codist"}}
-    world = make_world(make(recipe), Given(data=data, public=x.numpy()))
+    world = make_world(*_of_images(2, {}))
     ctx = context(world.server, 1, "distill-0")
     settings = Distillation(STEPS, BATCH, temperature=0.5, regularization=0.1)
     frozen = {name: Weights(net.state()) for name, net in world.server.task.starts.items()}
@@ -87,8 +90,80 @@ def _distillation() -> Callable[[], None]:
     return work
 
 
+def _of_images(
+    num_clients: int, per_round: Mapping[str, int], **sections: Any
+) -> tuple[Recipe, Given]:
+    x = _images()
+    data = Dataset("images", x, torch.arange(len(x)) % 100, x[:100], torch.arange(100), 100, 255.0)
+    tables: dict[str, dict[str, Any]] = {
+        name: {"model": "codist_cnn", "channels": channels, "hidden": hidden}
+        for name, (channels, hidden) in SIZES.items()
+    }
+    for name, count in per_round.items():
+        tables[name]["per_round"] = count
+    recipe: dict[str, Any] = {
+        "clients": {"num_clients": num_clients, "pools": tables},
+        "partition": {"name": "iid"},
+        "method": {"name": "merged_codist"},
+        "evaluate": {"on": "global", "every": 1000},
+    }
+    return make(recipe | sections), Given(data=data, public=x.numpy())
+
+
+def _round() -> Callable[[], None]:
+    """Return a function that does a round: clients of both pools, then a distillation."""
+    world, server = open_world(
+        *_of_images(
+            len(_images()) // EACH,
+            CLIENTS,
+            train={"num_rounds": 1000, "optimizer": "sgd", "lr": 0.1, "batch_size": LOCAL},
+            method={"name": "merged_codist", "distillation": {"steps": STEPS, "batch_size": BATCH}},
+        )
+    )
+    federation = Federation(world.server, make_engine(world), server)
+    atexit.register(federation.engine.close)
+
+    def work() -> None:
+        federation.advance()
+
+    return work
+
+
+def _bare_round() -> Callable[[], None]:
+    """Return a function that does the same with plain modules, client after client."""
+    rows = _images()[:EACH].float().div(255.0), torch.arange(EACH)
+    start = {
+        name: MODELS["codist_cnn"]((3, 32, 32), 100, channels=channels, hidden=hidden)
+        for name, (channels, hidden) in SIZES.items()
+    }
+    distil = _bare_loop()
+
+    def work() -> None:
+        for name, count in CLIENTS.items():
+            learned = [_learned(start[name], *rows) for _ in range(count)]
+            means = zip(*(net.parameters() for net in learned), strict=True)
+            servers = torch.optim.Adam(start[name].parameters(), 1e-3)
+            for own, of_clients in zip(start[name].parameters(), means, strict=True):
+                own.grad = own.detach() - torch.stack(list(of_clients)).mean(0).detach()
+            servers.step()
+        distil()
+
+    return work
+
+
+def _learned(start: nn.Module, x: torch.Tensor, y: torch.Tensor) -> nn.Module:
+    """Return a model after an epoch on a client's rows."""
+    net = copy.deepcopy(start)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for at in torch.split(torch.randperm(len(y)), LOCAL):
+        optimizer.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(net(x[at]), y[at]))
+        optimizer.step()
+    return net
+
+
 def _bare_loop() -> Callable[[], None]:
-    """Return a function that does the same with plain modules, each frozen one once a batch."""
+    """Return a function that distils with plain modules, each frozen one once a batch."""
     x = _images()
     nets: list[tuple[nn.Module, nn.Module]] = []
     for channels, hidden in SIZES.values():

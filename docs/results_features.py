@@ -1,8 +1,8 @@
 """Makes the picture of two clients' features as rounds go on, representation sharing's fig. 5.
 
-``python docs/results_features.py``, from the root: four runs in ``runs/features``, which are done if
-they are not there (one to three minutes each). Writes ``img/features.png``, and its numbers
-into ``features.csv``.
+``python docs/results_features.py``, from the root: four runs in ``runs/features``, which are done
+if they are not there (one to three minutes each). Writes ``img/features.png``, and its numbers into
+``features.csv``.
 """
 
 from __future__ import annotations

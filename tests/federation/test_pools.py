@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedgist
 from fedgist.core import random
+from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context
 from fedgist.core.replies import Asked, ClientInfo, Order
 from fedgist.core.sampling import drawn_clients
@@ -80,6 +83,13 @@ def test_a_client_of_two_pools_trains_both_models_and_pools_average_alone() -> N
     assert line["clients/asked/small"] == 5
     assert line["clients/asked/large"] == 2
     assert line["clients/asked"] == line["clients/replied"] == 7
+    for name in ("clients/replied", "comm/up_bytes", "comm/down_bytes"):
+        assert line[name] == line[f"{name}/small"] + line[f"{name}/large"]
+    assert line["clients/replied/large"] == 2
+    starts = pooled().server.task.starts
+    sizes = {name: payload_bytes(net.state()) for name, net in starts.items()}
+    assert line["comm/up_bytes/large"] == 2 * (sizes["large"] + 4)  # and a count of rows
+    assert line["comm/down_bytes/small"] == 5 * sizes["small"]
     mean = (5 * line["train/loss/small"] + 2 * line["train/loss/large"]) / 7
     assert line["train/loss"] == pytest.approx(mean)
     small = trace(pooled(pools={"small": SMALL}), Plan(2), rounds=1)
@@ -161,3 +171,29 @@ def test_pools_go_without_privacy_and_without_architectures() -> None:
         make({"clients": {"pools": POOLS, "architectures": {"mlp": 1.0}}})
     with pytest.raises(RecipeError, match=r"model\.hidden is given, and nothing reads it"):
         make({"clients": {"pools": POOLS}, "model": {"hidden": [3]}})
+
+
+def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: Path) -> None:
+    x = torch.randn(34_000, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    recipe: dict[str, Any] = {
+        "clients": {
+            "num_clients": len(x),
+            "pools": {
+                "small": SMALL | {"per_round": 5},
+                "large": LARGE | {"clients": 3000, "per_round": 5},
+            },
+        },
+        "partition": {"name": "iid"},
+        "method": {"name": "fedadam"},
+        "train": {"num_rounds": 2, "optimizer": "sgd", "lr": 0.1},
+        "evaluate": {"on": "global"},
+        "engine": {"workers": 1, "plans": {n: {"cohort_size": 5} for n in POOLS}},
+    }
+    data = (x.numpy(), y.numpy(), x[:20].numpy(), y[:20].numpy())
+    result = fedgist.run(recipe, data=data, out=tmp_path / "run")
+    assert result.clients == []
+    assert not result.federation.checkpoint().clients
+    assert not (tmp_path / "run" / "clients.jsonl").read_bytes()
+    saved = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoint").iterdir())
+    assert saved < len(x)  # bytes: less than one for each client

@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,26 @@ def test_another_head_keeps_its_random_start_and_is_named(tmp_path: Path) -> Non
     assert opened(tmp_path / "w.pt").server.notes == (
         f"w.pt: the head keeps its random start: the file has no {weight}",
     )
+
+
+def test_a_head_of_other_classes_is_not_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "w.safetensors"
+    raw = {"model": {"name": "mlp", "hidden": [5], "weights": str(file)}}
+    named = replace(blobs(), classes=("cat", "dog", "owl"))
+    for said, data, random_head in (
+        ('["cat", "dog", "owl"]', named, False),
+        ('["0", "1", "2"]', named, False),  # classes without names
+        ('["cat", "dog", "owl"]', blobs(), False),
+        ("[1, 2", named, False),  # said by nobody of ours
+        ('{"cat": 1}', named, False),
+        ('["cat", "owl", "dog"]', named, True),
+    ):
+        safetensors.torch.save_file(weights(), file, {"classes": said})
+        made = make_world(make(raw), Given(data=data))
+        note = "w.safetensors: the head keeps its random start: class 1 is 'owl' in the file, 'dog'"
+        assert [n.startswith(note) for n in made.server.notes] == [True] * random_head
+        same = [torch.equal(array, weights()[name]) for name, array in start(made).items()]
+        assert same == [True, True, not random_head, not random_head]
 
 
 def test_names_in_a_file_are_cut_and_printable(tmp_path: Path) -> None:

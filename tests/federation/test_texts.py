@@ -19,7 +19,7 @@ from fedgist.core.next_word import SPECIAL
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.text_rows import prompts
 from fedgist.data.vocabulary import Vocabulary
-from fedgist.errors import DataError, InputError
+from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, make_world
 from fedgist.methods import METHODS
@@ -354,6 +354,13 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
         if ending == ".pt2":
             program = torch.export.load(out).module()
             torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
+    again = {"model": MODEL | {"weights": str(out)}}
+    assert not make_world(make(asked | again)).server.notes
+    renamed = file.read_text("utf-8").replace("w8", "v8")
+    (tmp_path / "others.jsonl").write_text(renamed, "utf-8")
+    others = {"data": table | {"file": str(tmp_path / "others.jsonl")}}
+    with pytest.raises(RecipeError, match=r"word \d+ is 'w\d+' in the file, '[vw]\d+' in the data"):
+        make_world(make(asked | again | others))
     longer = tmp_path / "longer.jsonl"
     longer.write_text('{"body": "w1 w2. w3 w4!", "who": 1}\n')
     judged = make_world(make(asked | {"data": table | {"test_file": str(longer)}}))

@@ -63,6 +63,11 @@ class Reply:
     stage: str
     message: Tree
 
+    @property
+    def asked(self) -> tuple[Asked, ...]:
+        """Whose message it is."""
+        return (self.order.asked,)
+
 
 @dataclass(frozen=True)
 class Subtotal:

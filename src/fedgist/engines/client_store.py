@@ -54,8 +54,8 @@ class ClientStore:
         self.present[at] = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything, by name."""
-        return {**self.arrays, PRESENT: self.present}
+        """Return everything, by name: nothing of clients that keep nothing."""
+        return {**self.arrays, PRESENT: self.present} if self.arrays else {}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Put everything back.

@@ -7,6 +7,7 @@ that are under way are saved in the checkpoint.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.message import payload_bytes, reduction
+from fedgist.core.message import reduction
 from fedgist.core.method import Context, Order, Reply
 from fedgist.core.replies import Subtotal
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Answer, Engine, Scores, Simulation, Split
+from fedgist.engines.engine import Answer, Engine, Scores, Simulation, Split, upload_bytes
 from fedgist.engines.envelope import Header, seal, unseal
 
 UNDER_WAY = "delayed"
@@ -62,7 +63,7 @@ class DelayedEngine:
             answer,
             subtotals=(*answer.subtotals, *(p for p in arriving if isinstance(p, Subtotal))),
             each=(*answer.each, *(p for p in arriving if isinstance(p, Reply))),
-            upload_bytes=answer.upload_bytes + sum(payload_bytes(p.message) for p in arriving),
+            upload_bytes=upload_bytes(arriving) + Counter(answer.upload_bytes),
         )
 
     def score(

@@ -16,7 +16,7 @@ A whole engine, whose clients are entries of a list and only count their rows:
 ...             Subtotal(o.architecture, (o.client,), ctx.round, ctx.stage, upload)
 ...             for o, upload in zip(reached, uploads)
 ...         )
-...         return Answer(subtotals, absent=absent, upload_bytes=4 * len(reached))
+...         return Answer(subtotals, absent=absent, upload_bytes={"mlp": 4 * len(reached)})
 ...
 ...     def score(self, ctx, orders, downs, split):
 ...         return Scores({})  # it measures nothing
@@ -27,7 +27,7 @@ A whole engine, whose clients are entries of a list and only count their rows:
 >>> ctx = Context(torch.tensor(0), task=None, round=1, stage="train")
 >>> answer = engine.ask(ctx, [Order(client, "mlp") for client in range(3)], [Nothing()] * 3)
 >>> answer.absent, answer.upload_bytes
-(((Asked(client=1, architecture='mlp'), 'not connected'),), 8)
+(((Asked(client=1, architecture='mlp'), 'not connected'),), {'mlp': 8})
 >>> gather(answer.subtotals, answer.each).total()
 Count(rows=tensor(18.))
 >>> engine.close()
@@ -47,14 +47,15 @@ that died, a wire that broke) is an exception, and the run ends with its checkpo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedgist.core.message import Nothing, message
+from fedgist.core.message import Nothing, message, payload_bytes
 from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.metrics import LOSS, Metric
 from fedgist.core.replies import Asked, Subtotal
@@ -75,6 +76,7 @@ __all__ = [
     "TrainingLoss",
     "collect",
     "metrics_of",
+    "upload_bytes",
 ]
 
 # a client's own test rows, the whole test set, its training rows, those held out from them
@@ -137,8 +139,8 @@ class Answer:
 
     ``subtotals`` of messages that sum, ``each`` message of those that do not; clients whose message
     was ``refused`` and clients that were ``absent``, each with the reason; the mean training
-    ``losses`` of the clients that share them; the payload of all uploads accepted; and, where there
-    is a wire, the bytes that crossed it, up and down.
+    ``losses`` of the clients that share them; the payload of all uploads accepted, by
+    architecture; and, where there is a wire, the bytes that crossed it, up and down.
     """
 
     subtotals: tuple[Subtotal, ...] = ()
@@ -146,7 +148,7 @@ class Answer:
     refused: tuple[tuple[Asked, str], ...] = ()
     absent: tuple[tuple[Asked, str], ...] = ()
     losses: Mapping[Asked, float] = field(default_factory=dict)
-    upload_bytes: int = 0
+    upload_bytes: Mapping[str, int] = field(default_factory=dict)
     wire_bytes: tuple[int, int] | None = None
 
 
@@ -202,3 +204,11 @@ def collect(tables: Sequence[ScoreTable]) -> ScoreTable:
         {name: column(name) for name in names},
         torch.stack([c.cpu() for c in counts]).sum(0) if counts else None,
     )
+
+
+def upload_bytes(parts: Iterable[Subtotal | Reply]) -> Counter[str]:
+    """Return the payload of messages that came back, by architecture."""
+    sizes: Counter[str] = Counter()
+    for part in parts:
+        sizes[part.asked[0].architecture] += payload_bytes(part.message)
+    return sizes

@@ -7,6 +7,7 @@ workers: the same plan gives the same bits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -52,7 +53,7 @@ class LocalEngine:
         """Train the clients ordered and collect their uploads."""
         cohorts_sent = list(self._cut(ctx, orders, downs, "train"))
         results: list[Trained] = self.pool.run([TrainRequest(sent) for sent in cohorts_sent])
-        losses, refused, subtotals, each, size = {}, [], [], [], 0
+        losses, refused, subtotals, each, sizes = {}, [], [], [], Counter[str]()
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
             asked = [Asked(client, sent.architecture) for client in sent.ids]
@@ -62,7 +63,7 @@ class LocalEngine:
                 losses.update({asked[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
-            size += trained.payload_bytes
+            sizes[sent.architecture] += trained.payload_bytes
             clients = tuple(sent.ids[k] for k in trained.accepted)
             if reduction(type(trained.message)) == "sum":
                 part = Subtotal(sent.architecture, clients, ctx.round, ctx.stage, trained.message)
@@ -76,7 +77,7 @@ class LocalEngine:
             tuple(each),
             tuple(sorted(refused)),
             losses=dict(sorted(losses.items())),
-            upload_bytes=size,
+            upload_bytes=sizes,
         )
 
     def score(

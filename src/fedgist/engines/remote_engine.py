@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.message import Form, is_finite, payload_bytes, reduction, refuse
+from fedgist.core.message import Form, is_finite, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
@@ -30,6 +30,7 @@ from fedgist.engines.engine import (
     TrainingLoss,
     collect,
     metrics_of,
+    upload_bytes,
 )
 from fedgist.engines.envelope import Header, Packed, seal, unseal
 from fedgist.engines.message_form import upload_form
@@ -94,7 +95,7 @@ class RemoteEngine:
             tuple(sorted(inbox.refused)),
             self._absent(ctx, orders, inbox),
             {keys[key]: loss for key, loss in sorted(inbox.losses.items()) if key in keys},
-            sum(payload_bytes(part.message) for part in parts),
+            upload_bytes(parts),
             (inbox.received_bytes, sum(len(envelope) for _, envelope in envelopes)),
         )
 

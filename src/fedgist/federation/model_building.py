@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,17 +31,20 @@ class Sizes:
     """What every model of a task has to take and to give.
 
     ``projects``: whether outputs are embeddings, for which a hidden layer comes before the last.
+    ``classes``: what the classes are called, or the words of a text.
     """
 
     input_shape: tuple[int, ...]
     outputs: int
     text: bool
     projects: bool
+    classes: tuple[str, ...] = field(default=(), repr=False)
 
     @staticmethod
     def of(data: Dataset, objective: Objective) -> Sizes:
         """Return what models of this data have to be for an objective."""
-        return Sizes(tuple(data.input_shape), objective.outputs, data.text, objective.views > 1)
+        shape, projects = tuple(data.input_shape), objective.views > 1
+        return Sizes(shape, objective.outputs, data.text, projects, data.names)
 
 
 def builder(

@@ -69,7 +69,7 @@ def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
     build = builder(factory, sizes, options, f"model {section.name}")
     if section.weights is None:
         return Group(build, head=section.head)
-    build, note = pretrained(build, section.weights, sizes.outputs, section.head)
+    build, note = pretrained(build, section.weights, sizes, section.head)
     return Group(build, head=section.head, note=note)
 
 

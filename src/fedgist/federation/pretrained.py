@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from fedgist.core.net import head_of
 from fedgist.data.sources.locations import existing
-from fedgist.data.sources.weights_file import read_weights
+from fedgist.data.sources.weights_file import classes_of, read_weights
 from fedgist.errors import InputError, RecipeError, first_line, listed, printable
-
-Build = Callable[[], nn.Module]
+from fedgist.federation.model_building import Build, Sizes
 
 _TIMES = (
     8  # a file may be so many times a model's size: checkpoints keep moments, in double precision
@@ -23,11 +22,12 @@ _COUNTER = "num_batches_tracked"  # of torch's batch norm: nothing here reads it
 _SHOWN, _LONGEST = 5, 80  # names in a message, and how much of each
 
 
-def pretrained(build: Build, path: str, num_classes: int, head: str | None) -> tuple[Build, str]:
+def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple[Build, str]:
     """Return a builder whose modules hold the arrays of a file, and a note on those that do not.
 
     A file's names may have a common beginning (``module.``) that the model's have not. The head
     keeps its random start where the file has another one, or none: with other classes, it has to.
+    A file of ``fedgist export`` says what its classes are called.
 
     Parameters
     ----------
@@ -37,16 +37,19 @@ def pretrained(build: Build, path: str, num_classes: int, head: str | None) -> t
     Raises
     ------
     RecipeError
-        If the file cannot be read, or an array of the body is missing or does not fit.
+        If the file cannot be read, an array of the body is missing or does not fit, or the model
+        reads words and the file's are others.
     """
     try:
         with torch.random.fork_rng(devices=[]):
             whole = build()
         state = whole.state_dict()
-        layer = head_of(whole, num_classes, type(whole).__name__, head)[0]
+        layer = head_of(whole, sizes.outputs, type(whole).__name__, head)[0]
         size = sum(array.numel() * array.element_size() for array in state.values())
-        found = read_weights(existing(path), _TIMES * size + _SLACK)
-        arrays, note = _fitting(_renamed(found, state), state, layer)
+        file = existing(path)
+        found = read_weights(file, _TIMES * size + _SLACK)
+        others = _other_classes(classes_of(file), sizes)
+        arrays, note = _fitting(_renamed(found, state), state, layer, others)
     except (InputError, ValueError, TypeError, RuntimeError) as error:
         msg = f"model.weights = {path!r}: {first_line(error)}"
         raise RecipeError(msg) from error
@@ -70,9 +73,11 @@ def _renamed(arrays: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Mappi
 
 
 def _fitting(
-    arrays: Mapping[str, Tensor], state: Mapping[str, Tensor], head: str
+    arrays: Mapping[str, Tensor], state: Mapping[str, Tensor], head: str, others: str
 ) -> tuple[dict[str, Tensor], str]:
     """Return the arrays that fit, and a note on the head and on what is left over.
+
+    A head of ``others`` (classes, if that is no empty text) does not fit.
 
     Raises
     ------
@@ -83,6 +88,8 @@ def _fitting(
     in_head = f"{head}." if head else ""  # a linear layer alone is all head
     for name, own in state.items():
         problem = _problem(name, arrays.get(name), own)
+        if others and name.startswith(in_head):
+            problem = others
         if not problem:
             fitting[name] = arrays[name]
         elif name.startswith(in_head):
@@ -94,6 +101,29 @@ def _fitting(
     notes = [f"the head keeps its random start: {random[0]}"] if random else []
     notes += [f"not used: {_listed(over)}"] if over else []
     return fitting, "; ".join(notes)
+
+
+def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
+    """Return how classes of a file are other than the data's; nothing if not, or if unnamed.
+
+    Raises
+    ------
+    ValueError
+        If they are words, which the body reads as well.
+    """
+    own = sizes.classes
+    unnamed = [tuple(map(str, range(len(names)))) for names in (said, own)]
+    if sizes.projects or said == own or said in unnamed or own in unnamed:
+        return ""
+    kind, kinds = ("word", "words") if sizes.text else ("class", "classes")
+    problem = f"the file has {len(said)} names of {kinds}, the data {len(own)}"
+    if len(said) == len(own):
+        place = next(i for i, name in enumerate(said) if name != own[i])
+        theirs, ours = (printable(names[place][:_LONGEST]) for names in (said, own))
+        problem = f"{kind} {place} is {theirs!r} in the file, {ours!r} in the data"
+    if sizes.text:
+        raise ValueError(problem)
+    return problem
 
 
 def _problem(name: str, array: Tensor | None, own: Tensor) -> str:

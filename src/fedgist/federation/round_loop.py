@@ -197,15 +197,14 @@ class Federation:
             in_time = part.round == ctx.round or self.method.accepts_late
             return in_time and part.stage == ctx.stage
 
-        replies = gather(
-            [part for part in answer.subtotals if usable(part)],
-            [reply for reply in answer.each if usable(reply)],
-            self.side.recipe.privacy.min_replies,
-        )
-        record.answered(answer, replies)
-        unused = [part for part in answer.subtotals if not usable(part)]
+        parts: list[Subtotal | Reply] = [*answer.subtotals, *answer.each]
+        used = [part for part in parts if usable(part)]
+        totals = [part for part in used if isinstance(part, Subtotal)]
+        each = [part for part in used if isinstance(part, Reply)]
+        replies = gather(totals, each, self.side.recipe.privacy.min_replies)
+        record.answered(answer, [asked for part in used for asked in part.asked], replies)
+        unused = [part for part in parts if not usable(part)]
         record.too_late((asked, part.round) for part in unused for asked in part.asked)
-        record.too_late((r.order.asked, r.round) for r in answer.each if not usable(r))
         return replies
 
     def _due(self, number: int) -> bool:

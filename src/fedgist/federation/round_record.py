@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedgist.core.message import payload_bytes
@@ -10,8 +11,10 @@ from fedgist.core.method import Method, Order, Replies
 from fedgist.core.replies import Asked
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
-from fedgist.federation.columns import TRAIN_LOSS
+from fedgist.federation.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES
 from fedgist.federation.record import Line
+
+Counts = dict[str, int]  # by architecture; plain, for a round under way is saved
 
 
 @dataclass
@@ -20,7 +23,8 @@ class RoundRecord:
 
     A client that was asked is *absent* (no answer in time) or *refused* (its message, or what it
     was sent, was not valid), or it has replied; a reply to an earlier round that arrives now is
-    *late*. Where there are ``pools``, the line says of each how many were asked, and its loss.
+    *late*. Replies and bytes are counted by architecture: where there are ``pools``, which are
+    architectures, the line has them of each, with how many were asked and their loss.
     """
 
     number: int
@@ -31,9 +35,9 @@ class RoundRecord:
     losses: list[tuple[Asked, float]] = field(default_factory=list)
     late: list[Line] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
-    num_replied: int = 0
-    up_bytes: int = 0
-    down_bytes: int = 0
+    replied: Counts = field(default_factory=dict)
+    up_bytes: Counts = field(default_factory=dict)
+    down_bytes: Counts = field(default_factory=dict)
     wire_bytes: tuple[int, int] | None = None
 
     @property
@@ -45,15 +49,18 @@ class RoundRecord:
         """Count a stage's orders and what is sent with them."""
         self.asked += [order.asked for order in orders]
         sizes = {id(down): payload_bytes(down) for down in {id(d): d for d in downs}.values()}
-        self.down_bytes += sum(sizes[id(down)] for down in downs)
+        sent: Counter[str] = Counter()
+        for order, down in zip(orders, downs, strict=True):
+            sent[order.architecture] += sizes[id(down)]
+        self.down_bytes = _sum(self.down_bytes, sent)
 
-    def answered(self, answer: Answer, replies: Replies) -> None:
-        """Count what came back, and note which totals were withheld from the server."""
+    def answered(self, answer: Answer, used: Iterable[Asked], replies: Replies) -> None:
+        """Count what came back, of it what is ``used``, and note which totals were withheld."""
         self.refused += answer.refused
         self.absent += answer.absent
-        self.num_replied += len(replies) + sum(count for _, count in replies.withheld)
+        self.replied = _sum(self.replied, Counter(asked.architecture for asked in used))
         self.losses += answer.losses.items()
-        self.up_bytes += answer.upload_bytes
+        self.up_bytes = _sum(self.up_bytes, answer.upload_bytes)
         if answer.wire_bytes is not None:
             up, down = self.wire_bytes or (0, 0)
             self.wire_bytes = up + answer.wire_bytes[0], down + answer.wire_bytes[1]
@@ -70,13 +77,10 @@ class RoundRecord:
 
     def line(self) -> Line:
         """Return the round's line."""
-        line: Line = {
-            "round": self.number,
-            "clients/asked": len(self.asked),
-            "clients/replied": self.num_replied,
-        }
-        for pool in self.pools:
-            line[f"clients/asked/{pool}"] = sum(a.architecture == pool for a in self.asked)
+        asked = dict(Counter(asked.architecture for asked in self.asked))
+        line: Line = {"round": self.number}
+        line |= self._totals("clients/asked", asked)
+        line |= self._totals("clients/replied", self.replied)
         entries = {
             "refused": [self._entry(asked, reason) for asked, reason in self.refused],
             "absent": [self._entry(asked, reason) for asked, reason in self.absent],
@@ -85,11 +89,16 @@ class RoundRecord:
         }
         line |= {name: found for name, found in entries.items() if found}
         line |= self._mean_losses()
-        line["comm/up_bytes"] = self.up_bytes
-        line["comm/down_bytes"] = self.down_bytes
+        line |= self._totals(UP_BYTES, self.up_bytes)
+        line |= self._totals(DOWN_BYTES, self.down_bytes)
         if self.wire_bytes is not None:
             line["comm/wire_up_bytes"], line["comm/wire_down_bytes"] = self.wire_bytes
         return line
+
+    def _totals(self, name: str, counts: Counts) -> Line:
+        """Return a sum over all architectures, and that of each pool."""
+        of_pools = {f"{name}/{pool}": counts.get(pool, 0) for pool in self.pools}
+        return {name: sum(counts.values()), **of_pools}
 
     def _entry(self, asked: Asked, reason: str) -> Line:
         return self._of(asked) | {"reason": reason}
@@ -105,6 +114,10 @@ class RoundRecord:
             of_pool = [loss for asked, loss in self.losses if asked.architecture == pool]
             groups[f"{TRAIN_LOSS}/{pool}"] = of_pool
         return {name: sum(found) / len(found) for name, found in groups.items() if found}
+
+
+def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:
+    return dict(Counter(counts) + Counter(more))
 
 
 def edges_of(method: Method, server: Tree, orders: Sequence[Order], number: int) -> list[Line]:

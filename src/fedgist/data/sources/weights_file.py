@@ -7,11 +7,13 @@ the names in the pickle are looked at first: none is called that a state dict do
 
 from __future__ import annotations
 
+import json
 import pickletools
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -55,6 +57,17 @@ def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
     except Exception as error:  # a file may be broken in any way
         msg = f"{file.name} cannot be read as weights: {first_line(error)}"
         raise DataError(msg) from error
+
+
+def classes_of(file: Path) -> tuple[str, ...]:
+    """Return what ``fedgist export`` wrote of the classes into a ``.safetensors``: their names."""
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            found = json.loads((opened.metadata() or {}).get("classes", "[]"))
+    except (safetensors.SafetensorError, ValueError, RecursionError):
+        return ()
+    known = isinstance(found, list) and all(isinstance(name, str) for name in found)
+    return tuple(found) if known else ()
 
 
 def _check_size(size: int, limit: int, what: str) -> None:
