@@ -192,6 +192,8 @@ def _words(error: ErrorDetails) -> str:
     kind = {"int_from_float": "int", "model_attributes": "model"}.get(kind, kind)
     if kind in _WORDS:
         return f"must be {_WORDS[kind]}"
+    if kind == "too_short":
+        return f"must have at least {error['ctx']['min_length']}"
     text: str = error["msg"].removeprefix("Value error, ")
     return text.replace("Input should be", "must be").replace("Input should", "must")
 

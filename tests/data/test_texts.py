@@ -188,6 +188,9 @@ def test_texts_without_a_known_word_are_refused(tmp_path: Path) -> None:
     known = Vocabulary((*SPECIAL, "late"))
     with pytest.raises(DataError, match="has no word that the vocabulary knows, such as 'late'"):
         load("text_file", file=str(file), words=Reading(known=known))
+    marks = lines(tmp_path / "marks.jsonl", [{"text": "nil novi."}])  # a full stop is no word
+    with pytest.raises(DataError, match="has no word that the vocabulary knows"):
+        load("text_file", file=str(marks), words=Reading(known=Vocabulary((*SPECIAL, ".", "late"))))
     for content, says in (("The\n", "names 'The', which no text has"), ("\n", "names no words")):
         (tmp_path / "bad.txt").write_text(content)
         with pytest.raises(DataError, match=says):

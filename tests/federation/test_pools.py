@@ -146,7 +146,10 @@ def test_who_fails_in_one_pool_answers_in_the_other() -> None:
     ("pools", "says"),
     [
         ({"large": {"clients": [0, 1]}}, r"clients\.pools: client 2 is in no pool"),
-        ({"small": SMALL, "large": {"clients": []}}, r"clients\.pools\.large\.clients"),
+        (
+            {"small": SMALL, "large": {"clients": []}},
+            r"clients\.pools\.large\.clients = \[\]: must have ",
+        ),
         ({"small": SMALL, "large": {"clients": 0}}, r"clients\.pools\.large\.clients = 0"),
         ({"small": SMALL, "large": {"clients": 9}}, r"clients = 9: there are 5 clients"),
         ({"small": SMALL, "large": {"clients": [7]}}, r"client 7 does not exist, there are 5"),

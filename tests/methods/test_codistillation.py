@@ -23,9 +23,10 @@ from fedgist.core.codistillation import Distillation
 from fedgist.core.method import Context, Net
 from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.worker_pool import default_workers
-from fedgist.errors import InputError, RecipeError
+from fedgist.errors import InputError, MethodError, RecipeError
 from fedgist.federation import checkpoint, rounds
 from fedgist.federation.recipe import make, read
+from fedgist.federation.record import read_lines
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.round_record import RoundRecord
 from fedgist.federation.round_under_way import RoundUnderWay
@@ -325,7 +326,7 @@ def test_a_pool_of_few_rows_learns_from_one_of_many() -> None:
         (["clients.pools={}", "model.name=mlp"], "codistillation needs two pools or more"),
         (["method.distillation.labels=0.5"], "labels needs data.public.labelled = true"),
         (["method.distillation.lr.a=0.1"], "unknown pool in method.distillation.lr 'b'"),
-        (["method.distillation.temperature=0"], "temperature must be greater than 0"),
+        (["method.distillation.temperature=0"], "temperature must be at least 1e-06"),
         (["method.alpha=1.5"], "method.alpha must be at least 0 and at most 1"),
     ],
 )
@@ -338,6 +339,26 @@ def test_what_is_wrong_is_named(settings: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
         make_world(make(raw, settings))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["merged_codist", "periodic_codist"])
+def test_a_distillation_that_diverges_ends_the_run_and_names_the_pool(
+    method: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"distillation": {"steps": 30, "lr": 1e30}}
+    options |= {"period": 2} if method == "periodic_codist" else {"alpha_rounds": 1}
+    small = {"public": {"rows": 50}, "train_rows": 200}
+    pools = {"a": {"model": "mlp"}, "b": {"model": "logistic"}}
+    raw = {
+        "data": small,
+        "clients": {"pools": pools},
+        "method": {"name": method, **options},
+        "train": {"num_rounds": 2},
+        "engine": {"workers": 1, "server_threads": 1, "cohort_size": 10},
+    }
+    with pytest.raises(MethodError, match=r"round 2: the student of pool 'a' came to numbers in"):
+        fedgist.run(raw, out=tmp_path / "run")
+    assert [line["round"] for line in read_lines(tmp_path / "run" / "rounds.jsonl")] == [1]
 
 
 def test_without_public_data_it_is_refused() -> None:

@@ -31,7 +31,7 @@ from fedgist.core.similarity_distillation import (
 )
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import InputError
+from fedgist.errors import InputError, MethodError
 from fedgist.federation.recipe import read
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
@@ -328,6 +328,12 @@ def test_nothing_of_a_client_is_kept_after_a_round_or_when_it_is_forgotten() -> 
     whole.advance()
     assert not whole.server.ensemble.slots.any()
     assert whole.server.ensemble.count() == 0
+
+
+def test_a_distillation_that_diverges_is_an_error_that_names_the_setting() -> None:
+    fed = federation(world(flesd(distillation=replace(FEW, lr=1e30)), architectures=TWO), PLAN)
+    with pytest.raises(MethodError, match=r"round 1: the student came to .* distillation\.lr may"):
+        fed.advance()
 
 
 def test_a_round_that_nobody_answers_distills_nothing() -> None:

@@ -35,6 +35,7 @@ class Bounds:
 
 NonNegative = Annotated[float, Bounds(0)]
 Positive = Annotated[float, Bounds(0, above=True)]
+Temperature = Annotated[float, Bounds(1e-6)]  # logits divided by less leave float32
 Share = Annotated[float, Bounds(0, most=1)]
 Fraction = Annotated[float, Bounds(0, above=True, most=1)]  # a share above 0
 PositiveInt = Annotated[int, Bounds(1)]

@@ -19,13 +19,27 @@ from torch.nn import functional
 from fedgist.core import random
 from fedgist.core.averaging import Weights
 from fedgist.core.batch import Batch
-from fedgist.core.bounds import NonNegativeInt, PerPool, Positive, PositiveInt, Share, of_pool
+from fedgist.core.bounds import (
+    NonNegativeInt,
+    PerPool,
+    Positive,
+    PositiveInt,
+    Share,
+    Temperature,
+    of_pool,
+)
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.schedules import Schedule
-from fedgist.core.server_training import descended, fresh_memory, stages_of, steps_in
+from fedgist.core.server_training import (
+    check_finite,
+    descended,
+    fresh_memory,
+    stages_of,
+    steps_in,
+)
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
@@ -48,7 +62,7 @@ class Distillation:
     batch_size: PositiveInt = 128
     lr: PerPool[Positive] = 1e-3
     final_factor: PerPool[Share] = 0.0
-    temperature: PerPool[Positive] = 1.0
+    temperature: PerPool[Temperature] = 1.0
     regularization: PerPool[Share] = 0.0
     labels: Share = 0.0
     mixup: NonNegativeInt = 0
@@ -154,6 +168,8 @@ def learn(
             arrays, loss = descended(student, far, *about)
             weights[name] = Weights(arrays)
             losses[name] = losses[name] + loss
+    for name, learned in weights.items():
+        check_finite(learned.arrays, f"the student of pool {name!r}", ctx)
     return Students(weights, memory, losses, students.steps + len(steps))
 
 

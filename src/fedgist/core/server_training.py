@@ -13,9 +13,12 @@ from torch import Tensor
 
 from fedgist.core import optim
 from fedgist.core.layers import Pass
+from fedgist.core.message import is_finite
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.task import Context
+from fedgist.errors import MethodError
 
 STAGE = "distill"
 STEPS_AT_ONCE = 25  # in a stage
@@ -57,6 +60,14 @@ def descended(
     with torch.no_grad():
         optim.step(optimizer, _stacked(params), _stacked(grads), memory)
     return params | net.buffers | dict(run.updates), value.detach()
+
+
+def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:
+    """Raise MethodError if what a stage made of a student holds numbers that are not finite."""
+    lost = next((name for name, array in arrays.items() if not is_finite(array)), None)
+    if lost is not None:
+        msg = f"distillation in round {ctx.round}: {whose} came to numbers in {lost!r} that are "
+        raise MethodError(msg + "not finite; a lower method.distillation.lr may help")
 
 
 def _stacked(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

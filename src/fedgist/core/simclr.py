@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
-from fedgist.core.bounds import Positive, PositiveInt, check_bounds
+from fedgist.core.bounds import PositiveInt, Temperature, check_bounds
 from fedgist.core.metrics import PROBE, Metric
 from fedgist.core.tree import tree
 from fedgist.errors import one_of
@@ -46,7 +46,7 @@ class SimCLR:
     chosen: tuple[str, ...] = (PROBE.name,)
     smoothing: float = 0.0
     projection: PositiveInt = 128
-    temperature: Positive = 0.4
+    temperature: Temperature = 0.4
     negatives: Literal["other_view", "all_views"] = "other_view"
     batch_norm: Literal["together", "each"] = "together"
 

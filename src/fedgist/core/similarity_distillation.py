@@ -16,12 +16,18 @@ from torch.nn.functional import kl_div, log_softmax, normalize
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
-from fedgist.core.bounds import NonNegative, Positive, PositiveInt, Share
+from fedgist.core.bounds import NonNegative, Positive, PositiveInt, Share, Temperature
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
 from fedgist.core.optimizer import Optimizer
-from fedgist.core.server_training import descended, fresh_memory, stages_of, steps_in
+from fedgist.core.server_training import (
+    check_finite,
+    descended,
+    fresh_memory,
+    stages_of,
+    steps_in,
+)
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
@@ -124,8 +130,8 @@ class SimilarityDistillation:
     batch_size: PositiveInt = 128
     lr: Positive = 1e-3
     weight_decay: NonNegative = 0.0
-    target_temperature: Positive = 0.1
-    temperature: Positive = 0.1
+    target_temperature: Temperature = 0.1
+    temperature: Temperature = 0.1
     momentum: Share = 0.999
     queue: PositiveInt = 2048
 
@@ -181,6 +187,7 @@ class SimilarityDistillation:
         student = replace(student, memory=map_leaves(torch.clone, student.memory))
         for number in steps_in(ctx.stage, self.steps(ctx.task)):
             student = self.step(student, ensemble, start, of, number, ctx)
+        check_finite(student.arrays, "the student", ctx)
         return student
 
     def step(

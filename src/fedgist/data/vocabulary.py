@@ -52,6 +52,10 @@ class Vocabulary:
     words: tuple[str, ...]
     tokenizer: Tokenizer = "words"
 
+    def is_word(self, number: int) -> bool:
+        """Return whether a number stands for a word or a piece of one, and not for a mark alone."""
+        return number >= len(SPECIAL) and any(letter.isalnum() for letter in self.words[number])
+
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the numbers of the words of each text; of a text without words, nothing."""
         if self.tokenizer == "wordpiece":

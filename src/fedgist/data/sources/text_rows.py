@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import NO_WORD
-from fedgist.core.next_word import BEGIN, END, PADDING, SPECIAL
+from fedgist.core.next_word import BEGIN, END, PADDING
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import codes, in_order, last_of_each
@@ -108,7 +108,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
     check_memory(_BYTES * places, name, "take a smaller data.words.length")
     vocabulary = reading.vocabulary(train.texts)
     encoded = vocabulary.encode(train.texts)
-    if all(word < len(SPECIAL) for text in encoded for word in text):
+    if not any(vocabulary.is_word(number) for text in encoded for number in text):
         msg = f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
         raise DataError(msg)
     x, y = _numbers(encoded, reading.length)
