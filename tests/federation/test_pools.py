@@ -26,12 +26,16 @@ from fedgist.errors import RecipeError
 from fedgist.federation.pools import PoolTable, architectures_by_client, members_of_pools
 from fedgist.federation.recipe import make
 from fedgist.federation.recipe_sections import ModelSection
+from fedgist.report import run_files
+from fedgist.report.formatting import percent
+from fedgist.report.run_tables import by_round, overview
 from fedgist.testing.small_worlds import SIZES, Trace, federation, trace, world
 from fedgist.testing.wire_laws import loopback
 
 SMALL = {"model": "mlp", "hidden": [4]}
 LARGE = {"model": "mlp", "hidden": [8, 6], "clients": [1, 3, 4], "per_round": 2}
 POOLS = {"small": SMALL, "large": LARGE}
+ONE_BY_ONE = {"workers": 1, "cohort_size": 1}
 
 
 def pooled(method: str = "fedavg", pools: Mapping[str, Any] = POOLS, **sections: Any) -> Any:
@@ -200,3 +204,29 @@ def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: P
     assert not (tmp_path / "run" / "clients.jsonl").read_bytes()
     saved = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoint").iterdir())
     assert saved < len(x)  # bytes: less than one for each client
+
+
+def test_what_is_shown_of_a_run_has_the_score_of_each_pools_model(tmp_path: Path) -> None:
+    clients = {"num_clients": len(SIZES), "pools": POOLS}
+    recipe = {"clients": clients, "train": {"num_rounds": 2}, "evaluate": {"on": "global"}}
+    x, y = torch.randn(60, 6), torch.arange(60) % 3
+    data = (x.numpy(), y.numpy(), x.numpy(), y.numpy())
+    with_method = {"method": {"name": "fedavg"}, "partition": {"name": "iid"}, "engine": ONE_BY_ONE}
+    result = fedgist.run(recipe | with_method, data=data, out=tmp_path / "pools")
+    last = result.rounds[-1]
+    scores = [last[f"eval/global/{end}accuracy"] for end in ("small/all/", "large/all/")]
+    (run,) = run_files.find([tmp_path / "pools"])
+    table = overview([run])
+    assert table.columns[:4] == ("method", "accuracy", "small", "large")
+    assert table.rows[0][1:4] == tuple(map(percent, (sum(scores) / 2, *scores)))
+    assert (
+        table.caption
+        == "mean of the server's models; small, large: the server's models, all test rows"
+    )
+    assert by_round(run).rows[-1][1:4] == table.rows[0][1:4]
+    alone = {"clients": {"num_clients": len(SIZES)}, "train": {"num_rounds": 1}}
+    fedgist.run(alone | with_method, data=data, out=tmp_path / "one")
+    both = overview(run_files.find([tmp_path / "pools", tmp_path / "one"]))
+    assert both.columns[1:6] == ("accuracy", "spread", "one model", "small", "large")
+    assert both.rows[1][4:6] == ("-", "-")
+    assert both.rows[1][2] != "-"

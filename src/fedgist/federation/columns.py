@@ -11,7 +11,7 @@ out itself, its models' mean on it is ``eval/validation/<metric>_mean``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedgist.core.metrics import LOSS, METRICS, Metric
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
+ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"
@@ -74,6 +75,22 @@ def of_server(model: str, test_set: str, metric: str) -> str:
 def is_of_server(column: str, metric: str) -> bool:
     """Return whether a column holds a metric of one of the server's models on one of its sets."""
     return column.startswith("eval/global/") and column.endswith(f"/{metric}")
+
+
+def is_of_clients(column: str) -> bool:
+    """Return whether a column is taken over clients, and not of models of the server."""
+    return not column.startswith("eval/global/")
+
+
+def models_of(columns: Iterable[str], metric: str) -> list[str]:
+    """Return the server's models of which there is a metric on all test rows.
+
+    >>> models_of(["eval/global/small/all/accuracy", "eval/global/accuracy_mean"], "accuracy")
+    ['small']
+    """
+    start, end = "eval/global/", f"/{ALL_ROWS}/{metric}"
+    scored = [c for c in columns if c.startswith(start) and c.endswith(end)]
+    return [column.removeprefix(start).removesuffix(end) for column in scored]
 
 
 def is_confusion(column: str) -> bool:

@@ -15,11 +15,19 @@ from fedgist.core.objective import Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.engines.inference import rows_at_once
-from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
+from fedgist.federation.columns import (
+    ALL_ROWS,
+    CONFUSION,
+    HELD_OUT,
+    STD,
+    of_all,
+    of_server,
+    over_clients,
+    over_models,
+)
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.record import Line
 
-ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
 MOST_ROWS = 1024  # that are evaluated together
 
 

@@ -28,6 +28,7 @@ from fedgist.data.examples import Examples
 from fedgist.engines.engine import Engine, Simulation
 from fedgist.errors import RecipeError
 from fedgist.federation.columns import (
+    ALL_ROWS,
     LEAST,
     MEAN,
     STD,
@@ -36,7 +37,6 @@ from fedgist.federation.columns import (
     over_clients,
     over_models,
 )
-from fedgist.federation.evaluation import ALL_ROWS
 from fedgist.federation.objective_choice import lonely
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation

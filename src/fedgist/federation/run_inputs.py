@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.data.examples import Examples
+from fedgist.federation.columns import ALL_ROWS, HELD_OUT
 from fedgist.federation.digests import of_arrays, of_text
-from fedgist.federation.evaluation import ALL_ROWS, HELD_OUT
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.world import World
 

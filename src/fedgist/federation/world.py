@@ -28,7 +28,8 @@ from fedgist.federation.availability import availability
 from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.client_settings import client_settings
-from fedgist.federation.evaluation import ALL_ROWS, has_named_sets, scores_models
+from fedgist.federation.columns import ALL_ROWS
+from fedgist.federation.evaluation import has_named_sets, scores_models
 from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_building import Sizes

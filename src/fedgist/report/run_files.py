@@ -15,6 +15,7 @@ from fedgist.errors import DataError, ReportError
 from fedgist.federation.archived_run import is_archived, read_csv
 from fedgist.federation.columns import (
     is_of_server,
+    models_of,
     of_all,
     over_clients,
     over_models,
@@ -135,6 +136,11 @@ class RunFiles:
         of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
         columns += of_models
         return next((column for column in columns if self.last(column) is not None), columns[0])
+
+    @functools.cached_property
+    def models(self) -> list[str]:
+        """The server's models that were scored on all test rows by the first metric."""
+        return models_of({name: None for line in self.rounds for name in line}, self.first)
 
     def last(self, key: str) -> float | None:
         """Return the last value of a column up to the round kept, or None if it has none."""

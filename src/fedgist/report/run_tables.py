@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from fedgist.federation.columns import (
+    ALL_ROWS,
     DOWN_BYTES,
     EPSILON,
+    MEAN,
     TRAIN_LOSS,
     UP_BYTES,
     measured,
+    metric_of,
+    models_of,
     of_all,
+    of_server,
     spread_of,
 )
 from fedgist.federation.record import Line
@@ -21,42 +27,79 @@ from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
 from fedgist.report.sheet import Sheet
 
+NONE = percent(None)  # in a cell
+
 
 def overview(runs: Sequence[RunFiles]) -> Sheet:
     """Return a table with a line for each run, or for each set of seeds.
 
-    Final score over clients (the first metric of the objective), its spread, and the bytes sent.
+    Final score (the first metric of the objective), its spread over clients, that of the server's
+    models, and the bytes sent.
     """
     score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
+    groups = [list(seeds) for _, seeds in by_folder]
+    models = dict.fromkeys(name for run in runs for name in run.models)
+    scores = {score: _score, "spread": _spread, "one model": _one_model}
+    scores |= {name: functools.partial(_score_of, name) for name in models}
+    cells = [{title: cell(seeds) for title, cell in scores.items()} for seeds in groups]
+    titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
-    lines = [(name, list(seeds)) for (_, name), seeds in by_folder]
-    columns = ("method", score, "spread", "one model", "rounds", "sent up", "sent down")
+    lines = tuple(
+        (_name(seeds), *(found[title] for title in titles), *_costs(seeds))
+        + ((spent(seeds[0].last(EPSILON)),) if private else ())
+        for seeds, found in zip(groups, cells, strict=True)
+    )
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
-        columns + (("epsilon",) if private else ()),
-        tuple(
-            _summary_of(name, seeds) + ((spent(seeds[0].last(EPSILON)),) if private else ())
-            for name, seeds in lines
-        ),
-        "mean and spread over clients; one model: a global one, all test rows",
+        ("method", *titles, "rounds", "sent up", "sent down") + (("epsilon",) if private else ()),
+        lines,
+        _legend(titles, [name for name in models if name in titles]),
     )
+
+
+def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
+    over = "mean and spread over clients" if "spread" in titles else "mean of the server's models"
+    one = ["one model: a global one, all test rows"] if "one model" in titles else []
+    own = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
+    return "; ".join([over, *one, *own])
+
+
+def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the titles of which any line has a value, and those that are ``always`` there."""
+    titles = cells[0] if cells else always
+    return [t for t in titles if t in always or any(line[t] != NONE for line in cells)]
 
 
 def spent(epsilon: float | None) -> str:
     """Return how much privacy was spent, as text."""
-    return "-" if epsilon is None else f"{epsilon:.3g}"
+    return NONE if epsilon is None else f"{epsilon:.3g}"
 
 
-def _summary_of(name: str, seeds: Sequence[RunFiles]) -> tuple[str, ...]:
-    main = seeds[0].main
-    spreads = _last_values(seeds, spread_of(main) or "")
+def _name(seeds: Sequence[RunFiles]) -> str:
+    return seeds[0].name if len(seeds) == 1 else f"{seeds[0].name}, {len(seeds)} seeds"
+
+
+def _score(seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, seeds[0].main))
+
+
+def _spread(seeds: Sequence[RunFiles]) -> str:
+    spreads = _last_values(seeds, spread_of(seeds[0].main) or "")
+    return percent(statistics.fmean(spreads)) if spreads else NONE
+
+
+def _one_model(seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, of_all(seeds[0].first)))
+
+
+def _score_of(model: str, seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, of_server(model, ALL_ROWS, seeds[0].first)))
+
+
+def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
     rounds = [run.done for run in seeds]
     return (
-        name if len(seeds) == 1 else f"{name}, {len(seeds)} seeds",
-        mean_and_error(_last_values(seeds, main)),
-        percent(statistics.fmean(spreads)) if spreads else "-",
-        mean_and_error(_last_values(seeds, of_all(seeds[0].first))),
         str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
         size(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
         size(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
@@ -74,7 +117,7 @@ def _last_values(runs: Sequence[RunFiles], key: str) -> list[float]:
 def mean_and_error(values: Sequence[float]) -> str:
     """Return the mean as percent, with its standard error where there are two values or more."""
     if not values:
-        return "-"
+        return NONE
     if len(values) == 1:
         return percent(values[0])
     error = statistics.stdev(values) / math.sqrt(len(values))
@@ -95,21 +138,27 @@ def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most
     count = len(rounds)
     shown = min(count, most)
     places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
-    columns = ("round", score, "spread", "train loss", "sent up", "sent down", "time")
-    lines = [rounds[place] for place in places]
-    if not any(EPSILON in line for line in lines):
-        return Sheet(title, columns, tuple(_line_of(line, main) for line in lines))
-    with_epsilon = tuple((*_line_of(line, main), spent(line.get(EPSILON))) for line in lines)
-    return Sheet(title, (*columns, "epsilon"), with_epsilon)
+    metric = metric_of(main).removesuffix(MEAN)
+    models = models_of({name: None for line in rounds for name in line}, metric)
+    columns = {score: main, "spread": spread_of(main) or ""}
+    columns |= {name: of_server(name, ALL_ROWS, metric) for name in models}
+    cells = [{t: percent(line.get(key)) for t, key in columns.items()} for line in rounds]
+    titles = _filled([score], cells) if models else [*columns]
+    private = any(EPSILON in rounds[place] for place in places)
+    lines = tuple(
+        (str(rounds[place]["round"]), *(cells[place][title] for title in titles))
+        + _rest_of(rounds[place])
+        + ((spent(rounds[place].get(EPSILON)),) if private else ())
+        for place in places
+    )
+    rest = ("train loss", "sent up", "sent down", "time") + (("epsilon",) if private else ())
+    return Sheet(title, ("round", *titles, *rest), lines)
 
 
-def _line_of(line: Line, main: str) -> tuple[str, ...]:
+def _rest_of(line: Line) -> tuple[str, ...]:
     loss = line.get(TRAIN_LOSS)
     return (
-        str(line["round"]),
-        percent(line.get(main)),
-        percent(line.get(spread_of(main) or "")),
-        "-" if loss is None else f"{loss:.4f}",
+        NONE if loss is None else f"{loss:.4f}",
         size(line.get(UP_BYTES) or 0),
         size(line.get(DOWN_BYTES) or 0),
         duration(line.get("time/round_s") or 0.0),

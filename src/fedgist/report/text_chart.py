@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
+from fedgist.federation.columns import is_of_clients
 from fedgist.report.curves import Lines, curve
 
 MARKS = "●○▲△■□◆◇"
@@ -22,8 +23,8 @@ def chart_of(lines: Lines, width: int = 78) -> str:
         if found := curve(runs, lines.metric):
             points = zip(found.rounds, found.mean, strict=True)
             curves[label] = [(float(r), (100 if in_percent else 1) * v) for r, v in points]
-    title = lines.measure.title.lower()
-    y_label = f"{title}, mean of clients{', %' if in_percent else ''}"
+    whose = "mean of clients" if is_of_clients(lines.metric) else "of the server's models"
+    y_label = f"{lines.measure.title.lower()}, {whose}{', %' if in_percent else ''}"
     return chart(curves, width, x_label="round", y_label=y_label)
 
 

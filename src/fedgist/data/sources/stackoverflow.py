@@ -37,7 +37,8 @@ def stackoverflow(
 
     Notes
     -----
-    The file is that of ``tff.simulation.datasets.stackoverflow``, unpacked. Rows are sentences.
+    The file is that of ``tff.simulation.datasets.stackoverflow``, unpacked. Rows are sentences. An
+    export of it as CSV or JSONL is read by ``text_file``, with its columns of texts and users.
     Training rows are those of the split ``train``, test rows what the same users wrote later, in
     ``test``. Words need no normalization.
 
