@@ -22,7 +22,7 @@ from fedgist.federation.probes import PROBES, probed
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.record import to_json
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.trained_models import client_model, sayable
+from fedgist.federation.trained_models import sayable, server_nets, trained_model
 from fedgist.federation.world import Given, World
 from fedgist.report.escapes import csv_text
 from fedgist.report.formatting import percent
@@ -35,7 +35,7 @@ def predict(
 ) -> None:
     """Write a client's predictions as CSV; say how many are right where labels are known."""
     federation, world = _predicting(folder, data_root)
-    model, names = client_model(federation, world, client), world.data.names
+    model, names = trained_model(federation, world, client), world.data.names
     if world.data.text:
         likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
         told = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
@@ -116,7 +116,7 @@ def evaluate(
     clients = every if client is None else [client]
     objective = federation.task.objective
     scores = {
-        who: score_rows(client_model(federation, world, who), x, y, objective) for who in clients
+        who: score_rows(trained_model(federation, world, who), x, y, objective) for who in clients
     }
     if as_json:
         lines = [{"client": who, **values} for who, values in scores.items()]
@@ -139,9 +139,13 @@ def probe(
     for kind in kinds:
         one_of(kind, PROBES, "probe")
     federation, world = runner.load_run(folder, Given(root=data_root))
-    everybody = range(len(world.partition.test))
-    clients = everybody if client is None else [client_number(world.partition, client)]
-    scores = dict(probed(federation, world, clients, kinds, starts=starts))
+    alone, clients = client in server_nets(federation), list(range(len(world.partition.test)))
+    if client is not None:
+        clients = [] if alone else [client_number(world.partition, client)]
+    found = probed(federation, world, clients, kinds, starts=starts)
+    # the server's models come with all clients, and with one of them
+    wanted = (client, *(f"start/{name}" for name in federation.task.starts)) if alone else ()
+    scores = {who: values for who, values in found if not wanted or who in wanted}
     if as_json:
         told = [{"model": who, **values} for who, values in scores.items()]
         sys.stdout.write(to_json({"probes": told}) + "\n")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.shared_options import USE, ClientId, DataRoot, app
+from fedgist.cli.shared_options import USE, DataRoot, ModelId, app
 from fedgist.report.terminal import console, words
 
 ALL = "all"  # of --client: every client's model
@@ -25,7 +25,7 @@ Examples = Annotated[
 def predict(
     folder: RunFolder,
     data: Examples,
-    client: ClientId,
+    client: ModelId,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")
     ] = None,
@@ -45,7 +45,7 @@ def evaluate(
     folder: RunFolder,
     data: Examples,
     client: Annotated[
-        str, typer.Option("--client", help="A client's name or number, or all of them.")
+        str, typer.Option("--client", help="A client's name or number, server/NAME, or all.")
     ] = ALL,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     data_root: DataRoot = None,
@@ -69,7 +69,7 @@ def evaluate(
 def probe(
     folder: RunFolder,
     client: Annotated[
-        str, typer.Option("--client", help="A client's name or number, or all of them.")
+        str, typer.Option("--client", help="A client's name or number, server/NAME, or all.")
     ] = ALL,
     by: Annotated[
         str, typer.Option(help="sgd, logistic, knn, or several with commas between.")
@@ -100,19 +100,26 @@ def probe(
 @app.command("export", rich_help_panel=USE)
 def export_(
     folder: RunFolder,
-    client: ClientId,
+    client: ModelId,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File to write: .pt2, .onnx or .safetensors.")
     ],
     data_root: DataRoot = None,
 ) -> None:
-    """Write a client's own final model to a file that loads without fedgist."""
+    """Write a client's own final model, or one of the server's, to a file that needs no fedgist.
+
+    Examples
+    --------
+    fedgist export runs/mine --client 3 -o site.onnx
+    fedgist export runs/mine --client server/large -o large.pt2
+    """
     from fedgist.federation import runner
     from fedgist.federation.model_files import check_format, export
-    from fedgist.federation.trained_models import client_model
+    from fedgist.federation.trained_models import SERVER, trained_model
     from fedgist.federation.world import Given
 
     check_format(out)
     federation, world = runner.load_run(folder, Given(root=data_root))
-    export(client_model(federation, world, client), out)
-    console().print(words(f"client {client} of {folder} written to {out}"))
+    export(trained_model(federation, world, client), out)
+    who = client if client.startswith(SERVER) else f"client {client}"
+    console().print(words(f"{who} of {folder} written to {out}"))

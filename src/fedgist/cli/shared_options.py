@@ -64,6 +64,10 @@ ClientId = Annotated[
     str,
     typer.Option("--client", help="The client: its name, or number from 0."),
 ]
+ModelId = Annotated[
+    str,
+    typer.Option("--client", help="Whose model: a client's name or number from 0, or server/NAME."),
+]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")
 ]

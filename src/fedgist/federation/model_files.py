@@ -28,7 +28,8 @@ _ONNX = "writing .onnx needs onnx and onnxscript: pip install 'fedgist[onnx]'"
 def export(model: ClientModel, path: Path) -> None:
     """Write a client's model to a file.
 
-    ``.pt2`` and ``.onnx`` hold the program: it takes any number of raw examples and returns logits.
+    ``.pt2`` and ``.onnx`` hold the program: it takes any number of raw examples and returns logits,
+    an encoder's features.
     ``.safetensors`` holds parameters and buffers. Each says what the classes and the inputs are
     called.
 
@@ -62,13 +63,15 @@ def description(model: ClientModel) -> dict[str, Any]:
     """Return what a user of the file must know: names, and how inputs are normalized.
 
     ``inputs`` names each number of an example, and ``columns`` the table's own columns with their
-    categories; both are empty where the data has none. The program normalizes by itself.
+    categories; both are empty where the data has none. The program normalizes by itself. An encoder
+    tells no ``classes``.
     """
     data = model.data
     return {
         "architecture": model.arch.name,
         "head": model.arch.head,
-        "classes": list(data.names),
+        "outputs": outputs(model),
+        "classes": [] if model.arch.projects else list(data.names),
         "columns": {
             c.name: None if c.categories is None else list(c.categories) for c in data.columns
         },
@@ -78,6 +81,11 @@ def description(model: ClientModel) -> dict[str, Any]:
         "mean": list(data.mean),
         "std": list(data.std),
     }
+
+
+def outputs(model: ClientModel) -> str:
+    """Return what a program makes of examples: ``logits``, or of an encoder, ``features``."""
+    return "features" if model.arch.projects else "logits"
 
 
 def _as_texts(table: Mapping[str, Any]) -> dict[str, str]:
@@ -109,7 +117,7 @@ def _program(model: ClientModel) -> bytes:
 def _onnx(model: ClientModel) -> bytes:
     with _quiet():
         made = torch.onnx.export(
-            _traced(model), input_names=["x"], output_names=["logits"], verbose=False
+            _traced(model), input_names=["x"], output_names=[outputs(model)], verbose=False
         )
     assert made is not None  # only the old exporter returns nothing
     made.model.metadata_props.update(_as_texts(description(model)))

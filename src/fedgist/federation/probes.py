@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from fedgist.core import random
 from fedgist.core.metrics import PROBE
 from fedgist.core.net import Net
-from fedgist.core.tree import map_leaves, take
+from fedgist.core.tree import take
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import Engine, Simulation
 from fedgist.errors import RecipeError
@@ -40,7 +40,7 @@ from fedgist.federation.columns import (
 from fedgist.federation.objective_choice import lonely
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation
-from fedgist.federation.trained_models import client_nets
+from fedgist.federation.trained_models import client_nets, server_nets
 from fedgist.federation.world import World
 
 ROWS_AT_ONCE = 128
@@ -184,12 +184,10 @@ def probed(
     """
     check_probes(world)
     seed, names = world.server.recipe.seed, world.partition.names
-    servers = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
     nets = zip(clients, client_nets(federation, clients), strict=True)
     named = ((names[i] if names else str(i), net) for i, net in nets)
-    cpu = {name: map_leaves(lambda leaf: leaf.cpu(), net) for name, net in servers.items()}
     done: list[tuple[Net, dict[str, float]]] = []
-    others = {f"server/{name}": net for name, net in cpu.items()}
+    others = server_nets(federation)
     if starts:
         others |= {f"start/{name}": net for name, net in world.server.task.starts.items()}
     for name, net in (*named, *others.items()):

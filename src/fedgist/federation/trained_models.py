@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedgist.core.message import Nothing
 from fedgist.core.method import Context, Method
 from fedgist.core.net import Net
 from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
@@ -16,20 +17,23 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.text_rows import prompts
 from fedgist.engines.engine import Simulation
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, listed
 from fedgist.federation.recipe_data import client_number, data_of_client
 from fedgist.federation.round_loop import EVALUATE, Federation
 from fedgist.federation.world import World
+
+SERVER = "server/"  # before the name of a model of the server
 
 
 class ClientModel(nn.Module):
     """One client's final model, from raw examples, as the data source gives them, to logits.
 
-    An encoder, which has learnt no classes, gives features.
+    An encoder, which has learnt no classes, gives features. ``method`` None: a model of the server,
+    which predicts by itself.
     """
 
     def __init__(
-        self, method: Method, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
+        self, method: Method | None, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
     ) -> None:
         super().__init__()
         self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
@@ -68,6 +72,8 @@ class ClientModel(nn.Module):
             x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
         if self.arch.projects:
             return net.features(x)
+        if self.method is None:
+            return net(x)
         return self.method.predict(net, own, down, x, self.ctx)
 
     def without(self, slots: Collection[str]) -> ClientModel:
@@ -121,6 +127,37 @@ class ClientModel(nn.Module):
 def sayable(probabilities: Tensor) -> Tensor:
     """Return probabilities (rows, words) without padding, begin and unknown: no text goes on so."""
     return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
+
+
+def trained_model(federation: Federation, world: World, who: int | str) -> ClientModel:
+    """Return the model of a client, or of the server.
+
+    ``who`` is a client's number, or a text: a client's name or number, or ``"server/NAME"``.
+
+    Raises
+    ------
+    RecipeError
+        If there is no such client or model.
+    """
+    name = str(who)
+    if not name.startswith(SERVER) or name in world.partition.names:
+        return client_model(federation, world, who)
+    recipe, ctx = world.server.recipe, federation.context(EVALUATE)
+    models = server_nets(federation)
+    if name not in models:
+        known = listed(sorted(models)) if models else "none of its own: a client's is meant"
+        msg = f"there is no model {name:.80}; the server of this run has {known}"
+        raise RecipeError(msg)
+    if recipe.data.normalize == "client":
+        msg = f"{name}: with data.normalize = 'client' nothing says how the server sees an example"
+        raise RecipeError(msg)
+    return ClientModel(None, models[name], Nothing(), Nothing(), ctx, world.data)
+
+
+def server_nets(federation: Federation) -> dict[str, Net]:
+    """Return the server's own models, on the CPU, by ``"server/NAME"``."""
+    found = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
+    return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in found.items()}
 
 
 def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:

@@ -11,7 +11,7 @@ from fedgist.errors import printable
 from fedgist.federation.columns import DOWN_BYTES, UP_BYTES
 from fedgist.federation.record import Line, totals
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.trained_models import ClientModel, client_model
+from fedgist.federation.trained_models import ClientModel, trained_model
 from fedgist.federation.world import World
 from fedgist.notebook.html import html_table, paragraph
 from fedgist.report.formatting import percent, size
@@ -44,9 +44,10 @@ class Result:
     def model(self, client: int | str) -> ClientModel:
         """Return a client's final model: an ``nn.Module`` from raw examples to logits.
 
-        ``client`` is its number, or a text: its name, or its number.
+        ``client`` is its number, or a text: its name, or its number; or ``"server/NAME"``, a model
+        of the server's.
         """
-        return client_model(self.federation, self.world, client)
+        return trained_model(self.federation, self.world, client)
 
     def __repr__(self) -> str:
         """Return a line: what ran, its last score over clients, and the bytes sent."""
