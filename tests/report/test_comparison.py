@@ -14,6 +14,7 @@ from rich.console import Console
 from fedgist.errors import ReportError
 from fedgist.report import comparison
 from fedgist.report.run_files import find
+from fedgist.report.run_tables import overview
 from fedgist.report.study_rows import Study
 from fedgist.report.table_formats import as_data, render
 from fedgist.report.tables import sheets
@@ -275,6 +276,37 @@ def test_a_metric_or_a_reference_that_is_not_there_is_refused_with_the_choices(
         study_of(folder, reference="fedlgo")
     with pytest.raises(ReportError, match="nowhere holds no run: there is no such folder"):
         study_of(folder / "nowhere")
+
+
+def with_other_columns(run: Path, old: str, new: str) -> None:
+    """Call columns of a run's rounds something else."""
+    file = run / "rounds.jsonl"
+    file.write_text(file.read_text("utf-8").replace(old, new), "utf-8")
+
+
+def test_runs_are_compared_by_what_most_of_them_have(tmp_path: Path) -> None:
+    write_run(tmp_path / "both", [0.5], columns={"eval/client/probe_mean": 0.4})
+    assert study_of(tmp_path).metric == "eval/client/accuracy_mean"  # the objective's own
+    for method in ("fedavg", "local"):  # encoders, which have no accuracy
+        encoder = write_run(tmp_path / method, [0.6], method=method)
+        with_other_columns(encoder, "eval/client/accuracy_", "eval/client/probe_")
+    study = study_of(tmp_path)
+    assert study.metric == "eval/client/probe_mean"
+    found = {row.label: row.final.mean for row in study.rows if row.final}
+    assert found == {"fedlog": 0.4, "fedavg": 0.6, "local": 0.6}
+    table = overview(find([tmp_path]))
+    assert table.columns[1] == "linear probe"
+    assert sorted(row[1] for row in table.rows) == ["40.00 %", "60.00 %", "60.00 %"]
+
+
+def test_before_the_first_evaluation_runs_are_compared_by_their_training_loss(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "early", [0.5, 0.4], columns={"train/loss": 1.5})
+    with_other_columns(run, "eval/", "other/")
+    study = study_of(tmp_path)
+    assert study.metric == "train/loss"
+    assert study.measure.better == "lower"
 
 
 def test_of_a_loss_the_best_is_the_lowest(tmp_path: Path) -> None:

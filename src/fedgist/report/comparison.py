@@ -14,7 +14,7 @@ from fedgist.errors import ReportError, did_you_mean
 from fedgist.federation.columns import EPSILON, measured
 from fedgist.federation.record import summary
 from fedgist.report.run_files import RunFiles, readable
-from fedgist.report.run_groups import Group, group
+from fedgist.report.run_groups import Group, common_column, group
 from fedgist.report.stats import Better, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
@@ -37,8 +37,9 @@ def study(
     reference
         Label or method of the row that the others are compared with.
     metric
-        Column of ``rounds.jsonl``; by default the first metric of the runs' objective. Which end of
-        it is better, the objective says.
+        Column of ``rounds.jsonl``; by default the first metric of the runs' objective, or their
+        probe's, whichever more have; before the first evaluation the training loss. Which end of it
+        is better, the objective says.
     target_accuracy
         A fraction; if not given, the paper's, where all recipes name one.
     two_sided
@@ -50,7 +51,7 @@ def study(
         If no run has the metric, or there is no such reference.
     """
     runs, problems = readable(runs)
-    metric = runs[0].main if metric is None else metric
+    metric = common_column(runs) if metric is None else metric
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better
     if target_accuracy is not None and measure.unit != "fraction":

@@ -24,7 +24,7 @@ from fedgist.report.drawing import (
 )
 from fedgist.report.marks import End, byte_ticks, name_ends, whole_ticks
 from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import group
+from fedgist.report.run_groups import common_column, group
 from fedgist.report.study_rows import Study
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def lines_of(study: Study) -> Lines:
 def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
     """Return the lines of runs, one for all seeds of the same settings, in their main metric."""
     whole = [run for run in runs if run.recipe]
-    metric = whole[0].main if whole else ACCURACY
+    metric = common_column(whole) if whole else ACCURACY
     measure = measured(metric, whole[0].metrics) if whole else measured(metric)
     groups, _ = group(whole)
     return Lines(tuple((one.label, one.runs) for one in groups), metric, measure)

@@ -131,16 +131,18 @@ class RunFiles:
     @functools.cached_property
     def main(self) -> str:
         """The column of the first metric: over clients, or of the one global model."""
-        first = self.first
-        columns = [over_clients("client", first), of_all(first), over_models(first)]
-        of_models = (c for c in (self.rounds[-1] if self.rounds else {}) if is_of_server(c, first))
-        columns += of_models
+        return self.column_of(self.first)
+
+    def column_of(self, metric: str) -> str:
+        """Return the column of a metric: over clients, or else of the server's models."""
+        columns = [over_clients("client", metric), of_all(metric), over_models(metric)]
+        last = self.rounds[-1] if self.rounds else {}
+        columns += (column for column in last if is_of_server(column, metric))
         return next((column for column in columns if self.last(column) is not None), columns[0])
 
-    @functools.cached_property
-    def models(self) -> list[str]:
-        """The server's models that were scored on all test rows by the first metric."""
-        return models_of({name: None for line in self.rounds for name in line}, self.first)
+    def models(self, metric: str) -> list[str]:
+        """Return the server's models that have this metric of all test rows."""
+        return models_of({name: None for line in self.rounds for name in line}, metric)
 
     def last(self, key: str) -> float | None:
         """Return the last value of a column up to the round kept, or None if it has none."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgist.core.metrics import PROBE
+from fedgist.federation.columns import TRAIN_LOSS
 from fedgist.federation.recipe import defaults, flat, role_of
 from fedgist.report.run_files import RunFiles
 
@@ -74,3 +76,20 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
         text = f"{value:.3g}" if briefly and isinstance(value, float) else str(value)
         words.append(f"{last if briefly and last_words.count(last) == 1 else key}={text}")
     return " ".join(words)
+
+
+def common_metric(runs: Sequence[RunFiles]) -> str:
+    """Return the metric that most runs have: the first of an objective, or a probe's accuracy."""
+    names = dict.fromkeys([*(run.first for run in runs), PROBE.name])
+    had = {name: [run.last(run.column_of(name)) is not None for run in runs] for name in names}
+    return max(names, key=lambda name: sum(had[name]))
+
+
+def common_column(runs: Sequence[RunFiles]) -> str:
+    """Return the column of that metric that most runs have; of runs not evaluated yet, the loss."""
+    metric = common_metric(runs)
+    columns = dict.fromkeys(run.column_of(metric) for run in runs)
+    had = {name: sum(run.last(name) is not None for run in runs) for name in columns}
+    column = max(columns, key=had.__getitem__)
+    learning = any(run.last(TRAIN_LOSS) is not None for run in runs)
+    return TRAIN_LOSS if learning and not had[column] else column

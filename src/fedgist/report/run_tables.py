@@ -25,6 +25,7 @@ from fedgist.federation.columns import (
 from fedgist.federation.record import Line
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import common_metric
 from fedgist.report.sheet import Sheet
 
 NONE = percent(None)  # in a cell
@@ -33,16 +34,18 @@ NONE = percent(None)  # in a cell
 def overview(runs: Sequence[RunFiles]) -> Sheet:
     """Return a table with a line for each run, or for each set of seeds.
 
-    Final score (the first metric of the objective), its spread over clients, that of the server's
-    models, and the bytes sent.
+    Final score (the first metric of the objective, or the probe's), its spread over clients, that
+    of the server's models, and the bytes sent.
     """
-    score = measured(runs[0].main, runs[0].metrics).title.lower() if runs else "accuracy"
+    metric = common_metric(runs) if runs else ""
+    known = {name: one for run in runs for name, one in run.metrics.items()}
+    score = known[metric].title.lower() if metric in known else metric or "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
     groups = [list(seeds) for _, seeds in by_folder]
-    models = dict.fromkeys(name for run in runs for name in run.models)
+    models = dict.fromkeys(name for run in runs for name in run.models(metric))
     scores = {score: _score, "spread": _spread, "one model": _one_model}
     scores |= {name: functools.partial(_score_of, name) for name in models}
-    cells = [{title: cell(seeds) for title, cell in scores.items()} for seeds in groups]
+    cells = [{title: cell(metric, seeds) for title, cell in scores.items()} for seeds in groups]
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
@@ -80,21 +83,21 @@ def _name(seeds: Sequence[RunFiles]) -> str:
     return seeds[0].name if len(seeds) == 1 else f"{seeds[0].name}, {len(seeds)} seeds"
 
 
-def _score(seeds: Sequence[RunFiles]) -> str:
-    return mean_and_error(_last_values(seeds, seeds[0].main))
+def _score(metric: str, seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, seeds[0].column_of(metric)))
 
 
-def _spread(seeds: Sequence[RunFiles]) -> str:
-    spreads = _last_values(seeds, spread_of(seeds[0].main) or "")
+def _spread(metric: str, seeds: Sequence[RunFiles]) -> str:
+    spreads = _last_values(seeds, spread_of(seeds[0].column_of(metric)) or "")
     return percent(statistics.fmean(spreads)) if spreads else NONE
 
 
-def _one_model(seeds: Sequence[RunFiles]) -> str:
-    return mean_and_error(_last_values(seeds, of_all(seeds[0].first)))
+def _one_model(metric: str, seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, of_all(metric)))
 
 
-def _score_of(model: str, seeds: Sequence[RunFiles]) -> str:
-    return mean_and_error(_last_values(seeds, of_server(model, ALL_ROWS, seeds[0].first)))
+def _score_of(model: str, metric: str, seeds: Sequence[RunFiles]) -> str:
+    return mean_and_error(_last_values(seeds, of_server(model, ALL_ROWS, metric)))
 
 
 def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
