@@ -228,15 +228,23 @@ def test_codistillation_has_no_predictions_to_learn_from() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_norm", ["together", "each"])
-def test_no_stacking_and_no_engine_changes_results(batch_norm: str) -> None:
-    # clients of 8 rows each, whole batches, and their own statistics of batch norm
+@pytest.mark.parametrize(
+    ("batch_norm", "sizes"),
+    [("together", (8, 8, 8)), ("each", (8, 8, 8)), ("together", (13, 7, 4))],
+)
+def test_no_stacking_changes_results(batch_norm: str, sizes: tuple[int, ...]) -> None:
+    # each client's own statistics of batch norm; where sizes differ, batches are not whole
     objective = {"name": "simclr", "projection": 4, "batch_norm": batch_norm}
+    given: dict[str, Any] = {
+        "data": pictures(),
+        "clients": torch.split(torch.arange(24), list(sizes)),
+    }
     asked = recipe(objective=objective, method={"name": "local"})
+    del asked["partition"]
     asked["train"] |= {"optimizer": "sgd", "lr": 0.1}  # Adam makes steps of rounding errors
     plans = ({"cohort_size": 1, "stack": False}, {"cohort_size": 3})
     runs = [
-        fedgist.run(asked | {"engine": {"workers": 1, "plans": {"conv4": plan}}}, data=pictures())
+        fedgist.run(asked | {"engine": {"workers": 1, "plans": {"conv4": plan}}}, **given)
         for plan in plans
     ]
     first, second = ([line["train/loss"] for line in run.rounds] for run in runs)
@@ -250,6 +258,16 @@ def test_no_stacking_and_no_engine_changes_results(batch_norm: str) -> None:
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
     gets_more_rounds(recipe(), tmp_path, data=pictures())
+
+
+@pytest.mark.slow
+def test_a_client_of_one_class_learns_an_encoder() -> None:
+    data, asked = pictures(), recipe()
+    del asked["partition"]
+    clients = [torch.arange(24)[data.y == label] for label in range(3)]
+    result = fedgist.run(asked, data=data, clients=clients)
+    assert all(np.isfinite(line["train/loss"]) for line in result.rounds)
+    assert len([line for line in result.clients if "probe" in line]) == 2 * 3
 
 
 @pytest.mark.slow

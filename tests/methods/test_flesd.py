@@ -29,9 +29,11 @@ from fedgist.core.similarity_distillation import (
     Student,
     representations,
 )
+from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError, MethodError
+from fedgist.federation import rounds
 from fedgist.federation.recipe import read
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
@@ -392,6 +394,33 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
     if how == CTRL_C:  # of train, distill-0, distill-1
         assert saved.under_way is not None
         assert saved.under_way["done"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:stopping when")
+def test_an_encoder_with_batch_norm_goes_on_within_a_distillation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (36, 3, 8, 8), generator=draw, dtype=torch.uint8)
+    y = torch.arange(36) % 3
+    data = Dataset("images", x[:24], y[:24], x[24:], y[24:], 3, scale=255.0)
+    recipe = {
+        "data": {"augment": ["flip", "color_jitter"]},
+        "objective": {"name": "simclr", "projection": 4},
+        "partition": {"name": "iid"},
+        "clients": {"num_clients": 3},
+        "model": {"name": "conv4", "channels": [4, 4, 4, 4]},
+        "train": {"num_rounds": 2, "batch_size": 4},
+        "evaluate": {"probe": "knn"},
+        "engine": ENGINE | {"checkpoint_every": 1, "plans": {"conv4": {"cohort_size": 3}}},
+    }
+    monkeypatch.setattr(rounds, "SAVE_AFTER_S", 0.0)  # after every stage
+    method = FLESD(distillation=replace(FEW, batch_size=4, queue=8, epochs=5))
+    parts: dict[str, Any] = {"data": data, "public": x[:24].numpy()}
+    saved = goes_on(method, KILL, (2, "distill-1"), recipe, parts, tmp_path, monkeypatch)
+    assert saved.under_way is not None
+    assert saved.under_way["done"] == 2
 
 
 def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
