@@ -83,14 +83,15 @@ def is_of_clients(column: str) -> bool:
 
 
 def models_of(columns: Iterable[str], metric: str) -> list[str]:
-    """Return the server's models of which there is a metric on all test rows.
+    """Return the server's models by a metric on all test rows, if there are several.
 
-    >>> models_of(["eval/global/small/all/accuracy", "eval/global/accuracy_mean"], "accuracy")
-    ['small']
+    >>> models_of(["eval/global/small/all/accuracy", "eval/global/large/all/accuracy"], "accuracy")
+    ['small', 'large']
     """
     start, end = "eval/global/", f"/{ALL_ROWS}/{metric}"
     scored = [c for c in columns if c.startswith(start) and c.endswith(end)]
-    return [column.removeprefix(start).removesuffix(end) for column in scored]
+    names = [column.removeprefix(start).removesuffix(end) for column in scored]
+    return names if len(names) > 1 else []  # one serves all: see :func:`of_all`
 
 
 def is_confusion(column: str) -> bool:
