@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from fedgist.core import random
 from fedgist.core.metrics import PROBE
 from fedgist.core.net import Net
-from fedgist.core.tree import take
+from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import Engine, Simulation
 from fedgist.errors import RecipeError
@@ -37,6 +37,7 @@ from fedgist.federation.columns import (
     over_clients,
     over_models,
 )
+from fedgist.federation.evaluation import MOST_ROWS
 from fedgist.federation.objective_choice import lonely
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation
@@ -219,11 +220,14 @@ def _encoded(net: Net, world: World) -> Encoded:
 
 
 def _features(net: Net, examples: Examples) -> Tensor:
-    pieces = torch.split(torch.arange(len(examples)), ROWS_AT_ONCE)
+    """Return the features of all rows, worked out where the rows are."""
+    device = examples.y.device
+    at_once = ROWS_AT_ONCE if device.type == "cpu" else MOST_ROWS
+    there: Net = map_leaves(lambda leaf: leaf.to(device), net)
+    pieces = torch.split(torch.arange(len(examples)), at_once)
     with torch.no_grad():
-        return torch.cat(
-            [net.features(take(examples.batch(p.unsqueeze(0)), 0).x.cpu()) for p in pieces]
-        )
+        found = [there.features(take(examples.batch(p.unsqueeze(0)), 0).x).cpu() for p in pieces]
+    return torch.cat(found)
 
 
 def _fitted(model: LogisticRegression | KNeighborsClassifier, encoded: Encoded) -> float:
