@@ -193,7 +193,8 @@ def _words(error: ErrorDetails) -> str:
     if kind in _WORDS:
         return f"must be {_WORDS[kind]}"
     if kind == "too_short":
-        return f"must have at least {error['ctx']['min_length']}"
+        least = error["ctx"]["min_length"]
+        return f"must have at least {least} {'item' if least == 1 else 'items'}"
     text: str = error["msg"].removeprefix("Value error, ")
     return text.replace("Input should be", "must be").replace("Input should", "must")
 
