@@ -82,6 +82,8 @@ def test_a_model_that_the_server_has_not_is_named_with_those_that_it_has(
 ) -> None:
     with pytest.raises(RecipeError, match=r"no model server/larg; .* has server/large, server/sm"):
         run[1].model("server/larg")
+    told = CliRunner().invoke(app, ["probe", str(run[0]), "--client", "server/larg"])
+    assert "no model server/larg" in str(told.exception)
     on_clients = {"evaluate": {"on": "client"}}
     local = {"clients": {"num_clients": 4}, "method": {"name": "local"}}
     alone = fedgist.run(POOLED | local | on_clients)

@@ -22,7 +22,7 @@ from fedgist.federation.probes import PROBES, probed
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.record import to_json
 from fedgist.federation.round_loop import Federation
-from fedgist.federation.trained_models import sayable, server_nets, trained_model
+from fedgist.federation.trained_models import sayable, server_net, trained_model
 from fedgist.federation.world import Given, World
 from fedgist.report.escapes import csv_text
 from fedgist.report.formatting import percent
@@ -139,7 +139,8 @@ def probe(
     for kind in kinds:
         one_of(kind, PROBES, "probe")
     federation, world = runner.load_run(folder, Given(root=data_root))
-    alone, clients = client in server_nets(federation), list(range(len(world.partition.test)))
+    alone = client is not None and server_net(federation, world, client) is not None
+    clients = list(range(len(world.partition.test)))
     if client is not None:
         clients = [] if alone else [client_number(world.partition, client)]
     found = probed(federation, world, clients, kinds, starts=starts)

@@ -139,19 +139,33 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
     RecipeError
         If there is no such client or model.
     """
+    net = server_net(federation, world, who)
+    if net is None:
+        return client_model(federation, world, who)
+    if world.server.recipe.data.normalize == "client":
+        msg = f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
+        raise RecipeError(msg)
+    ctx = federation.context(EVALUATE)
+    return ClientModel(None, net, Nothing(), Nothing(), ctx, world.data)
+
+
+def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
+    """Return the model that is meant by ``"server/NAME"``, or None if a client is meant.
+
+    Raises
+    ------
+    RecipeError
+        If the server has no such model.
+    """
     name = str(who)
     if not name.startswith(SERVER) or name in world.partition.names:
-        return client_model(federation, world, who)
-    recipe, ctx = world.server.recipe, federation.context(EVALUATE)
+        return None
     models = server_nets(federation)
     if name not in models:
         known = listed(sorted(models)) if models else "none of its own: a client's is meant"
         msg = f"there is no model {name:.80}; the server of this run has {known}"
         raise RecipeError(msg)
-    if recipe.data.normalize == "client":
-        msg = f"{name}: with data.normalize = 'client' nothing says how the server sees an example"
-        raise RecipeError(msg)
-    return ClientModel(None, models[name], Nothing(), Nothing(), ctx, world.data)
+    return models[name]
 
 
 def server_nets(federation: Federation) -> dict[str, Net]:
