@@ -178,9 +178,9 @@ def test_a_table_is_reproduced_beside_the_papers(cli: Cli, data_sets: Path) -> N
         "--data-root",
         data_sets,
         "--set",
-        "train.num_rounds=2",
+        "train.num_rounds=1",
         "--set",
-        "evaluate.every=2",
+        "train.local_epochs=1",
         *("--method", "fedlog", "--method", "lg_fedavg@2", "--method", "fedavg"),
         *("--format", "markdown"),
     )

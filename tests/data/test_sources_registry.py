@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
+import importlib.util
 import inspect
 import os
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import load
@@ -131,9 +134,23 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="digits needs scikit-learn: pip install"):
         load("digits")
+
+
+def test_digits_whose_file_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    elsewhere = importlib.machinery.ModuleSpec("sklearn", None, origin=str(tmp_path / "x.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: elsewhere)
+    with pytest.raises(DataError, match=r"digits cannot be read .*digits\.csv\.gz"):
+        load("digits")
+
+
+def test_digits_are_scikit_learns() -> None:
+    data, bundled = load("digits"), load_digits()
+    pairs = zip([*data.x.tolist(), *data.x_test.tolist()], [*data.y, *data.y_test], strict=True)
+    expected = zip(bundled.images.tolist(), bundled.target, strict=True)
+    assert sorted((int(y), x[0]) for x, y in pairs) == sorted((int(y), x) for x, y in expected)
 
 
 def test_digits() -> None:

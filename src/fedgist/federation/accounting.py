@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-from scipy.optimize import brentq
 
 from fedgist.errors import RecipeError
 from fedgist.federation.privacy_section import Accounting
@@ -71,6 +70,7 @@ def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
 
 def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
     """Return the epsilon at which theorem 4 asks for this noise: sigma falls as epsilon grows."""
+    from scipy.optimize import brentq
 
     def excess(log_epsilon: float) -> float:
         epsilon = math.exp(log_epsilon)

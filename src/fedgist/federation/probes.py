@@ -11,12 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -43,6 +40,9 @@ from fedgist.federation.record import Line
 from fedgist.federation.round_loop import EVALUATE, Federation
 from fedgist.federation.trained_models import client_nets, server_nets
 from fedgist.federation.world import World
+
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
 
 ROWS_AT_ONCE = 128
 EPOCHS, BATCH, RATE, MOMENTUM = 60, 256, 0.03, 0.9  # FLESD, section 5.1
@@ -84,12 +84,18 @@ def sgd(encoded: Encoded, seed: int) -> float:
 
 def logistic(encoded: Encoded, seed: int) -> float:
     """Return the accuracy of scikit-learn's logistic regression on standardized features."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     model = LogisticRegression(max_iter=1000, random_state=seed)
     return _fitted(make_pipeline(StandardScaler(), model), encoded)
 
 
 def knn(encoded: Encoded, seed: int) -> float:
     """Return the accuracy of the 20 nearest neighbours by cosine, all alike."""
+    from sklearn.neighbors import KNeighborsClassifier
+
     del seed  # nothing is drawn
     count = min(NEIGHBORS, len(encoded.y))
     return _fitted(KNeighborsClassifier(count, metric="cosine"), encoded)
@@ -230,6 +236,6 @@ def _features(net: Net, examples: Examples) -> Tensor:
     return torch.cat(found)
 
 
-def _fitted(model: LogisticRegression | KNeighborsClassifier, encoded: Encoded) -> float:
+def _fitted(model: ClassifierMixin, encoded: Encoded) -> float:
     model.fit(encoded.train.numpy(), encoded.y.numpy())
     return float(model.score(encoded.test.numpy(), encoded.y_test.numpy()))
