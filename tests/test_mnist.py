@@ -12,10 +12,11 @@ from fedgist.federation.recipe import read
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_fedlog_reaches_97_percent_within_five_rounds_and_stays_there(
-    data_sets: Path,
+    data_sets: Path, seed: int
 ) -> None:
-    recipe = read(find_recipe("fedlog/mnist"), ["train.num_rounds=10"])
+    recipe = read(find_recipe("fedlog/mnist"), ["train.num_rounds=10", f"seed={seed}"])
     rounds = fedgist.run(recipe, data_root=data_sets).rounds
     accuracy = [line["eval/client/accuracy_mean"] for line in rounds]
     assert max(accuracy[:5]) >= 0.97
