@@ -42,6 +42,7 @@ def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(
     assert "privacy.min_replies is 3" in text
 
 
+@pytest.mark.slow
 def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)

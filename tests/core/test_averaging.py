@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +74,7 @@ def test_the_average_is_numpys_weighted_mean_within_each_architecture() -> None:
             np.testing.assert_allclose(array.numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_totals_average_like_the_replies_they_are_made_of() -> None:
     a, b = (weighted(net(i), Count(torch.tensor(r))) for i, r in enumerate(ROWS[:2]))
     added = Weighted({n: a.arrays[n] + b.arrays[n] for n in a.arrays}, a.rows + b.rows)

@@ -33,7 +33,7 @@ from fedgist.errors import MessageError
 
 ITEM_BYTES = {torch.uint8: 1, torch.bool: 1, torch.int64: 8, torch.float16: 2, torch.float32: 4}
 NUMPY = {"U8": np.uint8, "BOOL": np.bool_, "I64": np.int64, "F16": np.float16, "F32": np.float32}
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 
 
 @tree
@@ -194,7 +194,7 @@ def test_a_truncated_message_is_a_value_error(length: int) -> None:
         unpack(Pair, WHOLE[:length])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
 def test_a_damaged_message_is_a_value_error_or_a_message(place: int, byte: int) -> None:
     try:

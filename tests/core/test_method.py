@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core import random
@@ -116,7 +116,6 @@ def online(ids: Sequence[int]) -> list[ClientInfo]:
     return [ClientInfo(i, ("own", "pool")) for i in ids]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.01, 1.0), st.sets(st.integers(0, 39)), st.integers(0, 99))
 def test_by_default_a_sorted_sample_of_those_online_is_asked_for_its_own_model(
     clients: int, fraction: float, away: set[int], seed: int

@@ -58,7 +58,7 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=5),

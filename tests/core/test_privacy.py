@@ -63,6 +63,7 @@ def upload(
     return method.upload(net, own, sums, down, ctx)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORD_METHODS)
 def test_a_row_more_or_less_moves_a_release_by_the_sensitivity_at_most(name: str) -> None:
     # rejects sums whose terms are not clipped, and a sensitivity without the constant's 1
@@ -197,6 +198,7 @@ def epsilon_found(first: Tensor, second: Tensor, delta: float) -> float:
     return math.log(max(low - delta, 1e-12) / high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 4])
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_an_attacker_finds_less_than_is_claimed_and_more_with_a_third_of_the_noise(

@@ -34,14 +34,13 @@ def unsigned(x: Tensor) -> list[int]:
     return [int(v) & MASK for v in x.flatten()]
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_the_mixer_is_splitmix64_in_pythons_integers(x: int) -> None:
     # rejects torch's arithmetic shift, which fills with the sign
     assert unsigned(random._mix(torch.tensor([x]))) == [splitmix64(x)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_draws_are_the_stream_of_splitmix64_seeded_with_the_key(seed: int) -> None:
     key = random.key(seed)
@@ -85,7 +84,6 @@ def test_keys_with_leading_dimensions_broadcast() -> None:
     assert torch.equal(together, torch.stack([random.uniform(k, (6,)) for k in keys]))
 
 
-@settings(deadline=None)
 @given(st.lists(words, max_size=3).map(tuple), st.lists(words, max_size=3).map(tuple))
 def test_other_words_give_another_key(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> None:
     key = random.key(7)
@@ -158,7 +156,6 @@ def test_integers_stay_in_range_for_the_largest_high() -> None:
     assert 2**31 - 2**20 < int(n.max()) < 2**31 - 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 1000))
 def test_a_permutation_is_one_and_a_choice_is_its_sorted_beginning(length: int, seed: int) -> None:
     key = random.key(seed)
@@ -177,7 +174,6 @@ def test_every_order_of_three_is_as_likely() -> None:
     assert scipy.stats.chisquare(counts).pvalue > 0.01
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 99))
 def test_an_order_puts_absent_places_last_and_does_not_feel_the_padding(
     counts: list[int], padding: int, seed: int

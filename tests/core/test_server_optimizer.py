@@ -86,7 +86,7 @@ def test_without_a_gradient_nothing_moves_and_nothing_breaks() -> None:
         assert (ours(optimizer, np.zeros((3, 4)), 0.3) == START).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lr=st.floats(1e-4, 1.0), final=st.floats(0.0, 1.0), rounds=st.integers(1, 50), data=st.data()
 )

@@ -27,7 +27,7 @@ from fedgist.core.wire_form import FLAGS, NONZERO, SIGNS, rows_where
 from fedgist.engines.message_form import settle
 from fedgist.errors import MessageError
 
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 
 
 @message(reduce="sum")
@@ -182,6 +182,7 @@ def test_damaged_rows_are_a_message_error() -> None:
         unpack(Means, safetensors.torch.save({k: whole[k] for k in ("total", "here|3", "count|3")}))
 
 
+@pytest.mark.slow
 def test_a_small_blob_cannot_take_much_memory() -> None:
     wide = Means(torch.zeros(100, 10**6), torch.zeros(100), torch.zeros(100))
     blob = pack(wide)

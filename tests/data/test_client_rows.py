@@ -10,7 +10,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.data.client_rows import Rows, schedule, steps_of
 
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 counts_of = st.lists(st.integers(0, 11), min_size=1, max_size=5)
 
 

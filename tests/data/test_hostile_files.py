@@ -372,9 +372,7 @@ def test_the_memory_for_data_is_half_of_the_machines(
         assert memory_for_data() == most
 
 
-any_bytes = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+any_bytes = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_bytes

@@ -269,7 +269,7 @@ def test_missing_numbers_of_arrays(tmp_path: Path) -> None:
 cell = st.sampled_from(["1", "0", "true", "FALSE", " True ", "2", "yes", "", "nan"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(cell, min_size=1, max_size=8))
 def test_any_mask_is_read_or_refused(cells: list[str]) -> None:
     known = {"0": False, "false": False, "1": True, "true": True}
@@ -280,9 +280,7 @@ def test_any_mask_is_read_or_refused(cells: list[str]) -> None:
         refused(lambda: as_mask(values, "m"), "m must be 0 or 1")
 
 
-@settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.sampled_from(["Ulm", "Bonn", "", "Rom", "1", "ü"]), min_size=1, max_size=6),
     st.lists(st.sampled_from(["Ulm", "Bonn", "", "Rom", "1", "ü"]), min_size=1, unique=True),

@@ -21,7 +21,7 @@ from fedgist.data.partition import Partition, partition
 from fedgist.errors import DataError, InputError
 from fedgist.federation.recipe import make
 
-few = settings(deadline=None, max_examples=30)
+few = settings(max_examples=30)
 
 
 def labelled(rows: int, test: int, classes: int, seed: int = 0) -> Dataset:
@@ -361,6 +361,7 @@ def test_an_unknown_name_without_a_near_one_reads_well() -> None:
         partition(SMALL, "zzz", 5, random.key(0))
 
 
+@pytest.mark.slow
 def test_pachinko_draws_superclasses_and_then_classes_in_them() -> None:
     many = replace(labelled(6000, 600, 6, seed=1), superclasses=ABOVE)
     # one superclass each as long as there is any; its classes alike

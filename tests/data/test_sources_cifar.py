@@ -225,9 +225,7 @@ def test_a_missing_batch(tmp_path: Path) -> None:
         load("cifar10", root=tmp_path)
 
 
-any_file = settings(
-    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+any_file = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SMALL = {"data": X[:, :5], "labels": [1, 2, 3], "name": "x"}
 
 
@@ -240,6 +238,7 @@ def test_any_truncation_is_an_error(tmp_path: Path, data: st.DataObject, dump: D
         read_pickle(tmp_path / "batch")
 
 
+@pytest.mark.slow
 @any_file
 @given(data=st.data(), dump=st.sampled_from([python2, python3]))
 def test_a_changed_byte_is_an_error_or_data(
@@ -254,6 +253,7 @@ def test_a_changed_byte_is_an_error_or_data(
         assert "batch" in str(error)  # noqa: PT017
 
 
+@pytest.mark.slow
 def test_superclasses_of_the_real_images_have_five_classes_each(data_sets: Path) -> None:
     data = load("cifar100", root=data_sets)
     assert Counter(data.superclasses) == dict.fromkeys(range(20), 5)

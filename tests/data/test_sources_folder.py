@@ -126,9 +126,7 @@ def test_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         load("folder", path=tmp_path)
 
 
-@settings(
-    max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.sampled_from(["png", "jpeg", "bmp", "webp"]))
 def test_a_truncated_or_changed_image_is_an_error_or_data(
     tmp_path: Path, data: st.DataObject, kind: str

@@ -109,9 +109,7 @@ def test_a_file_too_few(tmp_path: Path) -> None:
         load("mnist", root=tmp_path)
 
 
-any_file = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_file

@@ -210,9 +210,7 @@ def test_no_archive(tmp_path: Path) -> None:
         load("npz", path=path)
 
 
-any_file = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_file

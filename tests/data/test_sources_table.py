@@ -251,9 +251,7 @@ def test_missing_packages(
         read(tmp_path, HEAD + ROWS[0])
 
 
-@settings(
-    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_truncation_of_parquet_is_an_error(tmp_path: Path, data: st.DataObject) -> None:
     file = io.BytesIO()
@@ -270,9 +268,8 @@ cell = st.one_of(
 )
 
 
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@pytest.mark.slow
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(cell, cell, st.sampled_from(["x", "y"])), min_size=1, max_size=8))
 def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
     quoted = "\n".join(",".join('"' + c.replace('"', '""') + '"' for c in row) for row in rows)
@@ -285,9 +282,7 @@ def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str
         assert [data.classes[label] for label in data.y.tolist()] == [row[2] for row in rows]
 
 
-@settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "table.csv").write_bytes(b"a,y\n" + content)

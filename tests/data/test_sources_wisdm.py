@@ -113,6 +113,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         read_arff(tmp_path / "x.arff")
 
 
+@pytest.mark.slow
 def test_the_real_file() -> None:
     root = os.environ.get("FEDGIST_DATA")
     if not root or not (Path(root) / FILE).is_file():

@@ -210,7 +210,7 @@ def test_missing_files_are_explained(tmp_path: Path) -> None:
 ALPHABET = st.text(st.characters(codec="utf-8"), max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(ALPHABET, min_size=1, max_size=5), st.integers(1, 6), st.integers(1, 9))
 def test_any_texts_become_rows_or_an_error(written: list[str], size: int, length: int) -> None:
     reading = Reading(length, size=size)

@@ -326,7 +326,7 @@ def test_errors_of_images(tmp_path: Path) -> None:
     fails_to_read(tmp_path, data, r"2\.png cannot be read as an image")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=60), st.sampled_from([".npz", ".npy", ".csv", ".parquet", ".png"]))
 def test_any_bytes_are_examples_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, kind: str

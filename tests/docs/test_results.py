@@ -179,6 +179,7 @@ def test_a_fine_tuned_model_is_a_row_of_its_own(about: dict[str, Any], tmp_path:
     assert table["fedprox, fine-tuned"][3] == "71.00 ± 0.58"
 
 
+@pytest.mark.slow
 def test_pictures_carry_the_digest_of_their_numbers(about: dict[str, Any], tmp_path: Path) -> None:
     drawn = pictures(experiment(about | {"near": 70}, tmp_path))
     assert [picture.name for picture in drawn] == [

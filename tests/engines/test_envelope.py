@@ -34,7 +34,7 @@ GOOD = seal(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 5), max_size=4),
     st.integers(0, 2**53 - 1),
@@ -49,7 +49,7 @@ def test_what_was_sealed_comes_out(sizes: dict[str, int], number: int, stage: st
     assert all(torch.equal(messages["m"].arrays[name], a) for name, a in arrays.items())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_a_changed_byte_is_noticed(place: int, by: int) -> None:
     changed = bytearray(GOOD)
@@ -58,7 +58,7 @@ def test_a_changed_byte_is_noticed(place: int, by: int) -> None:
         unseal(bytes(changed), LIMIT)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(max_size=200) | st.binary(max_size=100).map(lambda blob: MAGIC + blob))
 def test_no_bytes_at_all_do_anything_but_raise(blob: bytes) -> None:
     with pytest.raises(MessageError):

@@ -100,6 +100,7 @@ def test_the_same_bits_for_one_and_two_workers(method: str) -> None:
     assert same(alone, shared_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convolutions", ["each", "stacked"])
 def test_batch_norm_dropout_and_convolutions_do_not_depend_on_the_stack(convolutions: Any) -> None:
     alone = trace(with_model(Normed), Plan(1, stack=False))
@@ -116,6 +117,7 @@ NEEDS_UNITS = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [Normed, pytest.param(Recurrent, marks=NEEDS_UNITS)])
 def test_bfloat16_steps_do_not_depend_on_the_stack_and_keep_numbers_in_float32(
     build: type[nn.Module],
@@ -215,6 +217,7 @@ def test_own_starts_differ_and_shared_starts_do_not() -> None:
     assert spread("own") > 1e-2
 
 
+@pytest.mark.slow
 def test_an_earlier_run_in_the_process_leaves_nothing_behind() -> None:
     before = trace(world("fedlog"))
     trace(world("fedprox"))

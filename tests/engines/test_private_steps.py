@@ -91,6 +91,7 @@ def test_stacked_and_alone_agree_with_noise_and_drawn_rows(size: int) -> None:
                 torch.testing.assert_close(weights[client], expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_an_empty_draw_is_noise_alone_of_the_right_size() -> None:
     small = private_world(PrivateSteps(1.0, 5.0, SOME), train={"lr": 1.0, "batch_size": 4})
     cohort, before, _ = trained(small, Plan(5))

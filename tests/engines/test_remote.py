@@ -263,6 +263,7 @@ def test_a_site_goes_back_as_far_as_it_remembers() -> None:
     assert "lies too far back" in ask(2).reason
 
 
+@pytest.mark.slow
 def test_a_server_without_data_writes_a_complete_run_directory(tmp_path: Path) -> None:
     small_world = world("fedlog", architectures=two_architectures(METHODS["fedlog"]()))
     sites = loopback(small_world).sites
@@ -307,6 +308,7 @@ TESTS = list(torch.split(torch.arange(30), 6))
 GIVEN: dict[str, Any] = {"data": blobs(), "clients": rows(), "clients_test": TESTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedlog", "fedavg", "local"])
 def test_the_loopback_runs_resumes_and_gives_models_like_the_local_engine(
     method: str, tmp_path: Path

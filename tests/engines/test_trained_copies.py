@@ -11,6 +11,7 @@ from fedgist.testing.wire_laws import loopback
 TRAINED = "eval/client/trained_accuracy_mean"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedlog", "local"])
 def test_they_are_tested_when_asked_for_and_change_nothing(name: str) -> None:
     plain = trace(world(name), PAIRS)

@@ -52,6 +52,7 @@ def test_the_exchange_before_round_1_counts() -> None:
     assert spent(with_exchange, 3.0, 0.01, 0) > 0
 
 
+@pytest.mark.slow
 def test_drawing_clients_one_by_one_needs_less_noise_and_more_than_none() -> None:
     rounds = (0, *[1] * 20)
     all_in = multiplier(Schedule(rounds), 1.0, 0.01)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgist
@@ -47,7 +47,7 @@ def runs(draw: st.DrawFn) -> ArchivedRun:
     return ArchivedRun(draw(WORDS), draw(TABLES), draw(TABLES), draw(TABLES), rounds)
 
 
-@settings(deadline=None)
+@pytest.mark.slow
 @given(runs(), st.sampled_from(["\n", "\r\n"]))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, run: ArchivedRun, end: str

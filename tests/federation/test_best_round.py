@@ -133,6 +133,7 @@ def test_the_models_kept_are_those_of_the_best_round_and_both_numbers_are_record
     assert torch.equal(whole.model(2)(x), shorter.model(2)(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"workers": 2, "cohort_size": 2}, {"name": "loopback"}])
 def test_workers_and_wires_keep_the_same_models(engine: dict[str, Any]) -> None:
     sections = {"train": {"num_rounds": 7}, "evaluate": {"save_features": 0}}
@@ -204,6 +205,7 @@ def test_a_run_that_stopped_early_is_finished_and_tables_show_the_round_kept(
     assert read_result(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_patience_alone_stops_and_keeps_the_last_round() -> None:
     sections = {"evaluate": {"keep": "last", "patience": 3, "save_features": 0}}
     result = run(sections=sections)

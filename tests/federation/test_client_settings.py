@@ -84,6 +84,7 @@ def test_a_client_hears_whom_it_names_and_as_many_as_it_wants(make_engine: Any) 
     assert torch.equal(down[1].seen[0], mean)
 
 
+@pytest.mark.slow
 def test_settings_do_not_depend_on_stacks() -> None:
     tables = {"some": {"share": 0.4, "m_up": 1}, "more": {"share": 0.4, "classes": [0]}}
     first = trace(settled(tables, m_up=2), PAIRS)
@@ -152,6 +153,7 @@ def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
         read_settings(tmp_path / "nowhere.toml", 3, side.method, side.task)
 
 
+@pytest.mark.slow
 def test_sites_with_files_of_their_own_do_as_clients_of_the_recipe(tmp_path: Path) -> None:
     texts = {1: "m_up = 0", 3: "classes = [0, 2]\nm_down = 0", 4: "hears = [0, 2]"}
     plain = settled({}, m_up=2, m_down=2, wishes=True)

@@ -66,6 +66,7 @@ def test_lines_without_room_are_named(tmp_path: Path) -> None:
         atomic_files.write(Path("/dev/full"), "text")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_the_command_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

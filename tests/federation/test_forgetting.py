@@ -31,6 +31,7 @@ def forget(folder: Path, client: str) -> Any:
     return CliRunner().invoke(app, ["forget", str(folder), "--client", client])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["repshare", "fd"])
 def test_what_is_kept_of_a_client_is_dropped(tmp_path: Path, method: str) -> None:
     folder = tmp_path / "run"
@@ -55,6 +56,7 @@ def test_what_is_kept_of_a_client_is_dropped(tmp_path: Path, method: str) -> Non
     assert result.rounds[-1]["clients/replied"] == 4  # it may take part again
 
 
+@pytest.mark.slow
 def test_a_reply_under_way_is_forgotten_too(tmp_path: Path) -> None:
     folder, trace = tmp_path / "run", tmp_path / "online.csv"
     online = [(r, c) for r in (1, 2) for c in range(6)] + [(3, 5)]
@@ -72,6 +74,7 @@ def test_a_reply_under_way_is_forgotten_too(tmp_path: Path) -> None:
     assert (heard[first], heard[second]) == (NEVER, 2)
 
 
+@pytest.mark.slow
 def test_a_client_that_has_not_been_heard_but_will_be_can_be_forgotten(tmp_path: Path) -> None:
     late = {"num_clients": 4, "delay": 1.0}
     fedgist.run(recipe("repshare", 1, clients=late), out=tmp_path / "run")
@@ -81,6 +84,7 @@ def test_a_client_that_has_not_been_heard_but_will_be_can_be_forgotten(tmp_path:
     assert result.federation.server.newest.round.tolist() == [1, 1, NEVER, 1]
 
 
+@pytest.mark.slow
 def test_a_client_that_the_best_round_has_not_heard_is_forgotten(tmp_path: Path) -> None:
     folder, trace = tmp_path / "run", tmp_path / "online.csv"
     trace.write_text("round,client\n" + "".join(f"1,{c}\n" for c in range(5)) + "2,5\n", "utf-8")
@@ -98,6 +102,7 @@ def test_a_client_that_the_best_round_has_not_heard_is_forgotten(tmp_path: Path)
     assert state.server["newest/round"][5] == NEVER
 
 
+@pytest.mark.slow
 def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     for method, client, words in (
         ("fedavg", "1", "keeps nothing of client 1"),

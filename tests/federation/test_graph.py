@@ -61,6 +61,7 @@ def check_undirected(graph: Neighbors) -> None:
         assert all(client in graph[other] for other in heard)
 
 
+@pytest.mark.slow
 def test_regular_graphs_are_drawn_alike() -> None:
     # each of the 4 other clients is a neighbor in half of all 2-regular graphs of 5: 200, +- 10
     counts: Counter[int] = Counter()
@@ -77,6 +78,7 @@ def test_pairs_are_drawn_by_chance() -> None:
     assert abs(edges / pairs - 0.3) < 5 * (0.3 * 0.7 / pairs) ** 0.5
 
 
+@pytest.mark.slow
 def test_a_graph_may_change_with_the_round() -> None:
     still, moving = ({"name": "random_regular", "degree": 2, "changes": c} for c in (False, True))
     assert len({neighbors(still, n) for n in range(8)}) == 1
@@ -194,6 +196,7 @@ def test_all_neighbors_together_are_the_relay() -> None:
     assert torch.equal(full.there, relay.there)
 
 
+@pytest.mark.slow
 def test_an_edge_costs_what_its_sender_released(tmp_path: Path) -> None:
     recipe = {
         "method": {"name": "repshare"},
@@ -250,6 +253,7 @@ def test_edges_are_cut_back_with_the_rounds(tmp_path: Path) -> None:
         Record(tmp_path, 2, digests[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ring", "random_regular"])
 def test_graphs_obey_the_laws(name: str) -> None:
     graph = {"name": name} | ({"degree": 2, "changes": True} if name != "ring" else {})

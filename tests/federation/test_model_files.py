@@ -63,6 +63,7 @@ def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_pat
         torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x), model(x))
 
 
+@pytest.mark.slow
 def test_a_file_holds_no_arrays_but_those_that_predictions_use(tmp_path: Path) -> None:
     # seen: what the server had sent was in the file, used or not
     model = trained("fedavg")

@@ -61,6 +61,7 @@ def test_its_fields_are_keys_with_their_bounds() -> None:
         fedgist.run(QUICK | {"method": {"name": "outside_methods:Nope"}})
 
 
+@pytest.mark.slow
 def test_an_object_is_recorded_and_resumed_only_as_it_was(tmp_path: Path) -> None:
     # seen: recorded as fedlog, and resumed with other hyper-parameters
     out = tmp_path / "run"

@@ -43,7 +43,8 @@ def pooled(method: str = "fedavg", pools: Mapping[str, Any] = POOLS, **sections:
     return world(method, clients=clients, model=None, **sections)
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     online=st.sets(st.integers(0, 11)),
@@ -106,6 +107,7 @@ def far(one: Trace, other: Trace) -> float:
     return max(float((one.state[n] - other.state[n]).abs().max()) for n in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedadam"])
 def test_stacks_and_wires_and_workers_agree(method: str) -> None:
     alone = trace(pooled(method), Plan(1, stack=False))
@@ -180,6 +182,7 @@ def test_pools_go_without_privacy_and_without_architectures() -> None:
         make({"clients": {"pools": POOLS}, "model": {"hidden": [3]}})
 
 
+@pytest.mark.slow
 def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: Path) -> None:
     x = torch.randn(34_000, 6, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
@@ -206,6 +209,7 @@ def test_thousands_of_clients_that_keep_nothing_leave_nothing_behind(tmp_path: P
     assert saved < len(x)  # bytes: less than one for each client
 
 
+@pytest.mark.slow
 def test_what_is_shown_of_a_run_has_the_score_of_each_pools_model(tmp_path: Path) -> None:
     clients = {"num_clients": len(SIZES), "pools": POOLS}
     recipe = {"clients": clients, "train": {"num_rounds": 2}, "evaluate": {"on": "global"}}

@@ -66,6 +66,7 @@ def test_stacked_and_alone_and_over_a_wire_release_the_same(section: dict[str, A
     assert not close(server, {k: v for k, v in quiet.state.items() if k.startswith("server/")}, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", EVERY)
 def test_each_line_says_what_was_spent_and_the_result_how(
     section: dict[str, Any], tmp_path: Path
@@ -127,6 +128,7 @@ SILENT = ("centralized", "local")
 RELAYED: dict[str, dict[str, Any]] = {"fd": {"declare_classes": False}, "repshare": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELAYED)
 def test_messages_that_are_relayed_are_protected_at_the_client(name: str) -> None:
     section, options = CLIENT | {"epsilon": 5.0, "clip": 0.5}, RELAYED[name]
@@ -234,6 +236,7 @@ def test_private_averages_move_by_the_mean_of_the_differences(name: str) -> None
         assert not torch.allclose(after[key], array, atol=1e-3) or float(step.abs().max()) < 1e-2
 
 
+@pytest.mark.slow
 def test_an_empty_draw_releases_noise_like_any_other() -> None:
     small = world("fedlog", privacy=RECORD, train={"sampling": "poisson", "fraction_train": 1e-9})
     fed = federation(small)
@@ -330,6 +333,7 @@ def test_rounds_among_which_a_budget_was_divided_cannot_be_raised(tmp_path: Path
         fedgist.run(recipe, resume=True, rounds=5, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "classes"), [(1, 3), (5, 3), (5, 7)])
 def test_one_client_and_classes_that_nobody_has_run(clients: int, classes: int) -> None:
     data = replace(blobs(), num_classes=classes)

@@ -70,6 +70,7 @@ def test_the_linear_layer_learns_by_the_papers_steps() -> None:
     assert PROBES["sgd"](data, 5) == pytest.approx(right.mean(), abs=0.005)
 
 
+@pytest.mark.slow
 def test_every_body_of_a_run_is_probed(tmp_path: Path) -> None:
     fedgist.run(RECIPE, out=tmp_path / "run")
     asked = ["probe", str(tmp_path / "run"), "--by", "sgd,knn"]

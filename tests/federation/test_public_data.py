@@ -142,6 +142,7 @@ def test_rows_held_out_are_read_also_where_clients_are_judged() -> None:
         make_world(make(recipe | {"method": {"name": "local"}}))
 
 
+@pytest.mark.slow
 def test_a_search_takes_the_rows_that_the_server_holds_out(tmp_path: Path) -> None:
     recipe, space = tmp_path / "recipe.toml", tmp_path / "space.toml"
     recipe.write_text(make(two_models()).to_toml())

@@ -294,7 +294,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         read(bad)
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

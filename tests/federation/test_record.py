@@ -73,7 +73,7 @@ def test_no_checkpoint_is_none(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path) is None
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_damaged_checkpoint_is_an_error_that_names_the_file(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

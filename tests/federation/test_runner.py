@@ -103,6 +103,7 @@ def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> No
     assert result.federation.server.value.tolist() == [float(n) for n in SIZES]
 
 
+@pytest.mark.slow
 def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
     given: dict[str, Any] = {"data": user_arrays(), "clients": rows()}
     whole = fedgist.run(

@@ -59,6 +59,7 @@ def test_a_model_of_the_server_predicts_as_it_was_scored(
     assert told["clients"][0]["accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 def test_it_is_probed_alone_and_exported(run: tuple[Path, fedgist.Result], tmp_path: Path) -> None:
     folder, result = run
     words = ["probe", str(folder), "--client", "server/large", "--by", "knn", "--json"]
@@ -77,6 +78,7 @@ def test_it_is_probed_alone_and_exported(run: tuple[Path, fedgist.Result], tmp_p
     torch.testing.assert_close(program(x), result.model("server/large")(x))
 
 
+@pytest.mark.slow
 def test_a_model_that_the_server_has_not_is_named_with_those_that_it_has(
     run: tuple[Path, fedgist.Result],
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_model_that_the_server_has_not_is_named_with_those_that_it_has(
         result.model("server/small")
 
 
+@pytest.mark.slow
 def test_a_student_that_no_client_has_is_exported_as_an_encoder(tmp_path: Path) -> None:
     mlp = {"model": "mlp", "hidden": [6]}
     recipe: dict[str, Any] = {

@@ -142,6 +142,7 @@ def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
     assert report.exit_code == 0, report.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})
@@ -156,6 +157,7 @@ def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
         assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_no_stacking_and_no_engine_changes_results(optimizer: str) -> None:
     lr = 0.5 if optimizer == "sgd" else 0.05
@@ -174,6 +176,7 @@ def test_no_stacking_and_no_engine_changes_results(optimizer: str) -> None:
         assert other == pytest.approx(first, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     gets_more_rounds(recipe(), tmp_path, data=texts())
 
@@ -193,6 +196,7 @@ def pools(method: str, **options: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_pools_of_texts_learn_from_each_other() -> None:
     public = {"data": {"public": {"rows": 8}}}
     distillation = {"steps": 3, "batch_size": 4, "temperature": 0.5}
@@ -220,6 +224,7 @@ def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
         make_world(make(pools("merged_codist")), Given(data=texts(), public=["w1 w2"]))
 
 
+@pytest.mark.slow
 def test_the_rates_of_a_distillation_are_in_the_record_and_bind_the_rounds(tmp_path: Path) -> None:
     options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
     asked = pools("merged_codist", **options) | {"data": {"public": {"rows": 8}}}
@@ -229,6 +234,7 @@ def test_the_rates_of_a_distillation_are_in_the_record_and_bind_the_rounds(tmp_p
         fedgist.run(asked, data=texts(2), out=tmp_path / "run", resume=True, rounds=3)
 
 
+@pytest.mark.slow
 def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
     names = ("ann/question", "ann/answer", "bob/question", "eve/answer")
     owners = torch.arange(9) % CLIENTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,12 +53,18 @@ class Enough:
             raise KeyboardInterrupt
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """A run with lines of five rounds and a checkpoint of the fourth."""
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", observer=Enough(5))
-    return tmp_path / "run"
+        run(folder, observer=Enough(5))
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run with lines of five rounds and a checkpoint of the fourth, for a test to damage."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def bare(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

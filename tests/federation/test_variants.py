@@ -134,6 +134,7 @@ def test_a_run_is_recorded_resumed_and_used_under_its_name(file: Path, tmp_path:
         fedgist.run(read(file, ["method.name=fedprox@weak"]), out=out, resume=True)
 
 
+@pytest.mark.slow
 def test_sweeps_and_comparisons_tell_variants_apart(file: Path, tmp_path: Path) -> None:
     jobs = grid(file, [], ["method.name=fedprox,fedprox@strong,fedprox@weak"], 1, tmp_path / "s")
     assert len({job.folder for job in jobs}) == 3

@@ -164,6 +164,7 @@ def test_moments_are_forgotten_after_a_distillation() -> None:
     fed.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["merged_codist", "periodic_codist"])
 @pytest.mark.parametrize("mu", [0.0, 2.0])
 def test_without_a_distillation_it_is_fedadam_bit_for_bit(method: str, mu: float) -> None:
@@ -196,7 +197,7 @@ def test_merged_steps_are_along_both_directions() -> None:
             torch.testing.assert_close(now, w - 0.7 * step, atol=1e-4, rtol=1e-3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(alpha=st.floats(0, 1), g=st.floats(0, 1e6), delta=st.floats(0, 1e6))
 def test_merging_is_finite_and_as_long_as_the_clients_step_at_most(
     alpha: float, g: float, delta: float

@@ -31,6 +31,7 @@ def learned(which: slice, **options: Any) -> Plain:
     return plain.rounds(lambda k: plain.learn(k, which, EPOCHS), BODY, plain.within())
 
 
+@pytest.mark.slow
 def test_bodies_learn_under_the_common_head_and_are_averaged() -> None:
     subject = two_models("fedbabu")
     found = held(subject)

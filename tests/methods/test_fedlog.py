@@ -184,7 +184,7 @@ def test_very_small_and_very_large_features_are_solved_as_well_as_etas_rounding_
     assert not eta[list(empty)].any()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(1, 12),
     st.integers(1, 6),

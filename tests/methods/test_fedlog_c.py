@@ -130,6 +130,7 @@ def test_a_random_head_needs_a_prior() -> None:
 PLAIN = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.1}
 
 
+@pytest.mark.slow
 def test_without_pull_and_push_it_is_fedlog() -> None:
     start = {"head_start": "exchange"}
     fedlog = trace(world("fedlog", options=start))

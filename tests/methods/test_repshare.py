@@ -138,6 +138,7 @@ def test_observations_are_of_exactly_so_many_rows(labels: list[int], size: int, 
     assert torch.equal(wider[: len(y)], picked)  # padding changes no draw
 
 
+@pytest.mark.slow
 def test_every_row_is_picked_alike() -> None:
     y, mask = torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool)
     counts = sum(drawn_of_each_class(random.key(s), Labels(y, mask), 1, 3) for s in range(4000))
@@ -279,6 +280,7 @@ def only(fed: Federation, ids: list[int]) -> None:
     object.__setattr__(fed.side, "online", lambda _: some)
 
 
+@pytest.mark.slow
 def test_all_but_two_are_away_for_long_and_are_still_heard() -> None:
     fed = federation(world("repshare", train={"num_rounds": 60}, evaluate={"every": 60}))
     fed.advance()
@@ -413,6 +415,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 def test_widths_that_differ_are_refused_unless_a_part_is_shared() -> None:
     with pytest.raises(InputError, match="one feature width"):
         world("repshare", architectures=MODELS)
@@ -429,6 +432,7 @@ def test_widths_that_differ_are_refused_unless_a_part_is_shared() -> None:
         assert torch.allclose(one.state["server/mean"], two.state["server/mean"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_features_are_the_shared_ones_where_they_are_as_many() -> None:
     whole, part = (
         trace(world("repshare", options=options), Plan(2)).state
@@ -453,6 +457,7 @@ def test_the_nearest_observations_are_those_of_alike_clients() -> None:
     assert newcomers == {1, 2, 4, 5}  # of whom nothing is known, any will do
 
 
+@pytest.mark.slow
 def test_late_uploads_are_heard_a_round_later(tmp_path: Path) -> None:
     recipe = {
         "method": {"name": "repshare"},

@@ -127,6 +127,7 @@ def test_what_cannot_watch_is_refused(change: dict[str, Any], says: str) -> None
         fedgist.run(QUICK, **GIVEN, **change)
 
 
+@pytest.mark.slow
 def test_a_result_is_a_line_and_in_a_notebook_a_table(tmp_path: Path) -> None:
     # seen: it printed its whole record
     result = fedgist.run(QUICK, **GIVEN, out=tmp_path / "<b>")

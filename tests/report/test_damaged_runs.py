@@ -194,6 +194,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path: Path, name: str) 
     assert any(f"{run / name} cannot be read: it is no file" in note for note in study.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "watch", "compare", "report"])
 def test_every_command_names_the_damage_and_goes_on(tmp_path: Path, command: str) -> None:
     write_run(tmp_path / "runs" / "good", [0.5, 0.6])
@@ -230,7 +231,7 @@ KEYS = (
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(st.dictionaries(st.sampled_from(KEYS), anything), max_size=4))
 def test_whatever_is_in_the_lines_every_table_is_made(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]]

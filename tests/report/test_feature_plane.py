@@ -22,6 +22,7 @@ from fedgist.report.run_files import find
 from fedgist.report.varied import over, varied
 from written import write_run
 
+SLOW = pytest.mark.slow
 BOX = (-3.0, 3.0, -2.0, 2.0)
 
 
@@ -37,7 +38,9 @@ def winners(weight: np.ndarray, bias: np.ndarray, points: np.ndarray) -> np.ndar
 
 
 @pytest.mark.parametrize("classes", [2, 3, 6])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5))]
+)
 def test_borders_are_where_the_class_changes(classes: int, seed: int) -> None:
     # an oracle by brute force: the class with the highest logit on both sides of many places
     draws = np.random.default_rng(seed)
@@ -144,6 +147,7 @@ def test_wider_features_save_no_heads(tmp_path: Path) -> None:
     assert "features-1-class" in drawn(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

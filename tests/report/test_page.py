@@ -82,6 +82,7 @@ class Links(HTMLParser):
         ]
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(written: Path) -> None:
     parser = Links()
     parser.feed(written.read_text())
@@ -150,6 +151,7 @@ def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
         assert remark.startswith(str(run / name))
 
 
+@pytest.mark.slow
 def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
     drawn = pictures.pictures(comparison.study(find([folder / "fedlog"])))
     drawing.write(drawn, tmp_path / "figures")
@@ -245,6 +247,7 @@ class OpenPage:
         self.page.goto(path.as_uri())
 
 
+@pytest.mark.slow
 @BROWSER
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
@@ -268,6 +271,7 @@ def test_it_opens_from_the_disk_without_a_word_or_a_request(
     assert shot.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @BROWSER
 def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
@@ -290,6 +294,7 @@ def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path
     assert costs.locator("tbody tr td:first-child").all_inner_texts()[0] == "local"
 
 
+@pytest.mark.slow
 @BROWSER
 def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
@@ -306,6 +311,7 @@ def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Pa
     assert opened.page.locator("#by-round .row-1").first.is_visible()
 
 
+@pytest.mark.slow
 @BROWSER
 def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
@@ -328,6 +334,7 @@ def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Pa
     assert opened.said == []
 
 
+@pytest.mark.slow
 @BROWSER
 def test_the_main_column_stays_in_sight_on_a_phone(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 390, "light")
@@ -347,6 +354,7 @@ def test_the_main_column_stays_in_sight_on_a_phone(browser: Any, written: Path) 
         assert main["x"] >= names["x"] + names["width"] - 1  # beside each other, not one over one
 
 
+@pytest.mark.slow
 @BROWSER
 @pytest.mark.parametrize("width", [390, 1280])
 def test_text_in_pictures_can_be_read(browser: Any, written: Path, width: int) -> None:

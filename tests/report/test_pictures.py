@@ -57,6 +57,7 @@ def test_names_that_do_not_overlap_stay_where_their_lines_end() -> None:
     assert spread([10.0, 50.0, 90.0], [10.0] * 3, 100.0) == [10.0, 50.0, 90.0]
 
 
+@pytest.mark.slow
 def test_lines_carry_their_names_and_rounds_are_whole(tmp_path: Path) -> None:
     for method in ("fedlog", "fedavg"):
         write_run(tmp_path / method, [0.5, 0.6, 0.7], method=method)

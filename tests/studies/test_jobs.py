@@ -332,6 +332,7 @@ def test_tables_and_spaces_that_are_no_text_or_too_deep_are_one_line(
             reader(path)
 
 
+@pytest.mark.slow
 def test_data_that_say_how_many_clients_there_are_are_swept(tmp_path: Path) -> None:
     # seen: a sweep's runs failed, for 10 clients, the default, were asked of data that have 2
     recipe = tmp_path / "natural.toml"

@@ -167,6 +167,7 @@ def test_best_trials_that_tie_are_named_and_the_first_is_taken(
     assert text.index(str(params[1]["train.lr"])) < text.index(str(params[2]["train.lr"]))
 
 
+@pytest.mark.slow
 def test_without_a_tie_nothing_is_said_of_one(tmp_path: Path, space: Path) -> None:
     tuner = Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     assert tuner.ties() == []
@@ -236,6 +237,7 @@ def test_a_run_without_validation_rows_is_an_error_that_says_so(
     assert recipe.data.validation == 0.1  # as it was asked for
 
 
+@pytest.mark.slow
 def test_a_study_of_another_question_is_refused(tmp_path: Path, space: Path) -> None:
     Tuner(DEMO, SMALL, space, tmp_path / "study", 1)
     with pytest.raises(
