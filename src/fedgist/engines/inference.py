@@ -21,6 +21,7 @@ from fedgist.engines.cohort import Clients, Cohort
 Columns = dict[str, Tensor]
 ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together, at most: bounds memory
 OUTPUTS_AT_ONCE = 1 << 22  # and numbers that come out of its models
+INPUTS_AT_ONCE = 1 << 20  # and that go in: a layer of ResNet18 has twenty times as many
 
 
 def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
@@ -103,9 +104,10 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]
 
 
 def rows_at_once(task: Task) -> int:
-    """Return how many rows are evaluated together: fewer where each has many outputs."""
-    places = math.prod(task.input_shape) if task.objective.text else 1
-    return max(1, min(ROWS_AT_ONCE, OUTPUTS_AT_ONCE // (places * task.objective.outputs)))
+    """Return how many rows are evaluated together: fewer where each has many inputs or outputs."""
+    inputs = math.prod(task.input_shape)
+    outputs = (inputs if task.objective.text else 1) * task.objective.outputs
+    return max(1, min(ROWS_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
 
 
 def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
