@@ -15,7 +15,7 @@ from fedgist.errors import OutputError, RecipeError
 from fedgist.federation.recipe import read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
-from fedgist.studies.search_space import extremes, read_space
+from fedgist.studies.search_space import Range, extremes, own_values, read_space
 from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 
 pytest.importorskip("optuna")
@@ -205,6 +205,32 @@ def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
     assert stops[-1]
     assert again.listen(bad, Event("stopped"))
     assert again.finished == 7
+
+
+def test_the_first_trial_is_what_the_recipe_says_moved_into_the_ranges(
+    tmp_path: Path, space: Path
+) -> None:
+    own = ["train.lr=0.5", "train.local_epochs=1", "method.nu=1.0"]
+    first, second = Tuner(DEMO, [*SMALL, *own], space, tmp_path / "study", 1).jobs(2)
+    told = first.recipe.settings()
+    assert (told["train"]["lr"], told["train"]["local_epochs"], told["method"]["nu"]) == (0.1, 1, 1)
+    assert second.recipe.settings() != told
+
+
+def test_what_a_recipe_says_is_moved_to_the_nearest_that_a_space_allows() -> None:
+    said = {"a": {"b": 7, "c": 0.29, "d": "x", "e": None, "f": "y", "g": True, "h": 99}}
+    space: dict[str, Range] = {
+        "a.b": {"low": 1, "high": 5},
+        "a.c": {"low": 0.0, "high": 1.0, "step": 0.25},
+        "a.d": {"choices": ["x", "z"]},
+        "a.e": {"low": 1, "high": 2},
+        "a.f": {"choices": ["z"]},
+        "a.g": {"low": 0.0, "high": 1.0},
+        "a.h": {"low": 0, "high": 5, "step": 2},
+        "a.b.deeper": {"low": 1, "high": 2},
+        "nowhere": {"low": 1, "high": 2},
+    }
+    assert own_values(said, space) == {"a.b": 5, "a.c": 0.25, "a.d": "x", "a.h": 4}
 
 
 def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(

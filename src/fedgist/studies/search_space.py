@@ -111,3 +111,33 @@ def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
     for key, values in space.items():
         for choice in values.get("choices", ()):
             yield {key: choice}
+
+
+def own_values(settings: Mapping[str, Any], space: Mapping[str, Range]) -> dict[str, Any]:
+    """Return what a recipe's settings say of the keys in a space, or the nearest in their ranges.
+
+    Keys that the recipe leaves to their defaults are absent, and a value that is not a choice.
+    """
+    said = {key: _at(settings, key.split(".")) for key in space}
+    found = {key: _nearest(value, space[key]) for key, value in said.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _at(settings: object, path: list[str]) -> object:
+    for name in path:
+        settings = settings.get(name) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _nearest(value: object, values: Range) -> object:
+    if "choices" in values:
+        return value if value in values["choices"] else None
+    if not _is_number(value):
+        return None
+    low, high, step = values["low"], values["high"], values.get("step")
+    whole = isinstance(low, int) and isinstance(high, int)
+    near = min(max(value, low), high)
+    if whole or step:
+        step = step or 1
+        near = low + step * min(round((near - low) / step), (high - low) // step)
+    return near

@@ -21,7 +21,7 @@ from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
-from fedgist.studies.search_space import Range, extremes, read_space
+from fedgist.studies.search_space import Range, extremes, own_values, read_space
 
 OBJECTIVE = VALIDATION_ACCURACY
 VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
@@ -67,6 +67,8 @@ class Tuner:
         out.mkdir(parents=True, exist_ok=True)
         self.study = self._open_study(base)
         self._check_same_question()
+        if not self.study.trials:  # so that the best is never worse than what the recipe says
+            self.study.enqueue_trial(own_values(base.settings(), self.space))
         self._ask_again_for_killed()
 
     def _check(self, space: Path, params: Mapping[str, Any]) -> None:
