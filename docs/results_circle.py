@@ -7,16 +7,17 @@ numbers into ``circle.csv``.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+import fedgist
+from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load
 from fedgist.federation.columns import over_clients
+from fedgist.federation.recipe import read
 from fedgist.report import comparison, run_files
 from fedgist.report.drawing import INK, STYLE, Picture, Table, matplotlib, new_figure
 from fedgist.report.feature_map import saved
@@ -65,9 +66,7 @@ def run_planes(folder: Path) -> None:
 def run(folder: Path, *settings: str) -> None:
     """Do a run of the recipe."""
     if not (folder / "result.json").exists():
-        words = [word for text in (*settings, f"seed={SEED}") for word in ("--set", text)]
-        command = (sys.executable, "-m", "fedgist.cli", "run", RECIPE, *words)
-        subprocess.run([*command, "--out", str(folder), "--quiet"], check=True)
+        fedgist.run(read(find_recipe(RECIPE), [*settings, f"seed={SEED}"]), out=folder)
 
 
 def figure(archive: Path, planes: Path) -> Picture:

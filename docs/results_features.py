@@ -7,8 +7,6 @@ if they are not there (one to three minutes each). Writes ``img/features.png``, 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,9 @@ import numpy as np
 from matplotlib import colormaps
 from sklearn.neighbors import KNeighborsClassifier
 
+import fedgist
+from fedgist.cli.recipe_files import find_recipe
+from fedgist.federation.recipe import read
 from fedgist.federation.record import FEATURES, features_of
 from fedgist.report.drawing import STYLE, Picture, Table, matplotlib, new_figure
 from fedgist.report.feature_map import Saved, arranged, saved
@@ -49,9 +50,8 @@ def run(folder: Path, method: str, *settings: str) -> None:
     asked = (f"method.name={method}", "clients.num_clients=2", f"train.num_rounds={ROUNDS[-1]}")
     features = (f"evaluate.save_features={ROWS}", f"evaluate.save_features_at={between}")
     every = f"evaluate.every={ROUNDS[-1]}"
-    words = [word for text in (*asked, *features, every, *settings) for word in ("--set", text)]
-    command = (sys.executable, "-m", "fedgist.cli", "run", RECIPE, *words)
-    subprocess.run([*command, "--out", str(folder), "--quiet"], check=True)
+    recipe = read(find_recipe(RECIPE), [*asked, *features, every, *settings])
+    fedgist.run(recipe, out=folder)
 
 
 def figure(runs: Path) -> Picture:
