@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 HANG_S = 600.0  # far above what anything takes on a busy machine: it only ends what hangs
+OUT, ERR = "out", "err"
+MAIN = "fedgist.cli.main"
+
+# fedgist's commands are forked from a process that has imported them: each is a process of its own,
+# with signals and an end as any, but two seconds sooner
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([MAIN, "fedgist.cli.seeded_runs"])
 
 
 def call(
@@ -19,32 +31,83 @@ def call(
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **env},
+        env=_environment(env),
         timeout=HANG_S,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert code is None or done.returncode == code, f"{words}\n{done.stdout}{done.stderr}"
-    return done
+    return _checked(done, code)
 
 
 def fedgist(
     *words: object, cwd: Path, code: int | None = 0, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run one of fedgist's commands to its end."""
-    return call([sys.executable, "-m", "fedgist.cli", *words], cwd, code, **env)
+    return _checked(Command([str(word) for word in words], cwd, env).end(), code)
 
 
-def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    """Begin one of fedgist's commands."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedgist.cli", *words],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Command:
+    """One of fedgist's commands, under way."""
+
+    def __init__(
+        self, words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Begin it in the folder ``cwd``."""
+        self.words, self._said = list(words), Path(tempfile.mkdtemp(prefix="fedgist-said-"))
+        self._process = FORKS.Process(
+            target=_command, args=(self.words, cwd, _environment(env or {}), self._said)
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.runs:
+            os.kill(self.pid, number)
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        """Wait for its end, and return its exit code and what it said."""
+        self._process.join(HANG_S)
+        code = self._process.exitcode
+        assert code is not None, f"{self.words} hung"
+        out, err = (_taken(self._said / name) for name in (OUT, ERR))
+        self._said.rmdir()
+        return subprocess.CompletedProcess(self.words, code, out, err)
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "120", **env}
+
+
+def _checked(
+    done: subprocess.CompletedProcess[str], code: int | None
+) -> subprocess.CompletedProcess[str]:
+    assert code is None or done.returncode == code, f"{done.args}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def _taken(path: Path) -> str:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.unlink(missing_ok=True)
+    return text
+
+
+def _command(words: list[str], cwd: Path, env: Mapping[str, str], said: Path) -> None:
+    """Be one of fedgist's commands: in a process of its own, in whose streams nothing is yet."""
+    for stream, name in ((1, OUT), (2, ERR)):
+        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), stream)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["fedgist", *words]
+    importlib.import_module(MAIN).main()
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -53,3 +116,15 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end, "hung"
         time.sleep(0.005)
+
+
+def wait_for_ends(processes: Sequence[psutil.Process]) -> None:
+    """Wait until processes have ended, be it that nobody has asked how (a killed parent cannot)."""
+    wait_until(lambda: all(map(_ended, processes)))
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

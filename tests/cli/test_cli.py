@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from commands import HANG_S, call, fedgist, start, wait_until
+from commands import Command, call, fedgist, wait_for_ends, wait_until
 from fedgist.core import random as keyed
 from fedgist.federation import checkpoint
 
@@ -289,12 +289,12 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     cli: Cli, tmp_path: Path, number: signal.Signals
 ) -> None:
     cli("run", *LONG, "--quiet", "--out", "whole")
-    process = start("run", *LONG, "--out", "cut", cwd=tmp_path)
+    command = Command(["run", *LONG, "--out", "cut"], tmp_path)
     wait_until(lambda: has_lines(tmp_path / "cut/rounds.jsonl", 3))
-    process.send_signal(number)
-    _, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130
-    assert "fedgist run --resume cut" in err
+    command.signal(number)
+    said = command.end()
+    assert said.returncode == 130
+    assert "fedgist run --resume cut" in said.stderr
     cli(
         "run",
         *(
@@ -307,11 +307,15 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+SHORT = [*LONG, "--set", "data.train_rows=200"]  # more of it is saving
+
+
 def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
     cli: Cli, tmp_path: Path
 ) -> None:
+    cli("--version")  # what commands are forked from is there
     began = time.monotonic()
-    cli("run", *LONG, "--quiet", "--out", "whole")
+    cli("run", *SHORT, "--quiet", "--out", "whole")
     span = time.monotonic() - began
     kills = 0
     for i, draw in enumerate(keyed.uniform(keyed.key(0, "kill"), (100,)).tolist()):
@@ -320,22 +324,17 @@ def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
         begun = (tmp_path / "cut/recipe.toml").exists()
         anew = not begun or i % 5 == 4 or (tmp_path / "cut/result.json").exists()
         args = (
-            [*LONG, "--out", "cut", *(["--overwrite"] if begun else [])]
+            [*SHORT, "--out", "cut", *(["--overwrite"] if begun else [])]
             if anew
             else ["--resume", "cut"]
         )
-        process = start("run", *args, cwd=tmp_path)
+        command = Command(["run", *args], tmp_path)
         time.sleep(draw * span)
-        children = (
-            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        )
-        kills += process.poll() is None
-        process.kill()
-        process.communicate(timeout=HANG_S)
-        psutil.wait_procs(children, timeout=HANG_S)
-        assert not [c for c in children if c.is_running() and c.status() != psutil.STATUS_ZOMBIE], (
-            "a worker was left behind"
-        )
+        children = psutil.Process(command.pid).children(recursive=True) if command.runs else []
+        kills += command.runs
+        command.signal(signal.SIGKILL)
+        command.end()
+        wait_for_ends(children)  # no worker is left behind
         if kills == 20:
             break
     assert kills == 20
@@ -344,7 +343,7 @@ def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
         *(
             ["--resume", "cut"]
             if (tmp_path / "cut/recipe.toml").exists()
-            else [*LONG, "--out", "cut"]
+            else [*SHORT, "--out", "cut"]
         ),
     )
     assert rounds(tmp_path / "cut") == rounds(tmp_path / "whole")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import HANG_S, fedgist, start, wait_until
+from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import make, read
@@ -268,16 +268,15 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         "sweep",
         *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
     ]
-    process = start(*command, cwd=tmp_path)
+    begun = Command(command, tmp_path)
     wait_until(lambda: any(p.read_text() for p in tmp_path.glob("sweep/*/*/rounds.jsonl")))
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(how)
-    _, said = process.communicate(timeout=HANG_S)
+    children = psutil.Process(begun.pid).children(recursive=True)
+    begun.signal(how)
+    said = begun.end()
     if how == signal.SIGINT:
-        assert process.returncode == 130
-        assert "go on with: fedgist sweep demo" in said
-    _, alive = psutil.wait_procs(children, timeout=HANG_S)
-    assert not alive
+        assert said.returncode == 130
+        assert "go on with: fedgist sweep demo" in said.stderr
+    wait_for_ends(children)
     assert "fedavg" in fedgist(*command, cwd=tmp_path).stdout
     for method in ("fedlog", "fedavg"):
         (run,) = tmp_path.glob(f"sweep/*{method}/seed-0")

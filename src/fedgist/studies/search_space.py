@@ -113,7 +113,7 @@ def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
             yield {key: choice}
 
 
-def own_values(settings: Mapping[str, Any], space: Mapping[str, Range]) -> dict[str, Any]:
+def own_values(settings: Mapping[str, object], space: Mapping[str, Range]) -> dict[str, object]:
     """Return what a recipe's settings say of the keys in a space, or the nearest in their ranges.
 
     Keys that the recipe leaves to their defaults are absent, and a value that is not a choice.
