@@ -15,6 +15,7 @@ from fedgist.core.method import Context, Method, Net, Order, Phase
 from fedgist.engines import inference
 from fedgist.errors import RecipeError, ReportError
 from fedgist.federation.columns import measured, over_clients, read_described
+from fedgist.federation.evaluation import server_columns
 from fedgist.methods.fedavg import FedAvg
 from fedgist.report import run_files
 from fedgist.report.comparison import study
@@ -60,6 +61,22 @@ def test_the_servers_models_are_scored_on_each_of_its_test_sets() -> None:
             column = f"eval/global/{name}/{set_name}/accuracy"
             assert line[column] == pytest.approx(accuracy_by_hand(net, chosen))
     assert "eval/global/accuracy" not in line  # there are two models
+
+
+def test_a_row_that_is_in_several_sets_is_predicted_once() -> None:
+    sets = {"rare": {"classes": [2]}, "others": {"classes": [0, 1]}, "some": {"classes": [0, 2]}}
+    fed = federation(world("fedavg", evaluate={"on": "global", "sets": sets}))
+    ctx, seen = fed.context("evaluate"), []
+    ((name, net),) = fed.method.models(fed.server, ctx).items()
+
+    def looks(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return net(x)
+
+    models: Any = {name: looks}
+    line = server_columns(models, ctx)
+    assert sum(seen) == 30  # all test rows
+    assert len([column for column in line if column.endswith("/loss")]) == 1 + 1 + len(sets)
 
 
 def test_named_sets_are_scored_beside_the_clients() -> None:

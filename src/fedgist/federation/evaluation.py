@@ -11,7 +11,7 @@ from torch import Tensor
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.method import Context, Net, Task
 from fedgist.core.metrics import LOSS
-from fedgist.core.objective import Objective
+from fedgist.core.objective import Marks, Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.engines.inference import rows_at_once
@@ -27,6 +27,7 @@ from fedgist.federation.columns import (
 )
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.record import Line
+from fedgist.federation.server_sets import Part
 
 MOST_ROWS = 1024  # that are evaluated together
 
@@ -98,8 +99,7 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
     line: Line = {}
     means: dict[tuple[str, str], list[float]] = {}
     for model, net in models.items():
-        for name, rows in ctx.task.test_sets.items():
-            values = score_net(net, rows, ctx)
+        for name, values in _scores(net, ctx).items():
             line |= {of_server(model, name, metric): v for metric, v in values.items()}
             if len(models) == 1 and name == ALL_ROWS:
                 line |= {of_all(metric): v for metric, v in values.items()}
@@ -113,11 +113,22 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
     return line
 
 
-def score_net(net: Net, rows: RowSet, ctx: Context) -> dict[str, float]:
-    """Return the metrics of one net on a set of rows; NaN where one is not defined."""
+def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
+    """Return the metrics of one net on each test set; it sees the rows that two have once."""
+    marked: dict[str, tuple[Marks, Tensor]] = {}
+    for name, rows in ctx.task.test_sets.items():
+        if isinstance(rows, Part):  # of all rows, which come first
+            marks, y = marked[ALL_ROWS]
+            marked[name] = take(marks, rows.rows), y[rows.rows]
+        else:
+            marked[name] = _marked(net, rows, ctx)
+    return {name: _measured(*found, ctx.task.objective) for name, found in marked.items()}
+
+
+def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[Marks, Tensor]:
     pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
     batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
-    return score_batches(net, batches, ctx.task.objective)
+    return _marks(net, batches, ctx.task.objective)
 
 
 def score_rows(
@@ -132,19 +143,23 @@ def score_rows(
     batches = (
         Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool)) for rows, labels in pieces
     )
-    return score_batches(model, batches, objective)
+    return _measured(*_marks(model, batches, objective), objective)
 
 
-def score_batches(
+def _marks(
     model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
-) -> dict[str, float]:
-    """Return the metrics of a model on batches without absent rows; NaN where undefined."""
+) -> tuple[Marks, Tensor]:
+    """Return the marks of the rows of batches, and their labels."""
     marks, labels = [], []
     with torch.no_grad():
         for batch in batches:
             marks.append(objective.mark(model(batch.x), batch))
             labels.append(batch.y)
-    whole = map_leaves(lambda *leaf: torch.cat(leaf).unsqueeze(0), *marks)
-    y: Tensor = torch.cat(labels).unsqueeze(0)
-    measured = objective.measure(whole, y, torch.ones(y.shape[:2], dtype=torch.bool))
+    return map_leaves(lambda *leaf: torch.cat(leaf), *marks), torch.cat(labels)
+
+
+def _measured(marks: Marks, y: Tensor, objective: Objective) -> dict[str, float]:
+    one: Marks = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+    everyone = torch.ones(1, len(y), dtype=torch.bool)
+    measured = objective.measure(one, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

@@ -12,6 +12,7 @@ from fedgist.core import random
 from fedgist.data.examples import Examples
 from fedgist.federation.columns import ALL_ROWS, HELD_OUT
 from fedgist.federation.digests import of_arrays, of_text
+from fedgist.federation.server_sets import Part
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.world import World
 
@@ -67,7 +68,7 @@ def of_server(side: ServerSide) -> dict[str, str]:
     own = {
         f"{name}/{part}": getattr(rows, part)
         for name, rows in task.test_sets.items()
-        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples)
+        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | Part)
         for part in ("x", "y")
     }
     # a file's content is no part of the recipe

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import RowSet
+from fedgist.core.batch import Batch, RowSet
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.sources.in_memory import labelled_like
@@ -18,6 +19,31 @@ from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import TestSet
 
 TestSets = Mapping[str, tuple[object, object]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the test rows, ``rows`` (rows,): what a model says of them all it says of these."""
+
+    whole: Examples
+    rows: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The examples themselves."""
+        return self.whole.x[self.rows]
+
+    @property
+    def y(self) -> Tensor:
+        """Their labels."""
+        return self.whole.y[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
+        """Return batches of them, as :meth:`Examples.batch` does."""
+        return self.whole.batch(torch.where(rows >= 0, self.rows[rows], rows), keys)
 
 
 def server_sets(
@@ -34,8 +60,8 @@ def server_sets(
     if len(held_out):
         sets[HELD_OUT] = held_out
     for name, part in recipe.evaluate.sets.items():
-        rows = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
-        sets[name] = on_test.others(on_test.x[rows], on_test.y[rows])
+        chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
+        sets[name] = Part(on_test, chosen.nonzero().squeeze(1))
     for name, (x, y) in (given or {}).items():
         sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
