@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -67,9 +68,16 @@ class Command:
         """Whether it has not ended."""
         return self._process.is_alive()
 
+    def workers(self) -> list[psutil.Process]:
+        """Return its own processes and theirs; none once it has ended."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
     def signal(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
-        if self.runs:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def end(self) -> subprocess.CompletedProcess[str]:
@@ -106,6 +114,7 @@ def _command(words: list[str], cwd: Path, env: Mapping[str, str], said: Path) ->
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)  # as Python does when it starts
     sys.argv = ["fedgist", *words]
     importlib.import_module(MAIN).main()
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -330,7 +329,7 @@ def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
         )
         command = Command(["run", *args], tmp_path)
         time.sleep(draw * span)
-        children = psutil.Process(command.pid).children(recursive=True) if command.runs else []
+        children = command.workers()
         kills += command.runs
         command.signal(signal.SIGKILL)
         command.end()

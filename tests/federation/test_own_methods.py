@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,8 +100,7 @@ def test_compare_tells_two_objects_apart(tmp_path: Path) -> None:
 def fedgist_command(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     paths = f"{PLUGINS}:{Path(fedgist.__file__).parents[1]}"
     env = {"PYTHONPATH": paths, "HOME": str(cwd), "PATH": "", "COLUMNS": "200"}
-    words = [sys.executable, "-m", "fedgist.cli", *args]  # whose path is read as Python starts
-    return commands.call(words, cwd, code=None, **env)
+    return commands.fedgist(*args, cwd=cwd, code=None, **env)
 
 
 @pytest.mark.slow

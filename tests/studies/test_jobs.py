@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -270,7 +269,7 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
     ]
     begun = Command(command, tmp_path)
     wait_until(lambda: any(p.read_text() for p in tmp_path.glob("sweep/*/*/rounds.jsonl")))
-    children = psutil.Process(begun.pid).children(recursive=True)
+    children = begun.workers()
     begun.signal(how)
     said = begun.end()
     if how == signal.SIGINT:

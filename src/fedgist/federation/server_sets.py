@@ -42,7 +42,7 @@ class Part:
         return len(self.rows)
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return batches of them, as :meth:`Examples.batch` does."""
+        """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
         return self.whole.batch(torch.where(rows >= 0, self.rows[rows], rows), keys)
 
 
