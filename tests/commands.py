@@ -77,8 +77,9 @@ class Command:
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        if self.runs:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def end(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end, and return its exit code and what it said."""

@@ -114,7 +114,7 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
 
 
 def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
-    """Return the metrics of one net on each test set; it sees the rows that two have once."""
+    """Return the metrics of one net on each test set; a row of several is predicted once."""
     marked: dict[str, tuple[Marks, Tensor]] = {}
     for name, rows in ctx.task.test_sets.items():
         if isinstance(rows, Part):  # of all rows, which come first

@@ -43,7 +43,8 @@ class Part:
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
-        return self.whole.batch(torch.where(rows >= 0, self.rows[rows], rows), keys)
+        own = self.rows.to(rows.device)
+        return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
 
 
 def server_sets(
