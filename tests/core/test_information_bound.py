@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fedgist.core.losses import contrast, information_bound
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
-from fedgist.testing.small_worlds import PAIRS, SIZES, blobs, trace, world
-from fedgist.testing.wire_laws import loopback
+from fedgist.testing.small_worlds import PAIRS, SIZES, blobs, loopback, trace, world
 
 SKEWED = [0.9, 0.05, 0.05]
 

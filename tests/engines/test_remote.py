@@ -35,12 +35,12 @@ from fedgist.testing.small_worlds import (
     blobs,
     federation,
     law_world,
+    loopback,
     rows,
     state_of,
     two_architectures,
     world,
 )
-from fedgist.testing.wire_laws import loopback
 
 ANY_SIZE = 1 << 30
 Change = Callable[[int, bytes], list[bytes]]

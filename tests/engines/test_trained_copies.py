@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedgist.testing.small_worlds import ALONE, PAIRS, Trace, federation, local_engine, trace, world
-from fedgist.testing.wire_laws import loopback
+from fedgist.testing.small_worlds import (
+    ALONE,
+    PAIRS,
+    Trace,
+    federation,
+    local_engine,
+    loopback,
+    trace,
+    world,
+)
 
 TRAINED = "eval/client/trained_accuracy_mean"
 

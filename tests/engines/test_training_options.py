@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,10 @@ from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
 from fedgist.federation.world import World
 from fedgist.methods import METHODS
-from fedgist.testing import LAWS, Law, gate_laws, laws, wire_laws
+from fedgist.testing import LAWS, Law, laws
 from fedgist.testing.example_methods import EXAMPLES
-from fedgist.testing.small_worlds import ALONE, federation, law_world, trace, world
+from fedgist.testing.small_worlds import ALONE, federation, trace, world
+from fedgist.testing.subject import Subject
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "weight_decay": 0.3},
@@ -35,9 +35,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 TOGETHER = [name for name in OPTIONS if name not in {"adamw", "step", "memory", "bfloat16"}]
 ALL = {key: value for name in TOGETHER for key, value in OPTIONS[name].items()}
-SUBJECTS: dict[str, Method] = {
-    **{name: METHODS[name]() for name in ("fedlog", "fedprox")},
-    **{name: EXAMPLES[name] for name in ("relay", "two_stages")},
+SUBJECTS = {
+    **{name: Subject(METHODS[name](), {"train": ALL}) for name in ("fedlog", "fedprox")},
+    **{name: Subject(EXAMPLES[name], {"train": ALL}) for name in ("relay", "two_stages")},
 }
 EVERY = pytest.mark.parametrize("option", OPTIONS)
 
@@ -45,12 +45,7 @@ EVERY = pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_laws_hold_with_all_options_at_once(
-    name: str, law: Law, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    optioned = functools.partial(law_world, train=ALL)
-    for room in (laws, gate_laws, wire_laws):
-        monkeypatch.setattr(room, "law_world", optioned)
+def test_laws_hold_with_all_options_at_once(name: str, law: Law) -> None:
     law.try_on(SUBJECTS[name])
 
 
@@ -147,7 +142,7 @@ class OwnLoss(Method):
 @pytest.mark.parametrize("method", [*METHODS, *EXAMPLES])
 def test_every_method_heeds_the_settings_of_the_tasks_loss(method: str, option: str) -> None:
     subject = EXAMPLES[method] if method in EXAMPLES else METHODS[method]()
-    fed = federation(law_world(subject, train=OPTIONS[option]))
+    fed = federation(Subject(subject, {"train": OPTIONS[option]}).world())
     check_loss_settings(subject, fed.task, fed.server, fed.context("").key)
 
 

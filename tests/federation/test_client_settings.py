@@ -19,8 +19,7 @@ from fedgist.core.representation_relay import Release
 from fedgist.errors import RecipeError
 from fedgist.federation.client_settings import client_settings, read_settings
 from fedgist.federation.world import World
-from fedgist.testing.small_worlds import PAIRS, federation, trace, world
-from fedgist.testing.wire_laws import loopback
+from fedgist.testing.small_worlds import PAIRS, federation, loopback, trace, world
 
 WIDTH = 5
 

@@ -20,8 +20,7 @@ from fedgist.federation.record import Record, read_lines
 from fedgist.federation.trained_models import client_model
 from fedgist.federation.world import World
 from fedgist.testing import laws
-from fedgist.testing.small_worlds import ALONE, PAIRS, SIZES, federation, trace, world
-from fedgist.testing.wire_laws import loopback
+from fedgist.testing.small_worlds import ALONE, PAIRS, SIZES, federation, loopback, trace, world
 
 COUNT = len(SIZES)
 

@@ -29,8 +29,7 @@ from fedgist.federation.recipe_sections import ModelSection
 from fedgist.report import run_files
 from fedgist.report.formatting import percent
 from fedgist.report.run_tables import by_round, overview
-from fedgist.testing.small_worlds import SIZES, Trace, federation, trace, world
-from fedgist.testing.wire_laws import loopback
+from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
 
 SMALL = {"model": "mlp", "hidden": [4]}
 LARGE = {"model": "mlp", "hidden": [8, 6], "clients": [1, 3, 4], "per_round": 2}

@@ -35,11 +35,11 @@ from fedgist.testing.small_worlds import (
     blobs,
     federation,
     local_engine,
+    loopback,
     rows,
     trace,
     world,
 )
-from fedgist.testing.wire_laws import loopback
 
 # in Python, what is promised and on which condition is a warning
 pytestmark = pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:losses:UserWarning")

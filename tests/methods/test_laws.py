@@ -15,15 +15,22 @@ from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
 from fedgist.methods import METHODS
 from fedgist.methods.fd import FD
+from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD
 from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, check_laws
 from fedgist.testing.example_methods import EXAMPLES
+from fedgist.testing.subject import Subject
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
-FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=8, momentum=0.5, queue=20)
+FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=32, momentum=0.5, queue=40)
+# what takes long by default, with fewer steps
+SHORTER = {
+    "fedrep": FedRep(head_epochs=2),
+    "merged_codist": MergedCodist(distillation=Distillation(steps=4)),
+}
 EVERY_OPTION = {
     "flesd": FLESD(distillation=FEW_STEPS),
     "flesd, quantized": FLESD(student="flat", of="features", wire="int8", distillation=FEW_STEPS),
@@ -45,7 +52,10 @@ EVERY_OPTION = {
     ),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }
-SUBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES) | EVERY_OPTION
+METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
+SUBJECTS = {
+    name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
+}
 # the quick gate tries one of each kind of message: weights, sums, classes declared, relayed
 QUICK = ("fedavg", "fedlog", "fedproto", "repshare")
 NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SUBJECTS]

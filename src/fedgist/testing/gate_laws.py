@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core.message import refuse
-from fedgist.core.method import Method
 from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.data.dataset import Dataset
-from fedgist.testing.small_worlds import FEATURES, blobs, federation, law_world
+from fedgist.testing.small_worlds import FEATURES, blobs, federation
 from fedgist.testing.stages import stages
+from fedgist.testing.subject import Subject
 
 BROKEN = (12, 19)  # rows of client 2
 
@@ -27,10 +27,10 @@ def canaries() -> Dataset:
     return replace(data, x=x, mean=(0.0,) * FEATURES, std=(1.0,) * FEATURES)
 
 
-def no_example_leaves(method: Method) -> None:
+def no_example_leaves(subject: Subject) -> None:
     """Look for raw numbers of examples in every upload."""
     data = canaries()
-    for stage in stages(federation(law_world(method, given={"data": data}))):
+    for stage in stages(federation(subject.world(given={"data": data}))):
         for order, message in stage.uploads():
             for name, array in named(message).items():
                 leaked = torch.isin(data.x[:, 0], array.flatten().to(data.x.dtype)).any()
@@ -52,9 +52,9 @@ def spoiled(message: Tree, how: str) -> Any:
     return map_leaves(change, message)
 
 
-def bad_uploads_are_refused(method: Method) -> None:
+def bad_uploads_are_refused(subject: Subject) -> None:
     """Pass spoiled uploads of every stage through the gate."""
-    for stage in stages(federation(law_world(method))):
+    for stage in stages(federation(subject.world())):
         (_, message), form = stage.uploads()[0], stage.form(0)
         assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
         arrays = named(message)
@@ -67,9 +67,9 @@ def bad_uploads_are_refused(method: Method) -> None:
             assert names_array, f"an upload that is {how} was not refused by name: {reason}"
 
 
-def broken_data_stop_nobody(method: Method) -> None:
+def broken_data_stop_nobody(subject: Subject) -> None:
     """Let one client have rows that are not finite, and go through three rounds."""
-    healthy = law_world(method)
+    healthy = subject.world()
     x = healthy.population.examples.x.clone()
     x[slice(*BROKEN)] = float("nan")
     examples = replace(healthy.population.examples, x=x)
@@ -80,10 +80,10 @@ def broken_data_stop_nobody(method: Method) -> None:
         refused = {entry["client"] for entry in line.get("refused", ())}
         assert refused <= {2}, f"clients {sorted(refused - {2})} were refused as well"
     finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(fed.server).values())
-    assert finite or method.merges_clients, "the server's state is no longer finite"
+    assert finite or subject.method.merges_clients, "the server's state is no longer finite"
 
 
-GATE_LAWS: Mapping[str, Callable[[Method], None]] = {
+GATE_LAWS: Mapping[str, Callable[[Subject], None]] = {
     "10 no raw example appears in a message": no_example_leaves,
     "11 bad uploads are refused by name": bad_uploads_are_refused,
     "11b broken data of one client stop nobody": broken_data_stop_nobody,

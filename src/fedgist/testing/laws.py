@@ -28,15 +28,14 @@ from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.testing.gate_laws import GATE_LAWS
 from fedgist.testing.small_worlds import (
-    ALONE,
     federation,
-    law_world,
     local_engine,
     state_of,
     trace,
     without_times,
 )
 from fedgist.testing.stages import stages
+from fedgist.testing.subject import Subject
 from fedgist.testing.wire_laws import WIRE_LAWS
 
 Arrays = Mapping[str, Tensor]
@@ -49,10 +48,10 @@ class LawError(FedgistError, AssertionError):
 
 @dataclass(frozen=True)
 class Law:
-    """A law: its number and statement in one text, and a function that tries it on a method."""
+    """A law: its number and statement in one text, and a function that tries it."""
 
     name: str
-    try_on: Callable[[Method], None]
+    try_on: Callable[[Subject], None]
 
 
 def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
@@ -76,10 +75,11 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     numbers = [law.name.split()[0] for law in LAWS]
     for number in only:
         one_of(number, numbers, "law")
+    subject = Subject(method)
     chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
         try:
-            law.try_on(method)
+            law.try_on(subject)
         except AssertionError as error:
             msg = f"{type(method).__name__} breaks law {law.name}: {error}"
             raise LawError(msg) from error
@@ -98,12 +98,12 @@ def equal(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def stacking_changes_nothing(method: Method) -> None:
+def stacking_changes_nothing(subject: Subject) -> None:
     """Compare clients one by one with clients in stacks."""
-    alone = trace(law_world(method), ALONE)
+    alone = subject.alone
     column = "eval/client/accuracy_mean"
     for size in (2, 5):
-        together = trace(law_world(method), Plan(size))
+        together = trace(subject.world(), Plan(size))
         assert close(alone.state, together.state), f"stacks of {size} give another state"
         expected, seen = ([line[column] for line in t.rounds[-3:]] for t in (alone, together))
         assert expected == seen, f"stacks of {size} give accuracies {seen}, not {expected}"
@@ -127,10 +127,10 @@ def reversed_engine(small_world: World, plan: Plan) -> Engine:
     return _Reversed(local_engine(small_world, plan))
 
 
-def order_does_not_matter(method: Method) -> None:
+def order_does_not_matter(subject: Subject) -> None:
     """Compare runs whose clients are asked in opposite orders."""
-    straight = trace(law_world(method), rounds=2)
-    other = trace(law_world(method), rounds=2, make_engine=reversed_engine)
+    straight = subject.in_pairs.until(2)
+    other = trace(subject.world(), rounds=2, make_engine=reversed_engine)
     assert straight.rounds == other.rounds, "another order gives other lines in the record"
     assert straight.clients == other.clients, "another order gives other scores of clients"
     assert equal(straight.state, other.state), "another order gives another state"
@@ -144,23 +144,24 @@ class _Padded(Rows):
         return torch.cat([tight, tight.new_full((len(tight), 9), -1)], dim=1)
 
 
-def padding_changes_nothing(method: Method) -> None:
+def padding_changes_nothing(subject: Subject) -> None:
     """Add absent rows to every table, and put other numbers into absent rows."""
-    tight = law_world(method)
+    tight = subject.world()
     server = federation(tight).server
     try:
-        check_method(method, tight.server.task, server, random.key(0))
+        check_method(subject.method, tight.server.task, server, random.key(0))
     except MethodError as error:
         raise AssertionError(str(error)) from error
     rows = tight.population.train
     wider = replace(tight.population, train=_Padded(rows.rows, rows.offsets))
     padded = replace(tight, population=wider)
-    assert close(trace(tight).state, trace(padded).state, 1e-6), "absent rows weigh something"
+    expected = subject.in_pairs.until(3).state
+    assert close(expected, trace(padded).state, 1e-6), "absent rows weigh something"
 
 
-def any_subset_may_answer(method: Method) -> None:
+def any_subset_may_answer(subject: Subject) -> None:
     """Let only some of the clients answer, in every stage."""
-    for stage in stages(federation(law_world(method))):
+    for stage in stages(federation(subject.world())):
         for kept in ([0], [1, 3], list(range(len(stage.orders)))):
             places = [i for i in kept if i < len(stage.orders)] or [0]
             server = stage.update(stage.ask(places))
@@ -169,9 +170,9 @@ def any_subset_may_answer(method: Method) -> None:
             assert shapes(server) == shapes(stage.fed.server), "the server's state changes shape"
 
 
-def messages_cost_their_fields(method: Method) -> None:
+def messages_cost_their_fields(subject: Subject) -> None:
     """Pack and unpack every message, and count its bytes."""
-    for stage in stages(federation(law_world(method))):
+    for stage in stages(federation(subject.world())):
         sent = [message for _, message in stage.uploads()]
         booked = sum(stage.ask().upload_bytes.values())
         expected = sum(payload_bytes(m) for m in sent)
@@ -184,9 +185,9 @@ def messages_cost_their_fields(method: Method) -> None:
             assert payload_bytes(message) == sent_bytes, "its bytes are not those that travel"
 
 
-def sums_are_totals(method: Method) -> None:
+def sums_are_totals(subject: Subject) -> None:
     """Try to look at single messages, and at a total over too few clients."""
-    for stage in stages(federation(law_world(method))):
+    for stage in stages(federation(subject.world())):
         answer = stage.ask()
         replies = gather(answer.subtotals, answer.each)
         few = gather(answer.subtotals, answer.each, min_replies=len(replies) + 1)
@@ -208,17 +209,18 @@ def sums_are_totals(method: Method) -> None:
         raise AssertionError(msg)
 
 
-def seeds_decide(method: Method) -> None:
+def seeds_decide(subject: Subject) -> None:
     """Run twice with one seed, and once with another."""
-    first, again, other = (trace(law_world(method, seed=seed)) for seed in (3, 3, 4))
+    first = subject.in_pairs.until(3)
+    again, other = (trace(subject.world(seed=seed)) for seed in (0, 1))
     assert equal(first.state, again.state), "the same seed gives another state"
     assert first.rounds == again.rounds, "the same seed gives another record"
     assert not close(first.state, other.state), "another seed gives the same state"
 
 
-def inputs_stay(method: Method) -> None:
+def inputs_stay(subject: Subject) -> None:
     """Check that no stage changes what it was given."""
-    for stage in stages(federation(law_world(method))):
+    for stage in stages(federation(subject.world())):
 
         def given(downs: Tree = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
             nets = [net.state() for net in fed.task.starts.values()]
@@ -230,17 +232,11 @@ def inputs_stay(method: Method) -> None:
         assert all(equal(a, b) for a, b in zip(before, after, strict=True)), "an input was changed"
 
 
-def resumed_equals_uninterrupted(method: Method) -> None:
+def resumed_equals_uninterrupted(subject: Subject) -> None:
     """Compare a run that goes on from a checkpoint with one that was not interrupted."""
-    whole = trace(law_world(method), rounds=4)
-    first = federation(law_world(method))
-    if method.stages(first.context("", 0)):
-        first.do_round(0)
-    for _ in range(2):
-        first.advance()
-    saved = first.checkpoint()
-    second = federation(law_world(method))
-    second.restore(replace(saved, clients={k: v.clone() for k, v in saved.clients.items()}))
+    whole = subject.in_pairs
+    second = federation(subject.world())
+    second.restore(whole.saved[1].copied())
     lines = [without_times(second.advance()[0]) for _ in range(2)]
     assert lines == whole.rounds[-2:], "the resumed run writes other lines"
     assert equal(whole.state, state_of(second)), "the resumed run ends in another state"

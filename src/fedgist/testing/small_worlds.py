@@ -12,9 +12,12 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
-from fedgist.engines.engine import Engine, Simulation
+from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
+from fedgist.engines.loopback_engine import LoopbackEngine
 from fedgist.engines.stacking_plan import Plan
+from fedgist.engines.wire import Wire
+from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.engine_choice import host_settings
 from fedgist.federation.recipe import make
 from fedgist.federation.record import Line
@@ -111,6 +114,14 @@ def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
     return LocalEngine(side.method, side.task, small_world.population, settings, plans)
 
 
+def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
+    """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
+    del plan
+    side = small_world.server
+    settings = host_settings(small_world)
+    return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
+
+
 def federation(
     small_world: World,
     plan: Plan = PAIRS,
@@ -124,11 +135,24 @@ def federation(
 
 @dataclass(frozen=True)
 class Trace:
-    """What a short run results in: its lines without times, and its last state."""
+    """What a short run results in: its lines without times, and the state after each round."""
 
     rounds: list[Line]
     clients: list[Line]
-    state: dict[str, Tensor]
+    saved: list[Checkpoint]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All that the last checkpoint holds, by name."""
+        return self.saved[-1].arrays()
+
+    def until(self, number: int) -> Trace:
+        """Return the run as it would be if it had ended with this round."""
+
+        def kept(lines: list[Line]) -> list[Line]:
+            return [line for line in lines if line["round"] <= number]
+
+        return Trace(kept(self.rounds), kept(self.clients), self.saved[:number])
 
 
 def without_times(line: Line) -> Line:
@@ -144,25 +168,23 @@ def trace(
 ) -> Trace:
     """Run this many rounds, after round 0 if the method has one; return what they result in."""
     fed = federation(small_world, plan, make_engine)
-    lines, details = [], []
+    result = Trace([], [], [])
     try:
         if fed.method.stages(fed.context("", 0)):
-            lines.append(without_times(fed.do_round(0)[0]))
+            result.rounds.append(without_times(fed.do_round(0)[0]))
         for _ in range(rounds):
             line, of_clients = fed.advance()
-            lines.append(without_times(line))
-            details += of_clients
-        return Trace(lines, details, state_of(fed))
+            result.rounds.append(without_times(line))
+            result.clients.extend(of_clients)
+            result.saved.append(fed.checkpoint().copied())
+        return result
     finally:
         fed.engine.close()
 
 
 def state_of(fed: Federation) -> dict[str, Tensor]:
     """Return a copy of all that a checkpoint holds, by name."""
-    assert isinstance(fed.engine, Simulation)  # for the type checker
-    saved = fed.checkpoint()
-    state = {f"server/{name}": array.clone() for name, array in saved.server.items()}
-    return state | {f"clients/{name}": array.clone() for name, array in saved.clients.items()}
+    return fed.checkpoint().copied().arrays()
 
 
 def with_method(small_world: World, method: Method) -> World:

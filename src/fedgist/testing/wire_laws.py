@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.method import Context, Method, Order
+from fedgist.core.method import Context, Order
 from fedgist.core.tree import Tree, build, named
 from fedgist.core.wire_form import Bits, form_of
 from fedgist.engines.delayed_engine import DelayedEngine
@@ -21,8 +21,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
 from fedgist.engines.loopback_engine import LoopbackEngine, outlined
 from fedgist.engines.stacking_plan import Plan
-from fedgist.engines.wire import LoopbackWire, Wire
-from fedgist.federation.engine_choice import host_settings
+from fedgist.engines.wire import LoopbackWire
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.world import World
@@ -30,13 +29,14 @@ from fedgist.testing.small_worlds import (
     ALONE,
     Trace,
     federation,
-    law_world,
     local_engine,
+    loopback,
     state_of,
     trace,
     without_times,
 )
 from fedgist.testing.stages import stages
+from fedgist.testing.subject import Subject
 
 TOLERANCE = 1e-5
 ANY_SIZE = 1 << 40
@@ -44,14 +44,6 @@ ANY_SIZE = 1 << 40
 ABSENT = {1: {1}, 2: {4}}
 LATE = {1: {2}, 2: {3}}
 TWICE = 0
-
-
-def loopback(small_world: World, plan: Plan = ALONE, wire: Wire | None = None) -> LoopbackEngine:
-    """Return the loop-back engine of a world; its sites are never stacked, so no plan is used."""
-    del plan
-    side = small_world.server
-    settings = host_settings(small_world)
-    return LoopbackEngine(side.method, side.task, small_world.population, settings, 4, wire)
 
 
 class UnreliableWire:
@@ -159,13 +151,12 @@ def _lines(line: Line) -> dict[str, Any]:
     return {k: round(v, 9) if isinstance(v, float) else v for k, v in kept.items()}
 
 
-def over_a_wire(method: Method) -> None:
+def over_a_wire(subject: Subject) -> None:
     """Compare the loop-back with the local engine; then with outlines alone at the server."""
-    if method.merges_clients:
+    if subject.method.merges_clients:
         return
-    local = trace(law_world(method), ALONE)
-    compare(law_world(method), local, trace(law_world(method), ALONE, make_engine=loopback))
-    known = law_world(method)
+    local, known = subject.alone, subject.world()
+    compare(known, local, subject.over_a_wire)
     less = replace(known, server=replace(known.server, task=outlined(known.server.task)))
     if shares_heads_alone(known, less):  # the server need not know the bodies
         compare(known, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(known, plan)))
@@ -181,21 +172,20 @@ def shares_heads_alone(known: World, less: World) -> bool:
         return False  # it asks for weights that an outline does not have
 
 
-def with_faults(method: Method) -> None:
+def with_faults(subject: Subject) -> None:
     """Compare both engines with clients that are absent, late and asked twice."""
-    if method.merges_clients:
+    if subject.method.merges_clients:
         return
-    local = trace(law_world(method), ALONE, make_engine=unreliable_local)
-    compare(
-        law_world(method), local, trace(law_world(method), ALONE, make_engine=unreliable_loopback)
-    )
+    local = trace(subject.world(), ALONE, make_engine=unreliable_local)
+    remote = trace(subject.world(), ALONE, make_engine=unreliable_loopback)
+    compare(subject.world(), local, remote)
 
 
-def asked_again(method: Method) -> None:
+def asked_again(subject: Subject) -> None:
     """Ask every stage again: with the same download, and with another."""
-    if method.merges_clients:
+    if subject.method.merges_clients:
         return
-    fresh = law_world(method)
+    fresh = subject.world()
     for stage in stages(federation(fresh, ALONE, loopback), rounds=(0, 1)):
         engine = stage.fed.engine
         assert isinstance(engine, LoopbackEngine)  # for the type checker
@@ -239,24 +229,19 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def resumes(method: Method) -> None:
+def resumes(subject: Subject) -> None:
     """Compare a run over the loop-back that goes on from a checkpoint, bit for bit."""
-    if method.merges_clients:
+    if subject.method.merges_clients:
         return
-    whole = trace(law_world(method), ALONE, rounds=3, make_engine=loopback)
-    first = federation(law_world(method), ALONE, loopback)
-    if method.stages(first.context("", 0)):
-        first.do_round(0)
-    first.advance()
-    saved = first.checkpoint()
-    second = federation(law_world(method), ALONE, loopback)
-    second.restore(saved)
+    whole = subject.over_a_wire
+    second = federation(subject.world(), ALONE, loopback)
+    second.restore(whole.saved[0].copied())
     lines = [without_times(second.advance()[0]) for _ in range(2)]
     assert lines == whole.rounds[-2:], "the resumed run writes other lines"
     assert _equal(whole.state, state_of(second)), "the resumed run ends in another state"
 
 
-WIRE_LAWS: Mapping[str, Callable[[Method], None]] = {
+WIRE_LAWS: Mapping[str, Callable[[Subject], None]] = {
     "12 over a wire the result is the local engine's": over_a_wire,
     "12b absent, late and repeated: nothing counts twice, nothing is lost": with_faults,
     "12c asked again, a site gives the same reply or goes back": asked_again,

@@ -1,0 +1,39 @@
+"""A method on trial, with the runs that several laws compare others with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.core.method import Method
+from fedgist.federation.world import World
+from fedgist.testing.small_worlds import ALONE, Trace, law_world, loopback, trace
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A method on trial in worlds that ``sections`` change; its plain runs are made once."""
+
+    method: Method
+    sections: Mapping[str, Any] = field(default_factory=dict)
+
+    def world(self, **sections: Any) -> World:
+        """Return a fresh world for the method."""
+        return law_world(self.method, **self.sections, **sections)
+
+    @functools.cached_property
+    def alone(self) -> Trace:
+        """Three rounds of clients one by one."""
+        return trace(self.world(), ALONE)
+
+    @functools.cached_property
+    def in_pairs(self) -> Trace:
+        """Four rounds of clients in stacks of two."""
+        return trace(self.world(), rounds=4)
+
+    @functools.cached_property
+    def over_a_wire(self) -> Trace:
+        """Three rounds of clients that are sites of their own, over the loop-back."""
+        return trace(self.world(), ALONE, make_engine=loopback)
