@@ -160,19 +160,20 @@ class _Step:
         self.cohort, self.optimizer = cohort, optimizer
         self.clients, self.learned, self.memory = clients, learned, memory
         self.training, self.class_weights = cohort.ctx.task.training, cohort.class_weights
+        self.whole = whole = not cohort.stack and cohort.private_steps is None
+        half = self.training.precision == "bfloat16" and cohort.private_steps is None
         loss = phase.loss or cohort.method.loss
 
+        # without self: in a cycle, the stacks would stay until Python looks for cycles
         def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
             parts = cohort.ctx.task.objective.norm_parts
-            run = Pass(batch.mask, key, parts, self.whole, self.half)
+            run = Pass(batch.mask, key, parts, whole, half)
             net, own = _install(net, own, values)
             value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
             return value, run.updates
 
-        self.whole = not cohort.stack and cohort.private_steps is None
-        self.half = self.training.precision == "bfloat16" and cohort.private_steps is None
         self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
         self.count = -1
 
