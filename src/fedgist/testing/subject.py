@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedgist.core.method import Method
 from fedgist.federation.world import World
@@ -17,9 +16,9 @@ class Subject:
     """A method on trial in worlds that ``sections`` change; its plain runs are made once."""
 
     method: Method
-    sections: Mapping[str, Any] = field(default_factory=dict)
+    sections: Mapping[str, object] = field(default_factory=dict)
 
-    def world(self, **sections: Any) -> World:
+    def world(self, **sections: object) -> World:
         """Return a fresh world for the method."""
         return law_world(self.method, **self.sections, **sections)
 
