@@ -181,6 +181,7 @@ def test_a_table_is_reproduced_beside_the_papers(cli: Cli, data_sets: Path) -> N
         "train.num_rounds=1",
         "--set",
         "train.local_epochs=1",
+        *("--set", "data.train_rows=6000"),
         *("--method", "fedlog", "--method", "lg_fedavg@2", "--method", "fedavg"),
         *("--format", "markdown"),
     )
