@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from fedgist.federation.round_loop import Federation
-from fedgist.methods import METHODS
-from fedgist.testing.example_methods import EXAMPLES
 from fedgist.testing.small_worlds import federation, law_world, loopback, world
-
-METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
+from method_objects import METHOD_OBJECTS
 
 
 def held_by_cycles(fed: Federation) -> list[torch.Size]:
@@ -40,7 +37,7 @@ def test_no_cycle_holds_what_a_round_used(name: str) -> None:
 
 
 def test_nor_at_sites_of_their_own() -> None:
-    fed = federation(law_world(METHODS["fedlog"]()), make_engine=loopback)
+    fed = federation(law_world(METHOD_OBJECTS["fedlog"]), make_engine=loopback)
     assert held_by_cycles(fed) == []
 
 

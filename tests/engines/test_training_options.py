@@ -17,11 +17,9 @@ from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
 from fedgist.federation.world import World
-from fedgist.methods import METHODS
-from fedgist.testing import LAWS, Law, laws
-from fedgist.testing.example_methods import EXAMPLES
+from fedgist.testing import LAWS, Law, Subject, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
-from fedgist.testing.subject import Subject
+from method_objects import METHOD_OBJECTS
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "weight_decay": 0.3},
@@ -36,8 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 TOGETHER = [name for name in OPTIONS if name not in {"adamw", "step", "memory", "bfloat16"}]
 ALL = {key: value for name in TOGETHER for key, value in OPTIONS[name].items()}
 SUBJECTS = {
-    **{name: Subject(METHODS[name](), {"train": ALL}) for name in ("fedlog", "fedprox")},
-    **{name: Subject(EXAMPLES[name], {"train": ALL}) for name in ("relay", "two_stages")},
+    name: Subject(METHOD_OBJECTS[name], {"train": ALL})
+    for name in ("fedlog", "fedprox", "relay", "two_stages")
 }
 EVERY = pytest.mark.parametrize("option", OPTIONS)
 
@@ -139,11 +137,11 @@ class OwnLoss(Method):
 
 
 @pytest.mark.parametrize("option", ["class_weights", "label_smoothing"])
-@pytest.mark.parametrize("method", [*METHODS, *EXAMPLES])
+@pytest.mark.parametrize("method", METHOD_OBJECTS)
 def test_every_method_heeds_the_settings_of_the_tasks_loss(method: str, option: str) -> None:
-    subject = EXAMPLES[method] if method in EXAMPLES else METHODS[method]()
-    fed = federation(Subject(subject, {"train": OPTIONS[option]}).world())
-    check_loss_settings(subject, fed.task, fed.server, fed.context("").key)
+    subject = Subject(METHOD_OBJECTS[method], {"train": OPTIONS[option]})
+    fed = federation(subject.world())
+    check_loss_settings(subject.method, fed.task, fed.server, fed.context("").key)
 
 
 @pytest.mark.parametrize("method", [OwnLoss(), OwnRate(trains=False)])

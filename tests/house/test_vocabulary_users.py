@@ -11,11 +11,8 @@ from fedgist.core.exchange import Silence
 from fedgist.core.method import Context, Method, Phase
 from fedgist.engines.method_check import check_method
 from fedgist.federation.method_loading import VOCABULARY
-from fedgist.methods import METHODS
-from fedgist.testing.example_methods import EXAMPLES
 from fedgist.testing.small_worlds import federation, law_world
-
-EVERY = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
+from method_objects import METHOD_OBJECTS
 
 
 def says(method: Method, name: str) -> bool:
@@ -26,11 +23,11 @@ def says(method: Method, name: str) -> bool:
 
 @pytest.mark.parametrize("name", [*VOCABULARY, "keeps", "merges_clients", "accepts_late"])
 def test_every_function_and_constant_has_a_user(name: str) -> None:
-    assert [user for user, method in EVERY.items() if says(method, name)]
+    assert [user for user, method in METHOD_OBJECTS.items() if says(method, name)]
 
 
 def phases() -> Iterator[Phase]:
-    for method in EVERY.values():
+    for method in METHOD_OBJECTS.values():
         fed = federation(law_world(method))
         assert check_method(method, fed.task, fed.server, fed.context("").key) == []
         for number in range(3):

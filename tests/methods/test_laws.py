@@ -13,16 +13,14 @@ from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
 from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
-from fedgist.methods import METHODS
 from fedgist.methods.fd import FD
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD
 from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
-from fedgist.testing import LAWS, Law, LawError, check_laws
-from fedgist.testing.example_methods import EXAMPLES
-from fedgist.testing.subject import Subject
+from fedgist.testing import LAWS, Law, LawError, Subject, check_laws
+from method_objects import METHOD_OBJECTS
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
 FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=32, momentum=0.5, queue=40)
@@ -52,7 +50,6 @@ EVERY_OPTION = {
     ),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
 }
-METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
 SUBJECTS = {
     name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
 }

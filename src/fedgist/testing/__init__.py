@@ -7,5 +7,6 @@
 """
 
 from fedgist.testing.laws import LAWS, Law, LawError, check_laws
+from fedgist.testing.subject import Subject
 
-__all__ = ["LAWS", "Law", "LawError", "check_laws"]
+__all__ = ["LAWS", "Law", "LawError", "Subject", "check_laws"]
