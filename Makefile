@@ -27,9 +27,10 @@ demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty cli
 	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --png runs/demo/accuracy.png
 	$(BIN)/fedgist report runs/demo/fedlog runs/demo/local runs/demo/fedavg --title "The demo" -o runs/demo/report.html
 
+# three workers on two cores: now and then one waits, for a process, a browser or a registry
 test: $(STAMP) ## All that CI runs: format, lint, types, imports, and the whole test suite
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
 
 check: $(STAMP) ## The quick gate, under two minutes: lint, types, imports, tests that are not slow
 	$(MAKE) --no-print-directory lint

@@ -31,6 +31,7 @@ nb_execution_mode = "off"  # the tests run notebooks; the site shows what they h
 
 autosummary_generate = True
 autodoc_member_order = "bysource"
+autodoc_use_type_comments = False  # types are annotations
 napoleon_google_docstring = False
 nitpicky = True
 nitpick_ignore_regex = [

@@ -55,12 +55,16 @@ def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_program_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
+def test_files_give_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
     model = trained(method, model=DEEP)
     export(model, tmp_path / "m.pt2")
+    export(model, tmp_path / "m.onnx")
     for count in (1, 7):
         x = blobs().x_test[:count]
         torch.testing.assert_close(from_pt2(tmp_path / "m.pt2", x), model(x))
+        torch.testing.assert_close(
+            from_onnx(tmp_path / "m.onnx", x), model(x), atol=1e-5, rtol=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -75,18 +79,6 @@ def test_a_file_holds_no_arrays_but_those_that_predictions_use(tmp_path: Path) -
     }
     assert sizes["params/1.weight"] == 6 * 5
     assert all(model.get_buffer(slot).numel() for slot in model.names)  # the model has them still
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_onnx_gives_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
-    model = trained(method, model=DEEP)
-    export(model, tmp_path / "m.onnx")
-    for count in (1, 7):
-        x = blobs().x_test[:count]
-        torch.testing.assert_close(
-            from_onnx(tmp_path / "m.onnx", x), model(x), atol=1e-5, rtol=1e-5
-        )
 
 
 @pytest.mark.slow

@@ -126,8 +126,8 @@ def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam", "local", "centralized"])
 def test_methods_learn_what_comes_next(method: str, tmp_path: Path) -> None:
-    on = {"on": "test", "every": 40}
-    steps = {"num_rounds": 40, "lr": 0.5 if method == "fedadam" else 2.0}
+    on = {"on": "test", "every": 20}
+    steps = {"num_rounds": 20, "lr": 0.5 if method == "fedadam" else 2.0}
     server = {"server": {"lr": 0.05}} if method == "fedadam" else {}
     long = recipe(method={"name": method, **server}, train=steps, evaluate=on)
     result = fedgist.run(long, data=texts(4), out=tmp_path / "run")

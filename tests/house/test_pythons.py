@@ -60,7 +60,7 @@ def test_each_python_gets_an_environment_and_the_arguments(
     lines = run(place, code).splitlines()
     calls = [line for line in lines if line.startswith(".venv")]
     assert calls == [
-        f".venv-{version}/bin/python -m pytest -n 2 --dist worksteal -q -x"
+        f".venv-{version}/bin/python -m pytest -n 3 --dist worksteal -q -x"
         for version in ("3.11", "3.13")
     ]
     assert "Python 3.12: not on this machine" in lines
