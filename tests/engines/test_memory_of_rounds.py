@@ -9,7 +9,7 @@ import torch
 
 from fedgist.federation.round_loop import Federation
 from fedgist.testing.small_worlds import federation, law_world, loopback, world
-from method_objects import METHOD_OBJECTS
+from method_objects import METHOD_OBJECTS, each
 
 
 def held_by_cycles(fed: Federation) -> list[torch.Size]:
@@ -31,7 +31,7 @@ def held_by_cycles(fed: Federation) -> list[torch.Size]:
         gc.enable()
 
 
-@pytest.mark.parametrize("name", METHOD_OBJECTS)
+@pytest.mark.parametrize("name", each())
 def test_no_cycle_holds_what_a_round_used(name: str) -> None:
     assert held_by_cycles(federation(law_world(METHOD_OBJECTS[name]))) == []
 

@@ -14,7 +14,7 @@ import torch
 import fedgist
 from fedgist.core import random
 from fedgist.core.message import Form, refuse
-from fedgist.core.method import Context, Method, Nothing, Order
+from fedgist.core.method import Context, Nothing, Order
 from fedgist.core.outline import Outline
 from fedgist.core.tree import map_leaves, named
 from fedgist.engines.engine import Engine, Simulation, TrainingLoss
@@ -41,6 +41,7 @@ from fedgist.testing.small_worlds import (
     two_architectures,
     world,
 )
+from method_objects import METHOD_OBJECTS, each
 
 ANY_SIZE = 1 << 30
 Change = Callable[[int, bytes], list[bytes]]
@@ -370,10 +371,11 @@ def test_late_replies_are_recorded_dropped_or_used_and_resumed(
     assert not any("late" in line for line in used.rounds)  # it accepts them
 
 
-@pytest.mark.parametrize("method", [*(c() for c in METHODS.values()), *EXAMPLES.values()], ids=repr)
+@pytest.mark.parametrize("name", each())
 def test_forms_by_fake_tensors_are_those_of_real_rows(
-    method: Method, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    method = METHOD_OBJECTS[name]
     small_world = law_world(method)
     fed = federation(small_world, ALONE)
     ctx: Context = fed.context(

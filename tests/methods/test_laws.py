@@ -20,7 +20,7 @@ from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, Subject, check_laws
-from method_objects import METHOD_OBJECTS
+from method_objects import METHOD_OBJECTS, each
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
 FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=32, momentum=0.5, queue=40)
@@ -53,13 +53,10 @@ EVERY_OPTION = {
 SUBJECTS = {
     name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
 }
-# the quick gate tries one of each kind of message: weights, sums, classes declared, relayed
-QUICK = ("fedavg", "fedlog", "fedproto", "repshare")
-NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SUBJECTS]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(SUBJECTS))
 def test_law(name: str, law: Law) -> None:
     law.try_on(SUBJECTS[name])
 
