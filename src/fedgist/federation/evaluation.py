@@ -141,7 +141,8 @@ def score_rows(
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
     pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
     batches = (
-        Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool)) for rows, labels in pieces
+        Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool, device=y.device))
+        for rows, labels in pieces
     )
     return _measured(*_marks(model, batches, objective), objective)
 
@@ -160,6 +161,6 @@ def _marks(
 
 def _measured(marks: Marks, y: Tensor, objective: Objective) -> dict[str, float]:
     one: Marks = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
-    everyone = torch.ones(1, len(y), dtype=torch.bool)
+    everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
     measured = objective.measure(one, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

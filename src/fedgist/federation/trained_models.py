@@ -109,7 +109,7 @@ class ClientModel(nn.Module):
         logits: Tensor = self(x)
         if not self.arch.text:
             return logits
-        return logits[torch.arange(len(x)), (x != PADDING).sum(1) - 1]
+        return logits[torch.arange(len(x), device=x.device), (x != PADDING).sum(1) - 1]
 
     def predict(self, x: object) -> list[str]:
         """Return the name of the likeliest class of each raw example, of a text what comes next.
