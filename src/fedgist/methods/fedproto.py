@@ -69,7 +69,8 @@ class FedProto(Method):
         """Return no prototypes."""
         width = one_feature_width(ctx.task, "fedproto", shares="class means")
         classes = ctx.task.num_classes
-        return Prototypes(torch.zeros(classes, width), torch.zeros(classes))
+        mean = torch.zeros(classes, width, device=ctx.key.device)
+        return Prototypes(mean, torch.zeros_like(mean[:, 0]))
 
     def download(self, server: Prototypes, order: Order, ctx: Context) -> Prototypes:
         """Return the global prototypes."""

@@ -76,8 +76,8 @@ class TwoStages(Method):
         """Return a scale of 1 and no means."""
         width = next(iter(ctx.task.architectures.values())).feature_width
         classes = ctx.task.num_classes
-        means = ClassMeans(torch.zeros(classes, width), torch.zeros(classes))
-        return ScaledMeans(torch.ones(()), means)
+        total = torch.zeros(classes, width, device=ctx.key.device)
+        return ScaledMeans(total.new_ones(()), ClassMeans(total, torch.zeros_like(total[:, 0])))
 
     def orders(
         self, server: ScaledMeans, selected: Sequence[Order], ctx: Context
@@ -110,8 +110,8 @@ class TwoStages(Method):
         self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context
     ) -> ClassMeans:
         """Class sums of features."""
-        ones = torch.ones(len(batch.y), 1)
         z, classes = net.features(batch.x), ctx.task.num_classes
+        ones = torch.ones_like(z[:, :1])
         rows = class_sums(ones, batch.y, batch.mask, classes)[:, 0]
         return ClassMeans(class_sums(z, batch.y, batch.mask, classes), rows)
 
@@ -121,7 +121,8 @@ class TwoStages(Method):
         """Return the largest mean in the first stage, the sums in the second."""
         if ctx.stage == "scale":
             means = sums.total / sums.rows.clamp(min=1.0).unsqueeze(1)
-            return Scales(means.abs().max(), torch.ones(())), own
+            scale = means.abs().max()
+            return Scales(scale, torch.ones_like(scale)), own
         return sums, own
 
     def server_update(self, server: ScaledMeans, replies: Replies, ctx: Context) -> ScaledMeans:
@@ -183,11 +184,12 @@ class Relay(Method):
         """Return an empty board."""
         width = next(iter(ctx.task.architectures.values())).feature_width
         shape = (ctx.task.num_clients, ctx.task.num_classes)
-        return Board(torch.zeros(*shape, width), torch.zeros(shape))
+        means = torch.zeros(*shape, width, device=ctx.key.device)
+        return Board(means, torch.zeros_like(means[..., 0]))
 
     def init_client(self, net: Net, ctx: Context) -> Bias:
         """Return a bias of zeros."""
-        return Bias(torch.zeros(ctx.task.num_classes))
+        return Bias(torch.zeros(ctx.task.num_classes, device=ctx.key.device))
 
     def download(self, server: Board, order: Order, ctx: Context) -> Sketch:
         """Return the mean of the other clients' sketches, class by class."""
