@@ -3,7 +3,7 @@
 Lines above the table begin with ``#``. They are TOML: the command, the recipe, how the run ended,
 its metrics, and a digest of the table, so that a number which was changed is noticed. Numbers have
 six digits. What each client scored, times of single rounds and metrics beside the objective's first
-one are left out.
+one and a probe's are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedgist.core.metrics import LOSS
+from fedgist.core.metrics import LOSS, PROBE
 from fedgist.errors import DataError, first_line, shown
 from fedgist.federation.columns import (
     DOWN_BYTES,
@@ -215,9 +215,11 @@ def _short(line: Line, metric: str) -> Line:
 
 
 def _is_kept(column: str, metric: str) -> bool:
-    """Return whether a column is kept: of metrics the objective's first, with its spread, and loss.
+    """Return whether a column is kept: of metrics the objective's first, probes, and the loss.
 
     >>> _is_kept("eval/client/finetuned_accuracy_std", "accuracy")
+    True
+    >>> _is_kept("eval/client/probe_min", "accuracy")
     True
     >>> _is_kept("eval/client/auroc_mean", "accuracy")
     False
@@ -227,7 +229,7 @@ def _is_kept(column: str, metric: str) -> bool:
     known = column.startswith("eval/") and column.isprintable()
     if not known:
         return False
-    kept = {metric + statistic for statistic in ("", MEAN, STD, LEAST)}
+    kept = {m + statistic for m in (metric, PROBE.name) for statistic in ("", MEAN, STD, LEAST)}
     return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}"}
 
 
