@@ -30,8 +30,7 @@ from fedgist.testing.small_worlds import law_world, trace, without_times
 from method_objects import METHOD_OBJECTS
 
 NAME = "pretended"
-backend_registration._setup_privateuseone_for_python_backend(NAME)
-GPU = torch.device(f"{NAME}:0")
+GPU = torch.device("privateuseone:0")  # which is its name until torch is told
 CPU = torch.device("cpu")
 ROUNDING = 1e-3  # sums are in another order
 aten = torch.ops.aten
@@ -130,9 +129,16 @@ def renamed(name: str | torch.device) -> str | torch.device:
     return GPU if str(name) in {"cuda", "cuda:0"} else name
 
 
+def tell_torch() -> None:
+    """Tell torch of the device, once: from now on gradients are made by threads, so no forks."""
+    if torch._C._get_privateuse1_backend_name() != NAME:
+        backend_registration._setup_privateuseone_for_python_backend(NAME)
+
+
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Let torch's "cuda" be the pretended GPU."""
+    tell_torch()
     with ExitStack() as stack:
         stack.enter_context(patch("torch.cuda.is_available", lambda: True))
         stack.enter_context(patch("torch.cuda.device_count", lambda: 1))
@@ -179,6 +185,7 @@ TRIALS: dict[str, Callable[[str], list[Line]]] = {
 
 def main(names: Sequence[str]) -> None:
     """Make trials, by default all, and name each."""
+    tell_torch()
     for name in names or TRIALS:
         sys.stdout.write(f"{name}\n")
         expected = TRIALS[name]("cpu")
