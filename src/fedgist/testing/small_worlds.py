@@ -102,8 +102,9 @@ def two_architectures(method: Method) -> dict[str, Any]:
 
 
 def law_world(method: Method, **sections: Any) -> World:
-    """Return the world in which laws are tried."""
-    return world(method, architectures=two_architectures(method), **sections)
+    """Return the world in which laws are tried: clients have one batch or two."""
+    train = {"batch_size": 6, **sections.pop("train", {})}
+    return world(method, architectures=two_architectures(method), train=train, **sections)
 
 
 def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
