@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.cli.recipe_files import find_recipe, find_table
+from fedgist.federation.columns import measured
 from fedgist.federation.recipe import read
 from fedgist.federation.recipe_sections import PaperSection
 from fedgist.report import comparison, run_files
@@ -25,23 +26,32 @@ class Cell:
     method: str
     row: Row | None = None
 
-    def values(self, column: str = "") -> dict[int, float]:
-        """Return each seed's last value of a column, in percent; without one, of the main."""
+    def curves(self, column: str = "") -> dict[int, dict[int, float]]:
+        """Return each seed's values of a column by round; fractions in percent.
+
+        By default the column is a run's main one.
+        """
         runs = self.row.runs if self.row else ()
-        found = {run.seed: run.last(column or run.main) for run in runs}
-        return {seed: 100 * value for seed, value in found.items() if value is not None}
+        found = {}
+        for run in runs:
+            name = column or run.main
+            scale = 100 if measured(name, run.metrics).unit == "fraction" else 1
+            found[run.seed] = {n: scale * v for n, v in zip(*run.column(name), strict=True)}
+        return {seed: curve for seed, curve in found.items() if curve}
+
+    def values(self, column: str = "") -> dict[int, float]:
+        """Return each seed's last value of a column."""
+        return {seed: curve[max(curve)] for seed, curve in self.curves(column).items()}
 
     def at(self, number: int, column: str = "") -> dict[int, float]:
-        """Return each seed's value of a column in a round, in percent; by default the main one."""
-        runs = self.row.runs if self.row else ()
-        curves = {run.seed: dict(zip(*run.column(column or run.main), strict=True)) for run in runs}
-        return {seed: 100 * curve[number] for seed, curve in curves.items() if number in curve}
+        """Return each seed's value of a column in a round."""
+        curves = self.curves(column)
+        return {seed: curve[number] for seed, curve in curves.items() if number in curve}
 
     def best(self, column: str = "") -> dict[int, float]:
-        """Return each seed's highest value of a column, in percent; by default the main one."""
-        runs = self.row.runs if self.row else ()
-        curves = {run.seed: run.column(column or run.main)[1] for run in runs}
-        return {seed: 100 * max(curve) for seed, curve in curves.items() if curve}
+        """Return each seed's best value of a column."""
+        choose = min if measured(column).better == "lower" else max
+        return {seed: choose(curve.values()) for seed, curve in self.curves(column).items()}
 
 
 @dataclass(frozen=True)
