@@ -31,8 +31,7 @@ Table = list[list[str]]
 
 def accuracies(found: Experiment) -> Table:
     """Return ours beside the paper's, with their difference, the test, and what sharing gains."""
-    of = {cell.method: cell.values(found.metric) for cell in found.cells}
-    base, best = of.get(REFERENCE, {}), of.get(found.reference, {})
+    base, best = _values_of(REFERENCE, found), _values_of(found.reference, found)
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
     other = found.options.get("at", 0)
     head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
@@ -63,6 +62,13 @@ def accuracies(found: Experiment) -> Table:
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
             lines.append([label, rounds, count, plus_minus(tuned), *[""] * 6])
     return _without_empty_columns(lines)
+
+
+def _values_of(method: str, found: Experiment) -> dict[int, float]:
+    """Return the values of the one cell of a method; nothing where it is not clear which."""
+    cells = [cell for cell in found.cells if cell.method == method]
+    named = [cell for cell in cells if cell.label == method] or cells
+    return named[0].values(found.metric) if len(named) == 1 else {}
 
 
 def communication(found: Experiment) -> Table:
