@@ -71,7 +71,7 @@ def digest_in(path: Path) -> str:
 def archived(
     folder: Path, method: str, seed: int, accuracies: list[float], sent: int, **more: Any
 ) -> None:
-    """Write a run with an accuracy in each round."""
+    """Write a run with an accuracy in each round; a list in ``more`` has a value for each, too."""
     raw = {
         "seed": seed,
         "method": {"name": method},
@@ -84,7 +84,7 @@ def archived(
             "comm/up_bytes": sent,
             "comm/down_bytes": sent,
             "eval/client/accuracy_mean": value,
-            **more,
+            **{k: v[number - 1] if isinstance(v, list) else v for k, v in more.items()},
         }
         for number, value in enumerate(accuracies, 1)
     ]
@@ -150,6 +150,30 @@ def test_the_papers_test_is_against_its_reference(about: dict[str, Any], tmp_pat
     assert chances == {"fedlog": "-", "fedavg": "0.125", "fedprox": "-", "local": "0.125"}
     head, *rows = accuracies(experiment(about | {"reference": "local"}, tmp_path))
     assert dict(zip(head, rows[0], strict=True))["p against local"] == "1.000"
+
+
+def test_a_loss_is_no_share_and_its_best_is_the_lowest(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    losses: dict[str, Any] = {"train/loss": [5.0, 4.25, 4.5]}
+    archived(tmp_path / "some" / "fedprox", "fedprox", 0, [0.1, 0.2, 0.3], 10, **losses)
+    of_losses = {"rows": ["fedprox"], "metric": "train/loss"}
+    (row,) = accuracies(experiment(about | of_losses, tmp_path))[1:]
+    assert row == ["fedprox", "3", "1", "4.50", "4.25"]
+
+
+def test_gains_are_against_the_one_local_training(about: dict[str, Any], tmp_path: Path) -> None:
+    # seen: of two cells of local training the last counted, whatever its settings
+    def gain(*rows: str) -> str | None:
+        head, first, *_ = accuracies(experiment(about | {"rows": ["fedlog", *rows]}, tmp_path))
+        return dict(zip(head, first, strict=True)).get("against local training")
+
+    for name in ("few", "many"):
+        for seed in range(3):
+            archived(tmp_path / "some" / name, "local", seed, [0.5, 0.6], 0)
+    assert gain("local", "few") == gain("local")
+    assert gain("few", "many") is None
+    assert gain("few") == "+31.00 ± 0.58"
 
 
 def test_bits_are_counted_until_the_target(about: dict[str, Any], tmp_path: Path) -> None:
