@@ -78,6 +78,16 @@ def test_a_draw_moves_no_global_generator() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_torchs_own_draws_begin_at_a_seed_and_leave_the_generator_as_it_was() -> None:
+    before = torch.get_rng_state()
+    with random.torch_draws(7):
+        drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
+    with pytest.raises(RuntimeError), random.torch_draws(8):
+        torch.rand(-1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_keys_with_leading_dimensions_broadcast() -> None:
     keys = random.fold(random.key(0), torch.arange(4))
     together = random.uniform(keys.unsqueeze(1), (6,))

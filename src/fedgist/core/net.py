@@ -22,6 +22,7 @@ from torch.func import functional_call
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import BatchNorm, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of
+from fedgist.core.random import torch_draws
 from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
 
@@ -273,16 +274,14 @@ def _check(net: Net, whole: nn.Module) -> None:
 def _attempt(function: Callable[[], Tensor]) -> Any:
     """Return what a user's module gives, or the exception with which it fails."""
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a module that draws makes the same draws as whole and as body
+        with torch_draws(0):  # a module that draws makes the same draws as whole and as body
             return function()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return error
 
 
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_draws(seed):
         module = build()
     return nn.Sequential(nn.Flatten(), module) if isinstance(module, nn.Linear) else module
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -101,3 +103,18 @@ def order(key: Tensor, present: Tensor) -> Tensor:
     return torch.argsort(
         torch.where(present, draws, torch.iinfo(torch.int64).max), dim=1, stable=True
     )
+
+
+@contextmanager
+def torch_draws(seed: int) -> Iterator[None]:
+    """Let torch's own generator on the CPU begin at a seed, for layers that draw from no key.
+
+    Behind it, the generator goes on as if nothing had been drawn.
+    """
+    generator = torch.default_generator  # torch.manual_seed would ask every kind of device
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

@@ -7,8 +7,8 @@ rows are always the first k; the others are left out of the step.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -192,7 +192,7 @@ class _Step:
         if self.whole:
             rows = rows[:, rows[0] >= 0]  # absent rows, which are the last, cost as much as others
         batch = self._batch(count, rows, keys)
-        with _torch_draws(self.cohort, keys):
+        with self._draws(keys):
             if self.cohort.private_steps is None:
                 losses, grads = self._gradients(batch, keys)
             else:
@@ -200,6 +200,10 @@ class _Step:
         with torch.no_grad():
             optim.step(self.optimizer, self.params, grads, self.rows)
         return losses
+
+    def _draws(self, keys: Tensor) -> AbstractContextManager[None]:
+        # a model that draws from torch's generator cannot be stacked: its client is alone here
+        return nullcontext() if self.cohort.stack else random.torch_draws(int(keys[0]))
 
     def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
@@ -242,21 +246,3 @@ class _Step:
         begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
         for leaf in leaves(self.memory):
             leaf[begin] = 0
-
-
-@contextlib.contextmanager
-def _torch_draws(cohort: Cohort, keys: Tensor) -> Iterator[None]:
-    """Seed torch's generator for one step of an unstacked client.
-
-    A model that draws from this generator cannot be stacked, so it always gets here.
-    """
-    if cohort.stack:
-        yield
-        return
-    generator = torch.default_generator  # torch.manual_seed would ask every kind of device
-    before = generator.get_state()
-    generator.manual_seed(int(keys[0]))
-    try:
-        yield
-    finally:
-        generator.set_state(before)
