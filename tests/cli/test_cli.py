@@ -306,7 +306,7 @@ def test_ctrl_c_finishes_the_round_saves_and_says_how_to_go_on(
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
-SHORT = [*LONG, "--set", "data.train_rows=200"]  # more of it is saving
+SHORT = [*LONG, "--set", "data.train_rows=200", "--set", "train.local_epochs=1"]  # much is saving
 
 
 def test_killed_at_any_moment_and_resumed_is_the_uninterrupted_run(
