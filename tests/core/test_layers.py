@@ -316,11 +316,13 @@ def test_a_shared_filter_meets_stacked_images() -> None:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("shape", [(5, 4), (5, 2, 4)], ids=["columns", "tokens"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
     bias: bool,  # noqa: FBT001
     shape: tuple[int, ...],
+    large: bool,  # noqa: FBT001
 ) -> None:
-    layer = replace_layers(nn.Sequential(nn.Linear(4, 3, bias=bias)))
+    layer = replace_layers(nn.Sequential(nn.Linear(4, 1025 if large else 3, bias=bias)))
     params = {
         n: numbers(3, *p.shape, seed=i).requires_grad_()
         for i, (n, p) in enumerate(layer.named_parameters())
@@ -337,6 +339,7 @@ def test_stacked_linear_layers_and_their_gradients_are_torchs_client_by_client(
     )
     stacked = torch.func.vmap(apply_layer)(params, x)
     alone = torch.stack([apply_layer({n: p[i] for n, p in params.items()}, x[i]) for i in range(3)])
+    assert grads(stacked, *params.values())[0].is_contiguous() or not large
     for out in (stacked, alone):
         torch.testing.assert_close(out, expected)
         for a, b in zip(

@@ -58,11 +58,11 @@ def test_it_holds_the_recipes_and_the_page_and_nothing_of_the_tests(wheel: Path)
 
 
 def test_two_rounds_of_the_demo(wheel: Path, tmp_path: Path, outside: dict[str, str]) -> None:
-    call([sys.executable, "-m", "venv", tmp_path / "venv"], tmp_path)
+    call([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
     # without bytecode of all of torch, most of which no command imports
     pinned = ("install", "--no-compile", "-c", ROOT / "constraints.txt", f"{wheel}[plot]")
-    done = call([python, *PIP, *pinned], tmp_path, code=None, **outside)
+    done = call([sys.executable, *PIP, "--python", python, *pinned], tmp_path, None, **outside)
     skip_without_registry(done)
     assert done.returncode == 0, done.stderr
     fedgist = python.with_name("fedgist")

@@ -61,6 +61,7 @@ class Pass:
 
 
 _MATRIX = 2  # dimensions: rows, and the numbers in each
+_SMALL = 4096  # weights: up to so many, calling a function of our own takes longer than it saves
 
 current: ContextVar[Pass | None] = ContextVar("pass", default=None)  # None: evaluation
 
@@ -142,7 +143,7 @@ class BatchNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer whose weight gradient comes out contiguous when clients are stacked."""
+    """A linear layer; if large, its gradient comes out contiguous when clients are stacked."""
 
     def __init__(self, old: nn.Linear) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class Linear(nn.Module):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W' + b for ``x`` (batch, ..., in), ``weight`` (out, in), ``bias`` (out,)."""
-    if x.dim() < _MATRIX:
+    if x.dim() < _MATRIX or weight.numel() <= _SMALL:
         return F.linear(x, weight, bias)
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     if x.dim() > _MATRIX:

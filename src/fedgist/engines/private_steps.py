@@ -76,7 +76,7 @@ def private_gradients(
         losses, found = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
         weight = torch.where(rows.mask, _scale(found, steps.clip).view(rows.mask.shape), 0.0)
         for name, gradient in found.items():
-            by_client = gradient.view(*weight.shape, -1)
+            by_client = gradient.reshape(*weight.shape, -1)
             present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
             summed = torch.einsum("kb,kbp->kp", weight.to(gradient.dtype), present)
             sums[name] += summed.view_as(sums[name])

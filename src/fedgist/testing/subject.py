@@ -19,8 +19,12 @@ class Subject:
     sections: Mapping[str, object] = field(default_factory=dict)
 
     def world(self, **sections: object) -> World:
-        """Return a fresh world for the method."""
-        return law_world(self.method, **self.sections, **sections)
+        """Return a world for the method: a value, so the plain one is made once."""
+        return law_world(self.method, **self.sections, **sections) if sections else self._plain
+
+    @functools.cached_property
+    def _plain(self) -> World:
+        return law_world(self.method, **self.sections)
 
     @functools.cached_property
     def alone(self) -> Trace:
