@@ -20,7 +20,9 @@ DATA = os.environ.get("FEDGIST_DATA")
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep measured plans out of the user's cache, and the tests apart from what is in it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # by all workers
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def predicted(run: Path, client: int) -> tuple[list[str], np.ndarray]:
     return [row["label"] for row in table], probabilities / probabilities.sum(1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_accuracy_is_said_where_there_are_labels(run: Path) -> None:
     labels, _ = predicted(run, 1)
     right = np.mean(np.array(labels) == table_of(60, 1)["state"])

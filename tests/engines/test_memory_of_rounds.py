@@ -36,11 +36,13 @@ def test_no_cycle_holds_what_a_round_used(name: str) -> None:
     assert held_by_cycles(federation(law_world(METHOD_OBJECTS[name]))) == []
 
 
+@pytest.mark.slow
 def test_nor_at_sites_of_their_own() -> None:
     fed = federation(law_world(METHOD_OBJECTS["fedlog"]), make_engine=loopback)
     assert held_by_cycles(fed) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:losses:UserWarning")
 def test_nor_in_private_steps() -> None:
     promise = {"unit": "record", "epsilon": 2.0, "delta": 0.01, "clip": 3.0}

@@ -75,6 +75,7 @@ def test_an_object_is_recorded_and_resumed_only_as_it_was(tmp_path: Path) -> Non
     assert other.summary["method"] == NAME
 
 
+@pytest.mark.slow
 def test_a_class_of_a_function_is_resumed_with_the_object(tmp_path: Path) -> None:
     class Local(fedgist.Method):
         """A class that no other process can name."""
@@ -88,6 +89,7 @@ def test_a_class_of_a_function_is_resumed_with_the_object(tmp_path: Path) -> Non
         fedgist.run(QUICK, method=ShareMeans(), out=out, resume=True)
 
 
+@pytest.mark.slow
 def test_compare_tells_two_objects_apart(tmp_path: Path) -> None:
     # seen: the second was left out as a repetition of the first
     for pull in (0.1, 0.9):

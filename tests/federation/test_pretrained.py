@@ -184,6 +184,7 @@ def test_a_note_on_the_head_is_said_and_the_run_starts_from_the_file(tmp_path: P
         fedgist.run(raw)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_from_another_file(tmp_path: Path) -> None:
     module, out = MODELS["mlp"]((1, 8, 8), 10, hidden=[5]), tmp_path / "run"
     torch.save(module.state_dict(), tmp_path / "w.pt")

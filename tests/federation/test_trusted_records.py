@@ -71,6 +71,7 @@ def bare(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_nothing_changed(stopped: Path, tmp_path: Path) -> None:
     resumed = run(stopped, resume=True)
     whole = run(tmp_path / "whole")
@@ -226,6 +227,7 @@ def test_another_recipe_is_refused_by_name(
         run(stopped, recipe, resume=True)
 
 
+@pytest.mark.slow
 def test_an_edited_recipe_is_refused_by_name(tmp_path: Path) -> None:
     recipe = RECIPE | {"data": {"name": "digits", "train_rows": 200}}
     fedgist.run(recipe, out=tmp_path / "run")
@@ -401,6 +403,7 @@ def test_a_binding_that_is_none_is_refused(stopped: Path, part: dict[str, Any]) 
         run(stopped, resume=True)
 
 
+@pytest.mark.slow
 def test_the_number_of_rounds_can_be_raised_and_the_record_says_so(
     stopped: Path, tmp_path: Path
 ) -> None:
@@ -424,6 +427,7 @@ class LastRoundFineTuned(FedAvg):
         return (Phase(learns=("all",)), *([Phase(learns=("head",))] if last else []))
 
 
+@pytest.mark.slow
 def test_rounds_cannot_be_raised_where_something_depends_on_their_number(tmp_path: Path) -> None:
     train = RECIPE["train"] | {"lr_schedule": "cosine"}
     run(tmp_path / "cosine", RECIPE | {"train": train})

@@ -184,6 +184,7 @@ def test_a_clamp_stacks() -> None:
     torch.testing.assert_close(both, torch.stack(alone))
 
 
+@pytest.mark.slow
 def test_mobilenet_stacks() -> None:
     # in double precision: its batch norms enlarge what float32 rounds away
     arch = split(lambda: MODELS["mobilenetv2"](COLOR, 2, width=0.25), COLOR, 2)
