@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 MOST_LINES_OF_A_FUNCTION = 30  # of its body, without docstring
-MOST_LINES_OF_A_MODULE = 300
+MOST_LINES_OF_A_MODULE = 600
 WIDEST = 100  # of code this is the linter's business
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 

@@ -282,7 +282,7 @@ def test_head_and_sums_of_mnist_cost_51_numbers_a_class() -> None:
     arch = split(lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10, name="mnist")
     method = FedLog()
     ctx = make(method, arch)
-    head = method.init_server(ctx)
+    head = method.download(method.init_server(ctx), Order(0, "mnist"), ctx)
     batch = Batch(
         torch.zeros(2, 1, 28, 28),
         torch.zeros(2, dtype=torch.int64),

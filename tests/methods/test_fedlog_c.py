@@ -14,6 +14,7 @@ from torch import nn
 from fedgist.core import random
 from fedgist.core.conjugate_head import Sums, map_head, random_pseudo_sums
 from fedgist.core.message import payload_bytes
+from fedgist.core.sum_memory import Remembered
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
 from fedgist.federation.world import World
@@ -191,7 +192,7 @@ def test_the_total_comes_down_and_bodies_learn_from_a_random_head_in_round_1() -
     before = small_world.server.task.starts["mlp"].params["1.weight"]
     line, _ = fed.advance()
     assert line["comm/up_bytes"] == line["comm/down_bytes"] == 3 * (5 + 1) * 4 * len(SIZES)
-    assert isinstance(fed.server, Sums)
+    assert isinstance(fed.server, Remembered)
     assert payload_bytes(fed.server) == 3 * 6 * 4
     assert fed.server.total[:, 0].tolist() == torch.bincount(small_world.data.y).tolist()
     assert not torch.allclose(state_of(fed)["clients/mlp/net/1.weight"][0], before)

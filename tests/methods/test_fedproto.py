@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.method import Nothing
+from fedgist.core.layers import Pass
+from fedgist.core.method import Batch, Nothing
 from fedgist.core.net import split
 from fedgist.core.replies import Subtotal, gather
 from fedgist.engines.stacking_plan import Plan
 from fedgist.federation.world import World
-from fedgist.methods.fedproto import ClassTotals, FedProto, Prototypes
+from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
 
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}
@@ -133,6 +134,49 @@ def test_the_nearest_prototype_decides_among_those_that_exist() -> None:
     nearest = np.array([0, 2])[((z.numpy()[:, None] - mean.numpy()[[0, 2]]) ** 2).sum(2).argmin(1)]
     assert logits.argmax(1).tolist() == nearest.tolist()
     assert torch.isfinite(logits).all()
+
+
+def test_the_nearest_is_sought_among_the_clients_own_classes_when_asked() -> None:
+    # rejects all classes, and the classes that others have
+    x = random.normal(random.key(3), (40, 6))
+    fed = federation(world("fedproto"))
+    net, ctx = fed.task.starts["mlp"], fed.context("evaluate", 1)
+    mean = 0.3 * random.normal(random.key(4), (3, 5)).abs()
+    down, own = Prototypes(mean, torch.ones(3)), OwnClasses(torch.tensor([1.0, 0.0, 1.0]))
+    logits = FedProto(inference_classes="own").predict(net, own, down, x, ctx)
+    distances = ((net.features(x).numpy()[:, None] - mean.numpy()[[0, 2]]) ** 2).sum(2)
+    assert logits.argmax(1).tolist() == np.array([0, 2])[distances.argmin(1)].tolist()
+    among_all = FedProto().predict(net, Nothing(), down, x, ctx)
+    assert 1 in among_all.argmax(1)
+
+
+def test_a_client_learns_its_own_classes_from_its_upload() -> None:
+    small_world = world("fedproto", options={"inference_classes": "own"})
+    state = trace(small_world, Plan(2), rounds=1).state
+    rows, y = small_world.population.train, small_world.data.y
+    for client in range(len(SIZES)):
+        present = [float(k in y[rows[client]]) for k in range(3)]
+        assert state["clients/mlp/own/present"][client].tolist() == present
+
+
+def dropped_out() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+def test_a_row_whose_features_are_the_prototype_is_not_pulled_whatever_is_dropped_out() -> None:
+    # rejects the distance of dropped-out features, which is 0 nowhere
+    net = split(dropped_out, (6,), 3).start(0)
+    x = random.normal(random.key(3), (1, 6)).expand(30, 6)
+    batch = Batch(x, torch.zeros(30, dtype=torch.long), torch.ones(30, dtype=torch.bool))
+    down = Prototypes(net.features(x[:3]), torch.ones(3))
+    ctx = federation(world("fedproto")).context("train", 1)
+
+    def loss(lam: float, seed: int) -> float:
+        run = Pass(batch.mask, random.key(seed))
+        return float(FedProto(lam=lam).loss(replace(net, run=run), batch, Nothing(), down, ctx))
+
+    assert loss(5.0, 1) == loss(0.0, 1)
+    assert loss(0.0, 1) != loss(0.0, 2)  # the head is trained under dropout
 
 
 def test_before_there_are_prototypes_and_when_asked_the_head_predicts() -> None:

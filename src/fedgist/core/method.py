@@ -161,7 +161,6 @@ class Method:
     """A federated method: its hyper-parameters are fields, its mathematics these functions."""
 
     merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    accepts_late: ClassVar[bool] = False  # whether a reply to an earlier round is used
     needs_classes: ClassVar[bool] = False  # one for each row: texts have none
     own_settings: ClassVar[type | None] = None  # of each client, a dataclass: in ctx.settings
     among_peers: ClassVar[bool] = False  # whether downloads can be of those alone that one hears
@@ -173,6 +172,11 @@ class Method:
         A method says it as a constant, or as a property where its hyper-parameters decide.
         """
         return "all"
+
+    @property
+    def accepts_late(self) -> bool:
+        """Whether a reply to an earlier round is used: a constant or a property, as ``keeps``."""
+        return False
 
     @property
     def record_terms(self) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedgist.core.convolution import Conv2d
-from fedgist.core.layers import BatchNorm, Pass, current, linear, replace_layers
+from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of
 from fedgist.core.random import torch_draws
+from fedgist.core.trailing_dropout import move_trailing
 from fedgist.core.tree import STATIC, map_leaves, tree
 from fedgist.errors import first_line
 
@@ -34,7 +35,9 @@ class Architecture:
     In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
     seed. With ``text``, inputs are word numbers (batch, length), and features and logits have a
     line for each place of a text, (batch, length, m). With ``projects``, a hidden layer as wide as
-    the features belongs to the head: ``HEAD.hidden``, and ReLU behind it.
+    the features belongs to the head: ``HEAD.hidden``, and ReLU behind it. ``dropout`` is the
+    module's dropout before the head; with ``drops_features``, there is one that had to stay in the
+    body.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Architecture:
     start: Callable[[int], Net] = field(repr=False)
     text: bool = False
     projects: bool = False
+    dropout: Dropout | None = field(default=None, repr=False)
+    drops_features: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
         """Return it with convolutions and batch norm client by client (``each``) or stacked."""
@@ -67,7 +72,7 @@ class Net:
     """A model with its numbers: parameters and buffers by name.
 
     It maps ``x``, ``(batch, *input)``, to features ``z`` (batch, m), and these to logits
-    (batch, classes).
+    (batch, classes). With ``run`` it is trained: dropout before the head acts in :meth:`logits`.
     """
 
     params: dict[str, Tensor]
@@ -81,17 +86,16 @@ class Net:
         # a user's module may ask whether it is being trained
         if module.training != (self.run is not None):
             module.train(self.run is not None)
-        token = current.set(self.run)
-        try:
-            with contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type):
-                out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
-        finally:
-            current.reset(token)
+        with self._running(), self._cast(x):
+            out: Tensor = functional_call(module, {**self.body, **self.buffers}, (x,))
         # heads and methods' own terms need all digits: ln(1 - h) of an h near 1
         return out.float() if out.dtype == torch.bfloat16 else out
 
     def logits(self, z: Tensor) -> Tensor:
         """Run the head: (batch, m) -> (batch, classes), and at each place of texts."""
+        if self.arch.dropout is not None:
+            with self._running():
+                z = self.arch.dropout(z)
         if self.arch.projects:
             hidden = f"{self.arch.head}.hidden"
             z = linear(z, self.params[f"{hidden}.weight"], self.params[f"{hidden}.bias"]).relu()
@@ -100,6 +104,18 @@ class Net:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the logits (batch, classes) of ``x``, ``(batch, *input)``."""
         return self.logits(self.features(x))
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Tell the layers how they are run."""
+        token = current.set(self.run)
+        try:
+            yield
+        finally:
+            current.reset(token)
+
+    def _cast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type)
 
     @property
     def body(self) -> dict[str, Tensor]:
@@ -184,6 +200,7 @@ def split(
         return Net(*_cut(build, seed, head, projects=projects)[1:], arch)
 
     body, params, buffers = _cut(build, 0, head, projects=projects)
+    dropout, drops_features = move_trailing(body, _rows(input_shape, num_classes, text=text))
     arch = Architecture(
         name=name,
         module=body.requires_grad_(requires_grad=False),
@@ -196,6 +213,8 @@ def split(
         start=start,
         text=text,
         projects=projects,
+        dropout=dropout,
+        drops_features=drops_features,
     )
     _check(start(0), whole)
     return arch
@@ -242,11 +261,8 @@ def _cut(
 
 def _check(net: Net, whole: nn.Module) -> None:
     arch = net.arch
-    x = torch.linspace(-1.0, 1.0, 2 * math.prod(arch.input_shape)).view(2, *arch.input_shape)
-    rows: tuple[int, ...] = (2,)
-    if arch.text:
-        x = torch.arange(x.numel()).view(x.shape) % arch.num_classes
-        rows = (2, *arch.input_shape)
+    x = _rows(arch.input_shape, arch.num_classes, text=arch.text)
+    rows = (2, *arch.input_shape) if arch.text else (2,)
     with torch.no_grad():
         expected = _attempt(lambda: whole.eval()(x))
         z = _attempt(lambda: net.features(x))
@@ -269,6 +285,12 @@ def _check(net: Net, whole: nn.Module) -> None:
                 "its logits (head = ...)"
             )
             raise ValueError(msg)
+
+
+def _rows(input_shape: tuple[int, ...], num_classes: int, *, text: bool) -> Tensor:
+    """Return two made-up rows."""
+    x = torch.linspace(-1.0, 1.0, 2 * math.prod(input_shape)).view(2, *input_shape)
+    return torch.arange(x.numel()).view(x.shape) % num_classes if text else x
 
 
 def _attempt(function: Callable[[], Tensor]) -> Any:

@@ -31,7 +31,8 @@ class Task:
     ``public_labels`` says whether their labels may be seen as well. ``public_client`` is
     the client whose rows they are, if they are one's, and ``public_digest`` is made of all of them
     as models see them, in their order. ``main`` is the architecture that is named first, which a
-    site of another one does not have.
+    site of another one does not have. What comes from fewer clients than ``min_replies`` is
+    withheld from the server.
     """
 
     input_shape: tuple[int, ...]
@@ -49,6 +50,7 @@ class Task:
     public_client: int | None = None
     public_digest: int = 0
     main: str = ""
+    min_replies: int = 1
 
 
 @tree

@@ -26,6 +26,8 @@ SEPARATOR = "/"
 #: What messages, states and summaries are: a value of any class declared with :func:`tree`.
 Tree: TypeAlias = Any
 STATIC = {"static": True}  # metadata of a field that vmap does not look into
+#: Metadata of a field of a server's state that older runs lack: it begins as ``init_server`` has it
+LATER = {"later": True}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -138,6 +140,16 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
             raise ValueError(msg)
         out |= named(child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
     return out
+
+
+def added_later(value: object) -> dict[str, Tensor]:
+    """Return the named arrays of a tree's fields that are declared ``field(metadata=LATER)``."""
+    if not dataclasses.is_dataclass(value):
+        return {}
+    later = [f.name for f in dataclasses.fields(value) if f.metadata.get("later")]
+    return {
+        path: array for path, array in named(value).items() if path.split(SEPARATOR)[0] in later
+    }
 
 
 def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:

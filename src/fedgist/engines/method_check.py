@@ -129,7 +129,7 @@ class Trial:
         self._message("download", self.down)
         own = self._call("init_client", self.net)
         self.net, self.own = self._pair("receive", self._call("receive", self.net, own, self.down))
-        notes = self._check_mask()
+        notes = self._check_mask() + self._dropped()
         batch = self._picked(self.batch(0.0))
         sums = self._call("summarize", self.net, batch, self.own, self.down)
         pair = self._call("upload", self.net, self.own, sums, self.down)
@@ -203,6 +203,14 @@ class Trial:
         if any(not _close(x.double(), y.double()) for x, y in pairs):
             self._complain("summarize", ABSENT)
         return []
+
+    def _dropped(self) -> list[str]:
+        if not self.net.arch.drops_features:
+            return []
+        name = self.order.architecture
+        note = f"{name}: its features are dropped out in training; terms of a loss on features see "
+        note += "the dropout. Put one nn.Dropout layer, used once, right before the last layer"
+        return [note]
 
     def _check_gradient(self, batch: Batch) -> None:
         """Raise MethodError if no gradient flows from the loss to what is learned."""

@@ -106,6 +106,7 @@ def private_task(
     if silent.steps is not None:
         _check_private_steps(recipe, task)
     trial = replace(task, privacy=silent)
+    method.check(trial)
     releases = _releases(recipe, method, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
     amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None

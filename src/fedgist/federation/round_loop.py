@@ -15,7 +15,7 @@ from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.privacy import Source
 from fedgist.core.replies import Subtotal, gather
-from fedgist.core.tree import Tree, build, named
+from fedgist.core.tree import Tree, added_later, build, named
 from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
@@ -267,11 +267,14 @@ class Federation:
         CheckpointError
             If its arrays are not those that this federation keeps.
         """
-        check_alike(checkpoint.server, named(self.server), "the server's state")
+        saved = dict(checkpoint.server)
+        if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
+            saved = added_later(start_server(self.side)) | saved
+        check_alike(saved, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
             self.engine.restore(checkpoint.clients)
         device = self.side.recipe.engine.device  # a file's arrays are not on it
-        arrays = {name: array.to(device) for name, array in checkpoint.server.items()}
+        arrays = {name: array.to(device) for name, array in saved.items()}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None

@@ -116,6 +116,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
         training = replace(training_of(recipe.train), pools=pools)
         task = _task(data, len(clients), architectures, starts, training, objective, sets)
+        task = replace(task, min_replies=recipe.privacy.min_replies)
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)

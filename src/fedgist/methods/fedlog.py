@@ -6,10 +6,11 @@ flexibility". The paper's symbols are those of core/conjugate_head.py. See docs/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt
@@ -17,6 +18,25 @@ from fedgist.core.conjugate_head import Sums, feature_sums, gradient_head, map_h
 from fedgist.core.linear_head import LinearHead, one_feature_width
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.sum_memory import (
+    ClientSums,
+    Memory,
+    Remembered,
+    check_memory,
+    forget,
+    nothing_yet,
+    remember,
+    sent,
+)
+from fedgist.core.tree import LATER, tree
+
+
+@tree
+class Server:
+    """Server state: the head, (classes, m + 1), and the sums that it was solved for."""
+
+    eta: Tensor
+    sums: Remembered = field(metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,8 @@ class FedLog(Method):
     """FedLog with the exact head; the defaults are the paper's.
 
     ``head_start`` says what the first head is: normal numbers, or the result of one exchange with
-    the untrained bodies.
+    the untrained bodies. ``memory`` says what the server remembers of clients that are absent from
+    a round (core/sum_memory.py).
     """
 
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
@@ -32,14 +53,21 @@ class FedLog(Method):
     solver: Literal["exact", "gradient"] = "exact"
     head_lr: Positive = 1e-2  # of the gradient solver, which is Adam
     head_steps: PositiveInt = 1000  # of the gradient solver
+    memory: Memory = "auto"
 
     keeps: ClassVar[Part] = "body"
     needs_classes: ClassVar[bool] = True
     record_terms: ClassVar[int] = 1
 
+    @property
+    def accepts_late(self) -> bool:
+        """A late upload may be a client's newest; a total has no place for it."""
+        return self.memory == "newest"
+
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""
         one_feature_width(task, "fedlog")
+        check_memory(self.memory, task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
@@ -47,14 +75,15 @@ class FedLog(Method):
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
 
-    def init_server(self, ctx: Context) -> LinearHead:
-        """Return a random head (Alg. 1)."""
+    def init_server(self, ctx: Context) -> Server:
+        """Return a random head (Alg. 1) and no sums."""
         width = one_feature_width(ctx.task, "fedlog")
-        return LinearHead(random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1)))
+        eta = random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1))
+        return Server(eta, nothing_yet(self.memory, torch.zeros_like(eta), ctx))
 
-    def download(self, server: LinearHead, order: Order, ctx: Context) -> LinearHead | Nothing:
+    def download(self, server: Server, order: Order, ctx: Context) -> LinearHead | Nothing:
         """Return the head; in the exchange before training, nothing."""
-        return Nothing() if ctx.stage == "exchange" else server
+        return Nothing() if ctx.stage == "exchange" else LinearHead(server.eta)
 
     def receive(
         self, net: Net, own: Nothing, down: LinearHead | Nothing, ctx: Context
@@ -76,16 +105,29 @@ class FedLog(Method):
 
     def upload(
         self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context
-    ) -> tuple[Sums, Nothing]:
+    ) -> tuple[Sums | ClientSums, Nothing]:
         """Return S over all local rows."""
-        return sums, own
+        return sent(self.memory, sums), own
 
-    def server_update(self, server: LinearHead, replies: Replies, ctx: Context) -> LinearHead:
-        """Return the MAP head (eq. 14)."""
-        s = replies.total().total.to(torch.float64)
+    def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
+        """Return the MAP head (eq. 14) of the sums that are remembered."""
+        return self._solved(server, remember(self.memory, server.sums, replies, ctx))
+
+    def forget(self, server: Server, client: int, ctx: Context) -> Server:
+        """Return the head of the sums without a client's.
+
+        Raises
+        ------
+        MethodError
+            If only a total is remembered.
+        """
+        return self._solved(server, forget(self.memory, server.sums, client, ctx.task))
+
+    def _solved(self, server: Server, sums: Remembered) -> Server:
+        s = sums.total.to(torch.float64)
         if self.solver == "exact":
             eta = map_head(s, self.nu)
         else:
             start = server.eta.to(torch.float64)
             eta = gradient_head(start, s, self.nu, self.head_lr, self.head_steps)
-        return LinearHead(eta.to(server.eta.dtype))
+        return Server(eta.to(server.eta.dtype), sums)

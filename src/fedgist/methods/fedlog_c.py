@@ -20,6 +20,16 @@ from fedgist.core.linear_head import one_feature_width
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
+from fedgist.core.sum_memory import (
+    ClientSums,
+    Memory,
+    Remembered,
+    check_memory,
+    forget,
+    nothing_yet,
+    remember,
+    sent,
+)
 from fedgist.errors import MethodError
 
 
@@ -29,13 +39,15 @@ class FedLogC(Method):
 
     ``alpha`` and ``beta`` are not in the paper; the defaults were chosen on validation data.
     ``head_start`` says what the first head is: the result of one exchange with the untrained
-    bodies, or that of a random pseudo-sum.
+    bodies, or that of a random pseudo-sum. ``memory`` says what the server remembers of clients
+    that are absent from a round (core/sum_memory.py).
     """
 
     alpha: NonNegative = 0.1  # of the pull to the mean of a row's class
     beta: NonNegative = 1e-4  # of the push from the means of the other classes
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
     head_start: Literal["exchange", "random"] = "exchange"
+    memory: Memory = "auto"
 
     keeps: ClassVar[Part] = "body"
     needs_classes: ClassVar[bool] = True
@@ -49,9 +61,15 @@ class FedLogC(Method):
             msg += "the prior's"
             raise MethodError(msg)
 
+    @property
+    def accepts_late(self) -> bool:
+        """A late upload may be a client's newest; a total has no place for it."""
+        return self.memory == "newest"
+
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""
         one_feature_width(task, "fedlog_c")
+        check_memory(self.memory, task, "fedlog_c")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
@@ -59,14 +77,15 @@ class FedLogC(Method):
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
 
-    def init_server(self, ctx: Context) -> Sums:
+    def init_server(self, ctx: Context) -> Remembered:
         """Return a pseudo-sum that has a random head and no rows."""
         shape = (ctx.task.num_classes, one_feature_width(ctx.task, "fedlog_c") + 1)
-        return Sums(random_pseudo_sums(ctx.draw("head"), shape, self.nu))
+        start = random_pseudo_sums(ctx.draw("head"), shape, self.nu)
+        return nothing_yet(self.memory, start, ctx)
 
-    def download(self, server: Sums, order: Order, ctx: Context) -> Sums | Nothing:
-        """Return the total S; in the exchange before training, nothing."""
-        return Nothing() if ctx.stage == "exchange" else server
+    def download(self, server: Remembered, order: Order, ctx: Context) -> Sums | Nothing:
+        """Return the total that is remembered; in the exchange before training, nothing."""
+        return Nothing() if ctx.stage == "exchange" else Sums(server.total)
 
     def receive(
         self, net: Net, own: Nothing, down: Sums | Nothing, ctx: Context
@@ -98,14 +117,23 @@ class FedLogC(Method):
 
     def upload(
         self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context
-    ) -> tuple[Sums, Nothing]:
+    ) -> tuple[Sums | ClientSums, Nothing]:
         """Return S over all local rows."""
-        return sums, own
+        return sent(self.memory, sums), own
 
-    def server_update(self, server: Sums, replies: Replies, ctx: Context) -> Sums:
-        """Return the total."""
-        total: Sums = replies.total()
-        return total
+    def server_update(self, server: Remembered, replies: Replies, ctx: Context) -> Remembered:
+        """Return the total, with what is remembered of clients that are absent."""
+        return remember(self.memory, server, replies, ctx)
+
+    def forget(self, server: Remembered, client: int, ctx: Context) -> Remembered:
+        """Return the total without a client's sums.
+
+        Raises
+        ------
+        MethodError
+            If only a total is remembered.
+        """
+        return forget(self.memory, server, client, ctx.task)
 
 
 def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

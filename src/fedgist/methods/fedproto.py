@@ -18,6 +18,7 @@ from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.privacy import bounded
+from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 
 
@@ -40,18 +41,30 @@ class ClassTotals:
     weight: Tensor = field(metadata=NONZERO)
 
 
+@tree
+class OwnClasses:
+    """Which classes a client has rows of, (classes,): 1 or 0. It stays at the client."""
+
+    present: Tensor
+
+
+Own = OwnClasses | Nothing
+
+
 @dataclass(frozen=True)
 class FedProto(Method):
     """FedProto; the defaults are the paper's.
 
     ``aggregate``: prototypes are averaged by the clients' rows of the class, or plainly
     over the clients that have it, as in the authors' code. ``inference``: by the nearest global
-    prototype, or by the client's own head.
+    prototype, or by the client's own head. ``inference_classes``: the nearest of all classes, or of
+    the client's own, those of its training rows, as in the authors' code.
     """
 
     lam: NonNegative = 1.0  # lambda: the weight of the distance to the prototype
     aggregate: Literal["weighted", "plain"] = "weighted"
     inference: Literal["prototype", "logits"] = "prototype"
+    inference_classes: Literal["all", "own"] = "all"
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True
@@ -72,11 +85,17 @@ class FedProto(Method):
         mean = torch.zeros(classes, width, device=ctx.key.device)
         return Prototypes(mean, torch.zeros_like(mean[:, 0]))
 
+    def init_client(self, net: Net, ctx: Context) -> OwnClasses | Nothing:
+        """Return no classes: a client learns them from its first upload."""
+        if self.inference_classes == "all":
+            return Nothing()
+        return OwnClasses(torch.zeros(ctx.task.num_classes, device=ctx.key.device))
+
     def download(self, server: Prototypes, order: Order, ctx: Context) -> Prototypes:
         """Return the global prototypes."""
         return server
 
-    def loss(self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context) -> Tensor:
+    def loss(self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context) -> Tensor:
         """Return the task's loss plus lambda times the distance to the prototypes.
 
         The distance is the mean square over the features; a row whose class has no prototype is at
@@ -88,7 +107,7 @@ class FedProto(Method):
         return task_loss + self.lam * masked_mean(distance, batch.mask)
 
     def summarize(
-        self, net: Net, batch: Batch, own: Nothing, down: Prototypes, ctx: Context
+        self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context
     ) -> ClassTotals:
         """Return class sums and counts over a batch."""
         phi = with_constant(bounded(net.features(batch.x), ctx.task.privacy))
@@ -96,9 +115,11 @@ class FedProto(Method):
         return ClassTotals(sums[:, 1:], sums[:, 0])
 
     def upload(
-        self, net: Net, own: Nothing, sums: ClassTotals, down: Prototypes, ctx: Context
-    ) -> tuple[ClassTotals, Nothing]:
+        self, net: Net, own: Own, sums: ClassTotals, down: Prototypes, ctx: Context
+    ) -> tuple[ClassTotals, Own]:
         """Return sums and counts, or means that weigh 1; nothing for absent classes."""
+        if isinstance(own, OwnClasses):
+            own = OwnClasses((sums.weight > 0).to(sums.weight.dtype))
         if self.aggregate == "weighted":
             return sums, own
         return ClassTotals(*class_means(sums.total, sums.weight)), own
@@ -110,16 +131,20 @@ class FedProto(Method):
         mean = torch.where(sent.unsqueeze(1) > 0, new, server.mean)
         return Prototypes(mean, torch.maximum(sent, server.exists))
 
-    def predict(self, net: Net, own: Nothing, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
+    def predict(self, net: Net, own: Own, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
         """Return minus the squared distances to the prototypes, or the head's logits.
 
-        Classes without a prototype stand behind all others. Before there is any, the head predicts.
+        Classes without a prototype, and with ``inference_classes = "own"`` those of which the
+        client has no rows, rank below all others. Before there is any prototype among the rest, the
+        head predicts.
         """
         z = net.features(x)
         logits = net.logits(z)
         if self.inference == "logits":
             return logits
         exists = down.exists > 0
+        if isinstance(own, OwnClasses):
+            exists = exists & (own.present > 0)
         near = -(z.unsqueeze(1) - down.mean).square().sum(2)
         behind = torch.where(exists, near, 0.0).amin(1, keepdim=True) - 1.0
         return torch.where(exists.any(), torch.where(exists, near, behind), logits)

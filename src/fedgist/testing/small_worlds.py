@@ -104,7 +104,8 @@ def two_architectures(method: Method) -> dict[str, Any]:
 def law_world(method: Method, **sections: Any) -> World:
     """Return the world in which laws are tried: clients have one batch or two."""
     train = {"batch_size": 6, **sections.pop("train", {})}
-    return world(method, architectures=two_architectures(method), train=train, **sections)
+    architectures = sections.pop("architectures", two_architectures(method))
+    return world(method, architectures=architectures, train=train, **sections)
 
 
 def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
