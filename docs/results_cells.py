@@ -14,6 +14,7 @@ from fedgist.federation.recipe import read
 from fedgist.federation.recipe_sections import PaperSection
 from fedgist.report import comparison, run_files
 from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import BEFORE
 from fedgist.report.study_rows import Row
 from fedgist.studies.paper_table import read_table
 
@@ -133,13 +134,14 @@ def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
     if not place.is_dir():
         return Cell(label, label)
     goal = paper.target_accuracy
-    study = comparison.study(
-        run_files.find([place]), target_accuracy=None if goal is None else goal / 100
-    )
+    runs = run_files.find([place])
+    runs = [run for run in runs if not run.before] or runs  # corrected ones are not mixed with old
+    study = comparison.study(runs, target_accuracy=None if goal is None else goal / 100)
     broken = [run.problems for run in study.rows[0].runs if run.problems or not run.finished]
     if len(study.rows) > 1 or broken or any("left out" in note for note in study.notes):
         msg = f"{place}: its runs are not one cell, or not whole: {' '.join(study.notes)}"
         raise ValueError(msg)
+    label = ", ".join([label, *filter(None, [runs[0].before])])
     return Cell(label, study.rows[0].method, study.rows[0])
 
 
@@ -168,7 +170,8 @@ def by_method(found: Experiment) -> tuple[list[str], dict[tuple[str, ...], dict[
     """
     cells = [cell for cell in found.cells if cell.row]
     every = [dict(cell.row.settings) for cell in cells if cell.row]
-    keys = sorted({key for some in every for key in some if not key.startswith("method.")})
+    apart = ("method.", BEFORE)
+    keys = sorted({key for some in every for key in some if not key.startswith(apart)})
     varied = [key for key in keys if len({str(some.get(key)) for some in every}) > 1]
     groups: dict[tuple[str, ...], dict[str, Cell]] = {}
     for cell, some in zip(cells, every, strict=True):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core import random
-from fedgist.core.conjugate_head import Sums, map_head, random_pseudo_sums
+from fedgist.core.conjugate_head import map_head, random_pseudo_sums
 from fedgist.core.message import payload_bytes
 from fedgist.core.sum_memory import Remembered
 from fedgist.engines.stacking_plan import Plan

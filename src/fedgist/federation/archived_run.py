@@ -47,7 +47,7 @@ COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
 EVENTS = ("refused", "absent", "late", "events")  # lists in a round's line
 OF_RESULT = (
-    *("status", "rounds", "stopped_early", "kept_round", "rounds_raised"),
+    *("status", "computes", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions"),
 )
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")

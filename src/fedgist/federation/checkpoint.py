@@ -20,6 +20,7 @@ from torch import Tensor
 from fedgist.core.message import separate
 from fedgist.errors import CheckpointError, first_line
 from fedgist.federation import atomic_files as files
+from fedgist.federation.corrections import FIRST
 from fedgist.federation.digests import of_arrays, of_text
 from fedgist.federation.record import STATE, Line, is_round
 
@@ -46,7 +47,8 @@ class Binding:
     what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
     ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
     counts the rounds that released more than once. ``forgotten`` are the clients that the server
-    was asked to forget: ``[round, client]``.
+    was asked to forget: ``[round, client]``. ``computes`` is the number of the method's newest
+    correction when the run was begun.
     """
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Binding:
     raised: tuple[tuple[int, int, int], ...] = ()
     again: int = 0
     forgotten: tuple[tuple[int, int], ...] = ()
+    computes: int = FIRST
 
     def with_events(self, line: Line) -> Line:
         """Return a round's line, which says what was asked for before it."""
@@ -154,7 +157,8 @@ def load(folder: Path) -> Checkpoint | None:
 
 def _is_sound(binding: Binding) -> bool:
     tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines)
-    sound = all(isinstance(table, dict) for table in tables) and is_round(binding.again)
+    numbers = (binding.again, binding.computes)
+    sound = all(isinstance(t, dict) for t in tables) and all(map(is_round, numbers))
     wide = {"raised": len(("round", "from", "to")), "forgotten": len(("round", "client"))}
     return sound and all(
         all(map(is_round, change)) and len(change) == width

@@ -16,6 +16,7 @@ from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
+from fedgist.federation.corrections import computes
 from fedgist.federation.recipe import Recipe, flat
 from fedgist.federation.record import check_lines
 from fedgist.federation.round_loop import EVALUATE, context, start_server
@@ -28,13 +29,15 @@ def binding_of(
     side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint | None = None
 ) -> Binding:
     """Return what a run is made of; the lines of its record are not known yet."""
-    binding = Binding(_described(side.recipe), dict(inputs))
+    now = computes(side.recipe.method.name)
+    binding = Binding(_described(side.recipe), dict(inputs), computes=now)
     if saved is None:
         return binding
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
     change = () if before == now else ((saved.round, before, now),)
     kept = saved.binding
-    return replace(binding, raised=(*kept.raised, *change), forgotten=kept.forgotten)
+    raised = (*kept.raised, *change)
+    return replace(binding, raised=raised, forgotten=kept.forgotten, computes=kept.computes)
 
 
 def check_binding(

@@ -30,6 +30,7 @@ from fedgist.federation.columns import (
     of_main,
     tuned_over_clients,
 )
+from fedgist.federation.corrections import lacking
 from fedgist.federation.record import (
     METRICS_FILE,
     RECIPE,
@@ -122,7 +123,7 @@ def run_server(
             if callable(start := getattr(engine, "start", None)):
                 start()  # workers are forked before anything else starts a thread
             observer.began(side, str(place.folder or ""), federation.round)
-            notes = start_notes(side)
+            notes = [*start_notes(side), *_corrected(side, binding)]
             for note in notes:
                 observer.note(note)
             _go(federation, record, place.folder, observer, binding, after_round)
@@ -130,6 +131,7 @@ def run_server(
                 federation.restore(federation.best)
             at_end(federation)
             end = _end_of(side, record, notes) | {"time/total_s": time.perf_counter() - began}
+            end |= {"computes": binding.computes}
             end |= {"rounds_raised": raised} if (raised := binding.raised) else {}
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
         finally:
@@ -167,6 +169,16 @@ def start_notes(side: ServerSide) -> list[str]:
     """Return notes on where the models start, and on each that runs client by client."""
     plans = side.recipe.engine.plans.items()
     return [*side.notes, *(f"{name} {plan.note}" for name, plan in plans if plan.note)]
+
+
+def _corrected(side: ServerSide, binding: Binding) -> list[str]:
+    """Return a note on each correction of the method since the run was begun."""
+    missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
+    return [
+        f"this run was begun before correction {c.number} of method {side.recipe.method.name} "
+        f"({c.what}): only rounds from here on have it"
+        for c in missed
+    ]
 
 
 def _open_record(side: ServerSide, place: Place) -> Record:

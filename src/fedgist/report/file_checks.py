@@ -86,6 +86,7 @@ OF_RECIPE = {
 }
 OF_RESULT = {
     "status": TEXT,
+    "computes": ROUND,
     "rounds": ROUND,
     "kept_round": ROUND_OR_NONE,
     "time/total_s": COUNT,

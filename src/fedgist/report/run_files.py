@@ -21,6 +21,7 @@ from fedgist.federation.columns import (
     over_models,
     read_described,
 )
+from fedgist.federation.corrections import FIRST, lacking
 from fedgist.federation.record import (
     CLIENTS,
     METRICS_FILE,
@@ -82,6 +83,12 @@ class RunFiles:
         """The number of rounds that the recipe asks for."""
         planned: int = self.recipe.get("train", {}).get("num_rounds", self.done)
         return planned
+
+    @property
+    def before(self) -> str:
+        """The corrections of its method that the run lacks: "before correction 2", or nothing."""
+        missed = lacking(self.recipe, int(self.result.get("computes", FIRST)))
+        return f"before correction {missed[0].number}" if missed else ""
 
     @property
     def finished(self) -> bool:

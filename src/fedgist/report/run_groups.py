@@ -13,6 +13,7 @@ from fedgist.federation.recipe import defaults, flat, role_of
 from fedgist.report.run_files import RunFiles
 
 Settings = Mapping[str, Any]  # by dotted key
+BEFORE = "before correction"  # a setting of runs that lack one: they are not mixed with others
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
         stated = {**defaults(), **flat(run.recipe)}
         settings = {k: v for k, v in stated.items() if role_of(k) is None}
         settings.setdefault("method.name", run.name)
+        if run.rounds and run.result:
+            settings |= {BEFORE: run.before} if run.before else {}
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
         first = members.setdefault(text, {}).setdefault(run.seed, run)
@@ -67,7 +70,9 @@ def labels(groups: Sequence[Settings]) -> list[str]:
 def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> str:
     same_method = [other for other in groups if other["method.name"] == settings["method.name"]]
     differing = [
-        key for key in settings if any(other.get(key) != settings[key] for other in same_method)
+        key
+        for key in settings
+        if key != BEFORE and any(other.get(key) != settings[key] for other in same_method)
     ]
     last_words = [key.removesuffix(".name").rpartition(".")[2] for key in differing]
     words = [settings["method.name"]]
@@ -75,7 +80,7 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
         value = settings[key]
         text = f"{value:.3g}" if briefly and isinstance(value, float) else str(value)
         words.append(f"{last if briefly and last_words.count(last) == 1 else key}={text}")
-    return " ".join(words)
+    return " ".join([*words, *([settings[BEFORE]] if BEFORE in settings else [])])
 
 
 def common_metric(runs: Sequence[RunFiles]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fedgist.errors import InputError, RecipeError
 from fedgist.federation import atomic_files
 from fedgist.federation.archived_run import of_directory, read_csv, to_csv
+from fedgist.federation.corrections import FIRST, lacking
 from fedgist.federation.recipe import make
 from fedgist.studies.job import Job, difference
 
@@ -33,7 +34,7 @@ class Archive:
         return self.folder / inside.with_name(f"{inside.name}.csv")
 
     def holds(self, job: Job) -> bool:
-        """Return whether the job's finished run is there.
+        """Return whether the job's finished run is there, and lacks no correction.
 
         Raises
         ------
@@ -43,7 +44,8 @@ class Archive:
         path = self.place(job)
         if not path.exists():
             return False
-        recorded = dict(read_csv(path).recipe)
+        run = read_csv(path)
+        recorded = dict(run.recipe)
         try:
             kept = make(recorded)
         except InputError as error:
@@ -52,7 +54,7 @@ class Archive:
         if change := difference(job.recipe, kept):
             msg = f"{path} holds a run with {change}; choose another --archive, or remove the file"
             raise RecipeError(msg)
-        return True
+        return not lacking(run.recipe, int(str(run.result.get("computes", FIRST))))
 
     def add(self, job: Job) -> None:
         """Write the file of a job whose run in its folder is finished, whole or not at all."""

@@ -21,6 +21,7 @@ import torch
 from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped, exhausted
 from fedgist.federation import atomic_files, runner
+from fedgist.federation.corrections import FIRST, lacking
 from fedgist.federation.recipe import read
 from fedgist.federation.record import (
     RECIPE,
@@ -56,8 +57,15 @@ def is_done(job: Job) -> bool:
     if changed := changed_since(job.folder / ROUNDS, result):
         msg = f"{changed}; put it back from a copy, or remove the run"
         raise RecipeError(msg)
-    done = bool(lines) and bool(result)
+    done = bool(lines) and bool(result) and not is_stale(job.folder)
     return done and is_over(recipe.train.num_rounds, lines[-1]["round"], result)
+
+
+def is_stale(folder: Path) -> bool:
+    """Return whether the finished run in a folder lacks a correction that concerns it."""
+    result = read_result(folder)
+    computed = int(str(result.get("computes", FIRST)))
+    return bool(result) and bool(lacking(read(folder / RECIPE).model_dump(mode="json"), computed))
 
 
 def run_jobs(
@@ -228,12 +236,14 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
         if recipe.engine.server_threads == "auto":
             one["server_threads"] = 1
         engine = recipe.engine.model_copy(update=one)
+        stale = is_stale(folder)
         runner.run(
             recipe.model_copy(update={"engine": engine}),
             Given(root=data_root),
             _EventSender(connection),
             folder=folder,
-            resume=True,
+            resume=not stale,
+            overwrite=stale,
         )
         connection.send(Event("done"))
     except Stopped:
