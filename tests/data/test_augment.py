@@ -98,6 +98,21 @@ def test_shifts_reach_four_pixels_each_way_and_half_the_images_are_mirrored() ->
     assert float(mirrored.mean()) == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_batch_may_share_one_shift_and_one_mirroring() -> None:
+    # rejects a draw for each image, one for all clients, and shifts of 4 pixels, which
+    # the offsets of FedJAX, from 0 to 7, reach on one side alone
+    x = torch.zeros(300, 5, 1, 16, 16)
+    x[..., 8, 7] = 1.0
+    keys = random.fold(random.key(0), torch.arange(300))
+    place = crop_and_flip(x, keys, ("batch_crop",))[:, :, 0].flatten(2).argmax(2)
+    assert torch.equal(place, place[:, :1].expand(300, 5))
+    for shift in (8 - place[:, 0] // 16, 7 - place[:, 0] % 16):
+        assert set(shift.tolist()) == set(range(-4, 4))
+    mirrored = crop_and_flip(x, keys, ("batch_flip",))[:, :, 0, 8, 8]
+    assert torch.equal(mirrored, mirrored[:, :1].expand(300, 5))
+    assert 0.4 < float(mirrored.mean()) < 0.6
+
+
 VIEW: tuple[Augmentation, ...] = ("resized_crop", "flip", "color_jitter", "grayscale")
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import fedgist
+from fedgist.federation.recipe import make
+from fedgist.federation.world import Given, make_world
 from fedgist.testing.small_worlds import blobs, rows
 
 import outside_models as own  # isort: skip
@@ -94,6 +96,34 @@ def test_a_factory_of_a_recipe_has_the_sizes_and_its_options() -> None:
     recipe = QUICK | {"model": {"name": "outside_models:good", "width": 7}}
     result = fedgist.run(recipe, data=blobs(), clients=rows())
     assert result.federation.task.architectures["good"].feature_width == 7
+
+
+@pytest.mark.parametrize("table", ["model", "pool"])
+def test_weights_may_start_from_a_truncated_normal_distribution_and_biases_from_0(
+    table: str,
+) -> None:
+    # rejects torch's uniform numbers, a deviation by outputs, and one rescaled for what is cut off
+    model = {"init": "truncated_normal", "hidden": [400, 300]}
+    recipe: dict[str, Any] = {"train": {"num_rounds": 1}}
+    if table == "model":
+        recipe |= {"model": {"name": "mlp", **model}, "method": {"name": "fedavg"}}
+    else:
+        recipe |= {"clients": {"pools": {"mlp": {"model": "mlp", **model}}}}
+        recipe |= {"method": {"name": "fedadam"}}
+    start = make_world(make(recipe), Given(data=blobs(), clients=rows())).server.task.starts["mlp"]
+    weight = start.params["3.weight"]
+    assert weight.shape == (300, 400)
+    assert float(weight.abs().max()) <= 2 / 400**0.5
+    # of a standard normal number cut off at two deviations: 0.8796
+    assert float(weight.std()) == pytest.approx(0.8796 / 400**0.5, rel=0.01)
+    assert not any(v.any() for name, v in start.params.items() if name.endswith("bias"))
+
+
+def test_a_start_is_read_or_drawn() -> None:
+    refused(
+        "weights are the start: init = 'truncated_normal' would not be used",
+        recipe=QUICK | {"model": {"weights": "a.pt", "init": "truncated_normal"}},
+    )
 
 
 def test_to_count_a_model_draws_nothing() -> None:

@@ -57,6 +57,20 @@ def test_another_source_is_normalized_like_the_training_rows() -> None:
     torch.testing.assert_close(seen, expected)
 
 
+def test_clients_hold_the_same_rows_whichever_source_is_public() -> None:
+    # rejects out-of-domain runs whose clients have the images that are public in the domain
+    inside = made({"rows": 500}, held_out=100, mean=[0.5], std=[0.25])
+    outside = made(
+        {"name": "digits", "rows": 40, "unused_rows": 500}, held_out=100, mean=[0.5], std=[0.25]
+    )
+    assert len(outside.data.y) == DIGITS - 600
+    assert torch.equal(inside.data.x, outside.data.x)
+    for client in range(10):
+        assert torch.equal(inside.population.train[client], outside.population.train[client])
+    with pytest.raises(RecipeError, match=r"unused_rows takes training rows out .* it needs name"):
+        made({"rows": 40, "unused_rows": 500})
+
+
 def test_one_clients_rows_may_be_public() -> None:
     world = made({"client": 3})
     own = world.partition.train[3]

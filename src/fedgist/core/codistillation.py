@@ -52,7 +52,8 @@ class Distillation:
     """How students learn; what may be a table has a number for each pool.
 
     ``steps`` of Adam on ``batch_size`` public rows each; the rate falls evenly over the rounds to
-    ``final_factor`` of ``lr``. ``temperature`` is that of a teacher's predictions (T below 1
+    ``final_factor`` of ``lr`` (the paper's decay, between 0 and 1; at 0 a distillation in the last
+    rounds does nothing). ``temperature`` is that of a teacher's predictions (T below 1
     sharpens them), ``regularization`` (r) the weight of the student's own first predictions in its
     target, ``labels`` that of true labels, where public rows have them. ``mixup`` is the parameter
     of its Beta distribution; 0: rows are not mixed.
@@ -61,7 +62,7 @@ class Distillation:
     steps: PositiveInt
     batch_size: PositiveInt = 128
     lr: PerPool[Positive] = 1e-3
-    final_factor: PerPool[Share] = 0.0
+    final_factor: PerPool[Share] = 1.0
     temperature: PerPool[Temperature] = 1.0
     regularization: PerPool[Share] = 0.0
     labels: Share = 0.0

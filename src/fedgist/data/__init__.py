@@ -14,7 +14,16 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.data.partition_rules import Divided
 
-Augmentation = Literal["crop", "flip", "flip_vertical", "resized_crop", "color_jitter", "grayscale"]
+Augmentation = Literal[
+    "crop",
+    "flip",
+    "flip_vertical",
+    "batch_crop",
+    "batch_flip",
+    "resized_crop",
+    "color_jitter",
+    "grayscale",
+]
 
 PARTITIONS: Registry[Callable[..., Divided]] = Registry(
     {

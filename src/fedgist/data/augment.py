@@ -48,7 +48,8 @@ def augmented(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...], scale: f
 def crop_and_flip(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...]) -> Tensor:
     """Shift each image by up to 4 pixels each way ("crop"), and mirror half of them ("flip").
 
-    "flip_vertical" turns half of them upside down.
+    "flip_vertical" turns half of them upside down. "batch_crop" and "batch_flip" draw once for all
+    images of a batch, as FedJAX's CIFAR-100 does, where a shift is from -4 to 3 pixels.
 
     ``x`` is (clients, batch, channels, height, width) and ``keys`` is (clients,); the result has
     the shape and type of ``x``. Pixels from beyond the edge are 0. A client's images depend on its
@@ -61,6 +62,11 @@ def crop_and_flip(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...]) -> T
     if "crop" in kinds:
         down = random.integers(random.fold(keys, "crop", 0), (batch,), 2 * PAD + 1) - PAD
         across = random.integers(random.fold(keys, "crop", 1), (batch,), 2 * PAD + 1) - PAD
+    if "batch_crop" in kinds:
+        down = random.integers(random.fold(keys, "crop", 0), (1,), 2 * PAD) - PAD
+        across = random.integers(random.fold(keys, "crop", 1), (1,), 2 * PAD) - PAD
+    if "batch_flip" in kinds:
+        mirrored = random.integers(random.fold(keys, "flip"), (1,), 2) == 1
     if "flip" in kinds:
         mirrored = random.integers(random.fold(keys, "flip"), (batch,), 2) == 1
     if "flip_vertical" in kinds:
@@ -73,6 +79,7 @@ def crop_and_flip(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...]) -> T
     row_inside, column_inside = (row >= 0) & (row < height), (column >= 0) & (column < width)
     inside = row_inside.unsqueeze(-1) & column_inside.unsqueeze(-2)
     row, column = row.clamp(0, height - 1), column.clamp(0, width - 1)
+    row, column = (at.expand(clients, batch, -1) for at in (row, column))
     pixel = (row.unsqueeze(-1) * width + column.unsqueeze(-2)).flatten(2)
     out = x.flatten(3).gather(3, pixel.unsqueeze(2).expand(-1, -1, channels, -1))
     return out.view_as(x).mul_(inside.unsqueeze(2))

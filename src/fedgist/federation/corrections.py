@@ -72,6 +72,11 @@ def _clients_may_be_absent(recipe: Recipe) -> bool:
     return any(share != 1.0 for share in shares) or clients.get("delay", 0.0) != 0.0
 
 
+def _rate_falls_to_0(recipe: Recipe) -> bool:
+    # a recipe that says so itself asked for it
+    return "final_factor" not in recipe.get("method", {}).get("distillation", {})
+
+
 CORRECTIONS = (
     Correction(
         2,
@@ -84,5 +89,11 @@ CORRECTIONS = (
         frozenset({"fedlog", "fedlog_c"}),
         "the server remembers the class sums of clients that are absent from a round",
         _clients_may_be_absent,
+    ),
+    Correction(
+        4,
+        frozenset({"periodic_codist", "merged_codist"}),
+        "the rate of the distillation no longer falls to 0 where the recipe does not say so",
+        _rate_falls_to_0,
     ),
 )

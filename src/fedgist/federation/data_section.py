@@ -19,6 +19,9 @@ class PublicSection(OpenSection):
 
     name: Annotated[str, known(SOURCES, "data set")] | None = None
     rows: Positive | None = None  # drawn from the run's seed; of another source all if not given
+    # with another source: as many training rows are taken out, the same as `rows` would, and not
+    # used, so that clients hold the same rows whichever source is public
+    unused_rows: Positive | None = None
     client: Annotated[int, Field(ge=0)] | str | None = None  # whose rows all may see
     labelled: bool = False  # whether methods see their labels, which the data must have
     augment: tuple[Augmentation, ...] = ()
@@ -27,6 +30,9 @@ class PublicSection(OpenSection):
     def _fits(self) -> PublicSection:
         if self.name is not None and self.labelled:
             msg = f"the labels of {self.name} are not those of the task: labelled needs rows alone"
+            raise ValueError(msg)
+        if self.unused_rows is not None and self.name is None:
+            msg = "unused_rows takes training rows out beside another source: it needs name"
             raise ValueError(msg)
         if self.client is not None and (self.name, self.rows) != (None, None):
             msg = "client's rows are all of its training rows: give client, or rows, or name"

@@ -88,6 +88,27 @@ def builder(
     return build
 
 
+def truncated_normal(build: Build) -> Build:
+    """Return a builder whose linear layers and convolutions start as Haiku's do.
+
+    Weights are ``s`` times a standard normal number cut off at -2 and 2, with ``s = 1 / sqrt(n)``
+    for a layer of n inputs (of a convolution, those of one output); biases are 0.
+    """
+
+    def started() -> nn.Module:
+        module = build()
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                deviation = layer.weight[0].numel() ** -0.5
+                cut = 2 * deviation
+                nn.init.trunc_normal_(layer.weight, std=deviation, a=-cut, b=cut)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+        return module
+
+    return started
+
+
 def _takes(factory: Factory, given: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
     try:
         signature = inspect.signature(factory)

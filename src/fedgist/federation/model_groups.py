@@ -12,7 +12,7 @@ from fedgist.core import random
 from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
 from fedgist.errors import RecipeError, first_line
-from fedgist.federation.model_building import Build, Factory, Sizes, builder
+from fedgist.federation.model_building import Build, Factory, Sizes, builder, truncated_normal
 from fedgist.federation.model_factories import check_models, model_factory, sizes_of
 from fedgist.federation.pools import check_pools
 from fedgist.federation.pretrained import pretrained
@@ -68,7 +68,8 @@ def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
     options = check_options(factory, section.options, section.name, table, sizes_of(factory))
     build = builder(factory, sizes, options, f"model {section.name}")
     if section.weights is None:
-        return Group(build, head=section.head)
+        start = truncated_normal(build) if section.init == "truncated_normal" else build
+        return Group(start, head=section.head)
     build, note = pretrained(build, section.weights, sizes, section.head)
     return Group(build, head=section.head, note=note)
 

@@ -27,6 +27,7 @@ from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_data import check_augment, client_number
 
 ROWS_AT_ONCE = 1024  # of which a digest is made
+PUBLIC_ROWS = "data.public.rows"  # names the draw, and the key in messages
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 
@@ -75,11 +76,15 @@ def set_aside(
         return data, None
     _check_moments(recipe)
     if section.name is not None:
-        return data, _of_source(recipe, section, data, root)
+        public = _of_source(recipe, section, data, root)
+        if section.unused_rows is None:
+            return data, public
+        rest, _ = _taken_out(recipe, data, section.unused_rows, PUBLIC_ROWS, listed=listed)
+        return rest, public
     if section.rows is None:
         msg = "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
         raise RecipeError(msg + "name = another data set")
-    rest, chosen = _taken_out(recipe, data, section.rows, "data.public.rows", listed=listed)
+    rest, chosen = _taken_out(recipe, data, section.rows, PUBLIC_ROWS, listed=listed)
     return rest, _seen(chosen, labelled=section.labelled)
 
 
@@ -188,5 +193,5 @@ def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path
     if section.rows > len(other.x):
         msg = f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
         raise RecipeError(msg)
-    drawn = random.choice(random.key(recipe.seed, "data.public.rows"), len(other.x), section.rows)
+    drawn = random.choice(random.key(recipe.seed, PUBLIC_ROWS), len(other.x), section.rows)
     return _seen(other.only(torch.tensor(drawn)))

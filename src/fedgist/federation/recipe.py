@@ -15,7 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
-from fedgist.federation.recipe_sections import MethodSection, ObjectiveSection, Recipe, role_of
+from fedgist.federation.recipe_sections import (
+    MethodSection,
+    ModelSection,
+    ObjectiveSection,
+    Recipe,
+    role_of,
+)
 from fedgist.federation.training_section import TrainSection
 from fedgist.methods import base_name
 from fedgist.options import checked
@@ -204,6 +210,7 @@ def defaults() -> Mapping[str, object]:
     recipe = Recipe()
     aside = {name for name in type(recipe).model_fields if role_of(name) or name in OPEN}
     sections = recipe.model_dump(mode="json", exclude=aside, exclude_none=True)
+    sections["model"] = ModelSection().model_dump(exclude={"name"}, exclude_none=True)
     return {k: v for k, v in flat(sections).items() if k not in recipe.left_open}
 
 

@@ -62,6 +62,10 @@ def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> Non
         shape = list(data.input_shape)
         msg = f"{key} needs images; {data.name} has examples of shape {shape}"
         raise RecipeError(msg)
+    for kind in kinds:
+        if f"batch_{kind}" in kinds:
+            msg = f"{key}: {kind} draws for each image, batch_{kind} once for a batch: give one"
+            raise RecipeError(msg)
     colors = [kind for kind in kinds if kind in COLORS]
     if colors and not (data.input_shape[0] == RGB and data.x.dtype == torch.uint8):
         msg = f"{key}: {colors[0]} needs images of three channels, whole numbers from 0 to 255"

@@ -77,6 +77,16 @@ class ModelSection(OpenSection):
     name: Annotated[str, known(MODELS, "model", "factory")] = "mlp"
     head: str | None = None  # name of the linear layer that is the head; the last one if not given
     weights: str | None = None  # a file whose arrays are the start, in place of random numbers
+    # the random start of linear layers and convolutions: torch's own, or a normal distribution of
+    # deviation 1 / sqrt(inputs) cut off at two deviations and biases of 0, as in Haiku
+    init: Literal["default", "truncated_normal"] = "default"
+
+    @model_validator(mode="after")
+    def _starts_once(self) -> ModelSection:
+        if self.weights is not None and self.init != "default":
+            msg = f"weights are the start: init = {self.init!r} would not be used"
+            raise ValueError(msg)
+        return self
 
 
 VARIANT = re.compile(r"[^@]*(@[\w.+-]+)?", re.ASCII)  # it is a part of folders' names, too

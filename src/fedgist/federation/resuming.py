@@ -17,7 +17,7 @@ from fedgist.core.tree import Tree
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.corrections import computes
-from fedgist.federation.recipe import Recipe, flat
+from fedgist.federation.recipe import Recipe, defaults, flat
 from fedgist.federation.record import check_lines
 from fedgist.federation.round_loop import EVALUATE, context, start_server
 from fedgist.federation.server_side import ServerSide
@@ -85,7 +85,8 @@ def _check_recipe(
 ) -> None:
     """Raise RecipeError that names the first key of the recipe that changed."""
     for key in dict.fromkeys([*begun, *now]):
-        old, new = begun.get(key), now.get(key)
+        # a key that came later was its default
+        old, new = (some.get(key, defaults().get(key)) for some in (begun, now))
         if old == new or (key == ROUNDS_KEY and raising):
             continue
         more = isinstance(old, int) and isinstance(new, int) and new > old

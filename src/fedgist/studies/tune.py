@@ -95,7 +95,7 @@ class Tuner:
             load_if_exists=True,
             sampler=self.optuna.samplers.TPESampler(seed=base.seed + trials),
             pruner=self.optuna.pruners.MedianPruner(
-                n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 4)
+                n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 2)
             ),
         )
 
