@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-from torch import nn
+from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.conjugate_head import (
@@ -30,9 +31,13 @@ from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
-from fedgist.core.replies import Subtotal, gather
+from fedgist.core.replies import Replies, Reply, Subtotal, gather
+from fedgist.core.sum_memory import ClientSums
+from fedgist.errors import InputError, MethodError
 from fedgist.methods.fedlog import FedLog
+from fedgist.methods.fedlog_c import FedLogC
 from fedgist.models import MODELS
+from fedgist.testing.small_worlds import world
 
 Floats = npt.NDArray[np.float64]
 
@@ -226,7 +231,9 @@ def test_omega_of_nothing_is_zero() -> None:
 # the method's own functions
 
 
-def make(method: FedLog, arch: Architecture, stage: str = "train", number: int = 1) -> Context:
+def make(
+    method: FedLog | FedLogC, arch: Architecture, stage: str = "train", number: int = 1
+) -> Context:
     training = Training(2, 1.0, 1, 8, Optimizer())
     task = Task(
         arch.input_shape,
@@ -356,3 +363,113 @@ def test_the_random_head_is_standard_normal_and_follows_its_key() -> None:
     assert float(eta.std()) == pytest.approx(1.0, rel=0.02)
     assert torch.equal(eta, FedLog().init_server(ctx).eta)
     assert not torch.equal(eta, FedLog().init_server(replace(ctx, key=random.key(1))).eta)
+
+
+# what the server remembers of absent clients
+
+
+def answered(parts: Mapping[int, Tensor]) -> Replies:
+    """Replies whose totals are of these clients' sums."""
+    return gather([Subtotal("toy", (c,), 1, "train", Sums(s)) for c, s in parts.items()], ())
+
+
+def some_sums(*classes: int) -> Tensor:
+    s = torch.zeros(3, 6)
+    for k in classes:
+        s[k] = torch.tensor([2.0 + k, 1.0, -2.0, 3.0, k, 0.5])
+    return s
+
+
+@pytest.mark.parametrize("method", [FedLog(), FedLogC()], ids=["fedlog", "fedlog_c"])
+def test_by_default_absent_clients_sums_are_a_prior_that_is_discounted_by_their_share(
+    method: Any,
+) -> None:
+    # rejects a server that drops them, one that keeps them whole, and the share of those asked
+    ctx = memory_context(method, clients=4)
+    server = method.init_server(ctx)
+    first = {c: some_sums(c % 3) for c in range(4)}
+    server = method.server_update(server, answered(first), ctx)
+    t = sum(first.values(), torch.zeros(3, 6))
+    assert torch.equal(remembered_by(server), t)  # with everybody heard, the paper's: T = S
+    server = method.server_update(server, answered({1: some_sums(1)}), ctx)
+    t = some_sums(1) + (1 - 1 / 4) * t
+    torch.testing.assert_close(remembered_by(server), t)
+    if isinstance(method, FedLog):
+        chi, nu = t.double().numpy(), 1.0
+        np.testing.assert_allclose(server.eta.numpy(), solved(chi, nu), rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_discounts_by_itself_and_a_class_that_nobody_sent_may_keep_its_sums() -> None:
+    whole, part = {0: some_sums(0, 1), 1: some_sums(2)}, {0: some_sums(0, 2)}
+    expected = {
+        0.5: some_sums(0, 2) + 0.5 * some_sums(0, 1, 2),
+        0.0: some_sums(0, 2),
+        1.0: some_sums(0, 2) + some_sums(0, 1, 2),
+        "class": some_sums(0, 1, 2),
+    }
+    for memory, t in expected.items():
+        method: Any = FedLog(memory=memory)  # type: ignore[arg-type]
+        ctx = memory_context(method, clients=2)
+        server = method.server_update(method.init_server(ctx), answered(whole), ctx)
+        server = method.server_update(server, answered(part), ctx)
+        torch.testing.assert_close(server.sums.total, t)
+
+
+def test_the_newest_sums_of_each_client_count_once_and_can_be_forgotten() -> None:
+    method = FedLog(memory="newest")
+    ctx = memory_context(method, clients=3)
+    assert method.accepts_late
+    assert not FedLog().accepts_late
+
+    def sent(client: int, number: int, *classes: int) -> Reply:
+        return Reply(Order(client, "toy"), number, "train", ClientSums(some_sums(*classes)))
+
+    server = method.init_server(ctx)
+    for each in ([sent(0, 1, 0), sent(1, 1, 1)], [sent(0, 2, 2)], [sent(1, 1, 0)]):
+        server = method.server_update(server, gather((), each), ctx)
+    # the last was late, of a round that is not newer than what is kept: it takes its place
+    torch.testing.assert_close(server.sums.total, some_sums(2) + some_sums(0))
+    server = method.forget(server, 0, ctx)
+    torch.testing.assert_close(server.sums.total, some_sums(0))
+    expected = solved(some_sums(0).double().numpy(), 1.0)
+    np.testing.assert_allclose(server.eta.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("memory", "fraction", "says"),
+    [
+        (0.8, 1.0, r"they weigh 1 % after 21 more rounds"),
+        ("auto", 0.1, r"they weigh 1 % after about 44 more rounds"),
+        ("auto", 1.0, r"they are gone after one more round"),
+        (1.0, 1.0, r"they never fade"),
+        ("class", 1.0, r"they stay until a client sends rows of the same classes"),
+    ],
+)
+def test_a_sum_cannot_be_taken_back(memory: Any, fraction: float, says: str) -> None:
+    # 0.8^21 = 0.0092, 0.8^20 = 0.0115; 0.9^44 = 0.0097
+    methods: tuple[Any, ...] = (FedLog(memory=memory), FedLogC(memory=memory))
+    for method in methods:
+        ctx = memory_context(method, clients=10, fraction=fraction)
+        with pytest.raises(MethodError, match=f"client 3 cannot be taken.*{says}"):
+            method.forget(method.init_server(ctx), 3, ctx)
+
+
+def test_single_uploads_are_refused_where_only_totals_may_be_seen() -> None:
+    options = {"memory": "newest"}
+    with pytest.raises(InputError, match=r"memory = 'newest' .* privacy.min_replies = 2 only"):
+        world("fedlog", options=options, privacy={"min_replies": 2})
+    record = {"unit": "client", "epsilon": 5.0, "delta": 1e-3, "clip": 1.0, "bodies": "fixed"}
+    with pytest.raises(InputError, match=r"memory = 'newest' .* which central noise does not"):
+        world("fedlog_c", options=options, privacy={**record, "where": "central"})
+    world("fedlog", options=options, privacy={**record, "where": "local"})
+
+
+def memory_context(method: FedLog | FedLogC, clients: int, fraction: float = 1.0) -> Context:
+    ctx = make(method, TOY)
+    training = replace(ctx.task.training, fraction_train=fraction)
+    return replace(ctx, task=replace(ctx.task, num_clients=clients, training=training))
+
+
+def remembered_by(server: Any) -> Tensor:
+    total: Tensor = server.sums.total if hasattr(server, "sums") else server.total
+    return total

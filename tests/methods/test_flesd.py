@@ -24,7 +24,6 @@ from fedgist.core.net import Net
 from fedgist.core.replies import Reply
 from fedgist.core.similarity_distillation import (
     Ensemble,
-    Queue,
     SimilarityDistillation,
     Student,
     representations,
@@ -101,7 +100,8 @@ def test_the_targets_are_rows_of_the_dense_ensemble_over_the_queue(tau: float) -
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent, ensemble.slots, strict=True))
     m = dense(sent, tau)
     rows, places = torch.arange(7), torch.tensor([3, 50, 0, 99, 6, 120])
-    p = replace(FEW, target_temperature=tau).target(ensemble, rows, places)
+    settings = replace(FEW, target_temperature=tau, own_anchor=False)
+    p = settings.target(ensemble, rows, places, settings.hidden(rows, places))
     weights = m[rows][:, places] * (rows.unsqueeze(1) != places).numpy()
     # numbers of float32 are wrong by 1e-7: over tau, that is what can be asked of logarithms
     far = max(1e-6, 1e-7 / tau)
@@ -118,7 +118,8 @@ def test_the_loss_is_the_divergence_of_equations_8_and_9() -> None:
     weights = random.uniform(random.key(2), (4, 6)).masked_fill(rows.unsqueeze(1) == places, 0.0)
     target = weights / weights.sum(1, keepdim=True)
     settings = SimilarityDistillation(temperature=0.3)
-    found = float(settings.divergence(made, Queue(anchors, places), rows, target))
+    hidden = rows.unsqueeze(1) == places
+    found = float(settings.divergence(made, anchors, hidden, target))
     total = 0.0
     for i in range(4):
         z = {j: float(made[i] @ anchors[j]) / 0.3 for j in range(6) if places[j] != rows[i]}
@@ -130,10 +131,11 @@ def test_the_loss_is_the_divergence_of_equations_8_and_9() -> None:
     assert found == pytest.approx(total / 4, abs=1e-6)
 
 
-def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
-    fed, ctx = after_train(world(flesd(), architectures=TWO))
+def test_without_own_anchors_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
+    settings = replace(FEW, own_anchor=False)
+    fed, ctx = after_train(world(flesd(distillation=settings), architectures=TWO))
     ensemble, start = fed.server.ensemble, fed.task.starts["wide"]
-    student = FEW.begin(start, "features", ctx)
+    student = settings.begin(start, "features", ctx)
     assert sorted(student.queue.places.tolist()) == sorted(set(student.queue.places.tolist()))
     assert torch.allclose(
         student.queue.anchors,
@@ -145,8 +147,9 @@ def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
     rows, places = order[:40], student.queue.places
     made = normalize(start.having(weights).features(seen(rows)), dim=1)
     logits = made @ student.queue.anchors.T / 0.1
-    logits = logits.masked_fill(rows.unsqueeze(1) == places, -1e9)
-    p = FEW.target(ensemble, rows, places)
+    hidden = rows.unsqueeze(1) == places
+    logits = logits.masked_fill(hidden, -1e9)
+    p = settings.target(ensemble, rows, places, hidden)
     loss = (p * (torch.where(p > 0, p, 1.0).log() - logits.log_softmax(1))).sum(1).mean()
     optimizer = torch.optim.Adam(weights.values(), lr=0.01)
     found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
@@ -154,7 +157,7 @@ def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
         w.grad = gradient
     optimizer.step()
     # one step alone: of an epoch that is one batch long
-    after = FEW.step(student, ensemble, start, "features", 0, ctx)
+    after = settings.step(student, ensemble, start, "features", 0, ctx)
     for name, w in weights.items():
         assert torch.allclose(after.arrays[name], w.detach(), atol=1e-6), name
         follows = 0.7 * start.params[name] + 0.3 * w.detach()
@@ -164,6 +167,40 @@ def test_a_step_is_adams_on_that_loss_and_the_anchors_follow() -> None:
     newest = normalize(start.having(dict(after.momentum)).features(seen(rows)), dim=1)
     assert torch.allclose(after.queue.anchors[-40:], newest, atol=1e-6)
     assert torch.equal(after.queue.anchors[:-40], student.queue.anchors[40:])
+
+
+def test_each_row_is_its_own_anchor_and_older_copies_of_it_are_hidden() -> None:
+    # rejects a queue that takes the batch after the loss, anchors by the student itself, and two
+    # anchors of one row
+    settings = replace(FEW, queue=1000, momentum=0.7)
+    fed, ctx = after_train(world(flesd(distillation=settings), architectures=TWO))
+    ensemble, start = fed.server.ensemble, fed.task.starts["wide"]
+    n = len(public_rows())
+    assert settings.anchors(fed.task) == n  # one for each row at most
+    student = settings.begin(start, "features", ctx)
+    for number in range(3):
+        before, rows = student, settings.rows_of(student, number, fed.task)
+        follower = start.having(before.momentum)
+        own = normalize(follower.features(seen(rows)), dim=1)
+        anchors = torch.cat([before.queue.anchors, own])[-n:]
+        places = [*before.queue.places.tolist(), *rows.tolist()][-n:]
+        learning = start.having(before.arrays)
+        made = normalize(learning.features(seen(rows)), dim=1)
+        r = ensemble.slots.double().numpy()
+        total = 0.0
+        for i, row in enumerate(rows.tolist()):
+            kept = [j for j in range(n) if places[j] != row or j >= n - len(rows)]
+            assert [places[j] for j in kept].count(row) == 1
+            at = [places[j] for j in kept]
+            m = sum(np.exp((x[at] @ x[row] - 1) / 0.1) for x in r)
+            p = m / m.sum()
+            z = (anchors[kept] @ made[i]).double().detach().numpy() / 0.1
+            total += float((p * (np.log(p) - (z - np.log(np.exp(z).sum())))).sum())
+        student = settings.step(student, ensemble, start, "features", number, ctx)
+        value = float(student.losses - before.losses)
+        assert value == pytest.approx(total / len(rows), abs=1e-4)
+        assert student.queue.places.tolist() == places
+        assert torch.allclose(student.queue.anchors, anchors, atol=1e-6)
 
 
 def seen(rows: Tensor) -> Tensor:
@@ -355,8 +392,12 @@ def test_a_round_that_nobody_answers_distills_nothing() -> None:
     ("options", "says"),
     [
         (
-            {"distillation": SimilarityDistillation(batch_size=160)},
+            {"distillation": SimilarityDistillation(batch_size=160, own_anchor=False)},
             "leaves no anchors: there are 160",
+        ),
+        (
+            {"distillation": SimilarityDistillation(batch_size=60, queue=59)},
+            "queue = 59 must hold a batch of 60 rows",
         ),
         ({"student": "deep"}, "method.student = 'deep' is no architecture; there are: mlp"),
         ({"top": 0.5}, "method.top is read only with"),

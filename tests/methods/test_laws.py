@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,10 @@ from fedgist.core.method import Batch, Context, Count, Method, Net
 from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.fd import FD
+from fedgist.methods.feddbe import FedDBE
+from fedgist.methods.fedlog import FedLog
+from fedgist.methods.fedlog_c import FedLogC
+from fedgist.methods.fedproto import FedProto
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.flesd import FLESD
 from fedgist.methods.merged_codist import MergedCodist
@@ -31,6 +35,7 @@ SHORTER = {
 }
 EVERY_OPTION = {
     "flesd": FLESD(distillation=FEW_STEPS),
+    "flesd, no own anchors": FLESD(distillation=replace(FEW_STEPS, own_anchor=False)),
     "flesd, quantized": FLESD(student="flat", of="features", wire="int8", distillation=FEW_STEPS),
     "flesd, similarities": FLESD(sends="similarities", distillation=FEW_STEPS),
     "repshare, every option": RepShare(
@@ -48,11 +53,23 @@ EVERY_OPTION = {
     "merged_codist, every option": MergedCodist(
         alpha=0.4, alpha_rounds=2, first_alpha=0.9, distillation=TWO_STAGES, mu=0.1
     ),
+    "fedlog, newest": FedLog(memory="newest"),
+    "fedlog, discounted": FedLog(memory=0.8),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),
+}
+# dropout before the head, which features must not see
+DROPPED = {
+    "wide": {"model": "mlp", "hidden": [7, 5], "dropout": 0.5, "share": 0.4},
+    "flat": {"model": "mlp", "hidden": [6, 5], "dropout": 0.2, "share": 0.6},
+}
+WITH_DROPOUT = {
+    "fedproto, own classes, dropout": FedProto(inference_classes="own"),
+    "fedlog_c, class, dropout": FedLogC(memory="class"),
+    "feddbe, dropout": FedDBE(),
 }
 SUBJECTS = {
     name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
-}
+} | {name: Subject(method, {"architectures": DROPPED}) for name, method in WITH_DROPOUT.items()}
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])

@@ -69,6 +69,12 @@ class Queue:
     anchors: Tensor
     places: Tensor
 
+    def taking(self, newest: Tensor, rows: Tensor) -> Queue:
+        """Return the queue after ``newest`` (batch, d), which are of ``rows``, took the oldest."""
+        size = len(self.places)
+        anchors, places = torch.cat([self.anchors, newest]), torch.cat([self.places, rows])
+        return Queue(anchors[-size:], places[-size:])
+
 
 @tree
 class Student:
@@ -121,9 +127,11 @@ class Ensemble:
 class SimilarityDistillation:
     """How a student learns the ensemble's similarities: Adam, for epochs over the public rows.
 
-    A batch of ``batch_size`` rows is compared with the ``queue`` anchors before it, which an
-    encoder makes that follows the student with ``momentum`` (zeta). ``target_temperature`` is
-    tau_T, ``temperature`` tau_S.
+    A batch of ``batch_size`` rows is compared with a queue of ``queue`` anchors, made by an encoder
+    that follows the student with ``momentum`` (zeta). ``target_temperature`` is tau_T,
+    ``temperature`` tau_S. With ``own_anchor`` that encoder encodes the batch and the queue takes it
+    before the loss, as in the paper, so that each row is its own anchor. Without, the queue takes
+    the batch after the step, and no row is compared with itself.
     """
 
     epochs: PositiveInt = 200
@@ -134,14 +142,17 @@ class SimilarityDistillation:
     temperature: Temperature = 0.1
     momentum: Share = 0.999
     queue: PositiveInt = 2048
+    own_anchor: bool = True
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if the public rows are too few for a batch and an anchor."""
-        if len(public_rows(task)) <= self.batch_size:
-            msg = (
-                f"method.distillation.batch_size = {self.batch_size} leaves no anchors: there are "
-            )
-            raise MethodError(msg + f"{len(public_rows(task))} public rows")
+        """Raise MethodError if the public rows are too few for anchors."""
+        rows = len(public_rows(task))
+        if self.own_anchor and self.queue < min(self.batch_size, rows):
+            msg = f"method.distillation.queue = {self.queue} must hold a batch of "
+            raise MethodError(msg + f"{self.batch_size} rows, where each is its own anchor")
+        if rows <= (1 if self.own_anchor else self.batch_size):
+            msg = f"method.distillation.batch_size = {self.batch_size} leaves no anchors: "
+            raise MethodError(msg + f"there are {rows} public rows")
 
     def steps(self, task: Task) -> int:
         """Return how many steps a distillation has."""
@@ -152,8 +163,12 @@ class SimilarityDistillation:
         return stages_of(self.steps(task))
 
     def anchors(self, task: Task) -> int:
-        """Return how many anchors there are: no batch's own rows are among those just before it."""
-        return min(self.queue, len(public_rows(task)) - self.batch_size)
+        """Return how many anchors there are, at most one for each row.
+
+        Without ``own_anchor`` none of a batch's rows is among those just before it.
+        """
+        rows = len(public_rows(task))
+        return min(self.queue, rows if self.own_anchor else rows - self.batch_size)
 
     def idle(self, net: Net | None, task: Task, width: int, device: torch.device) -> Student:
         """Return a student before its first distillation, without arrays where it is not known."""
@@ -202,39 +217,52 @@ class SimilarityDistillation:
         """Return the student after one step."""
         rows, key = self.rows_of(student, number, ctx.task), ctx.draw("step", number)
         x, run = self._views(rows, key, ctx.task)
-        queue, target = student.queue, self.target(ensemble, rows, student.queue.places)
+        net, queue = start.having(student.arrays), student.queue
+        if self.own_anchor:
+            follower = net.having(student.momentum)
+            queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
+        hidden = self.hidden(rows, queue.places)
+        target = self.target(ensemble, rows, queue.places, hidden)
 
         def loss(net: Net) -> Tensor:
-            return self.divergence(embedding(net, x, of), queue, rows, target)
+            return self.divergence(embedding(net, x, of), queue.anchors, hidden, target)
 
         optimizer = Optimizer("adam", lr=self.lr, weight_decay=self.weight_decay)
-        net = start.having(student.arrays)
         arrays, value = descended(net, loss, run, optimizer, student.memory)
         zeta = self.momentum
         momentum = {n: zeta * old + (1 - zeta) * arrays[n] for n, old in student.momentum.items()}
-        follower = start.having(arrays | momentum)
-        newest = self._anchors(follower, rows, key, of, ctx.task)
-        anchors = torch.cat([queue.anchors, newest])[-len(queue.places) :]
-        places = torch.cat([queue.places, rows])[-len(queue.places) :]
+        if not self.own_anchor:
+            follower = start.having(arrays | momentum)
+            queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
         return replace(
             student,
             arrays=arrays,
             momentum=momentum,
-            queue=Queue(anchors, places),
+            queue=queue,
             losses=student.losses + value,
             steps=student.steps + 1,
         )
 
-    def target(self, ensemble: Ensemble, rows: Tensor, places: Tensor) -> Tensor:
-        """Return ``p^i_j`` (eq. 7), (batch, m): no anchor is the row itself."""
+    def hidden(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Return which anchors a row is not compared with, (batch, m): other copies of itself.
+
+        With ``own_anchor`` its newest copy, among the last of the queue, is not hidden.
+        """
+        same = rows.unsqueeze(1) == places
+        if self.own_anchor:
+            same[:, -len(rows) :] = False
+        return same
+
+    def target(self, ensemble: Ensemble, rows: Tensor, places: Tensor, hidden: Tensor) -> Tensor:
+        """Return ``p^i_j`` (eq. 7), (batch, m), over the anchors that are not hidden."""
         logs = ensemble.logarithms(rows, places, self.target_temperature)
-        logs = logs.masked_fill(rows.unsqueeze(1) == places, NOTHING)
+        logs = logs.masked_fill(hidden, NOTHING)
         return torch.softmax(logs, 1) * (logs.amax(1, keepdim=True) > NOTHING)
 
-    def divergence(self, made: Tensor, queue: Queue, rows: Tensor, target: Tensor) -> Tensor:
+    def divergence(self, made: Tensor, anchors: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
         """Return the mean ``KL(p^i || q^i)`` (eqs. 8 and 9) of embeddings ``made`` (batch, d)."""
-        q = made @ queue.anchors.mT / self.temperature
-        q = q.masked_fill(rows.unsqueeze(1) == queue.places, torch.finfo(q.dtype).min)
+        q = made @ anchors.mT / self.temperature
+        q = q.masked_fill(hidden, torch.finfo(q.dtype).min)
         return kl_div(log_softmax(q, 1), target, reduction="none").sum(1).mean()
 
     def _steps_per_epoch(self, task: Task) -> int:

@@ -114,7 +114,7 @@ def _fading(memory: Memory, task: Task) -> str:
         return "never fade" if rho else "are gone after one more round"
     rounds = math.ceil(math.log(FADED) / math.log(rho) - 1e-9)
     about = "about " if memory == "auto" else ""
-    return f"weigh {FADED:.0%} after {about}{rounds} more rounds"
+    return f"weigh {100 * FADED:g} % after {about}{rounds} more rounds"
 
 
 def _decay(memory: Memory, replies: Replies, task: Task) -> float:

@@ -2,31 +2,37 @@
 
 A run's result says up to which correction its method was computed (``computes``). A run that lacks
 a correction which concerns it is stale: reports call it "before correction N", never mix it with
-newer runs, and ``fedgist reproduce`` does it again.
+newer runs, and ``fedgist reproduce`` does it again. A run that goes on does so as it was begun,
+where a hyper-parameter can say it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from fedgist.federation.recipe import Recipe, flat
 from fedgist.methods import base_name
 from fedgist.models import MODELS
 
-Recipe = Mapping[str, Any]  # a run's resolved recipe, as TOML has it
+Table = Mapping[str, Any]  # a run's resolved recipe, as TOML has it, or a part of it
 FIRST = 1  # of runs whose result says nothing
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction: its number, the methods that it changes, and which of their runs."""
+    """A correction: its number, the methods that it changes, and which of their runs.
+
+    ``before`` are hyper-parameters with which a method still computes as before the correction.
+    """
 
     number: int
     methods: frozenset[str]
     what: str
-    concerns: Callable[[Recipe], bool]
+    concerns: Callable[[Table], bool]
+    before: Table = field(default_factory=dict)
 
 
 def computes(method: str) -> int:
@@ -35,21 +41,57 @@ def computes(method: str) -> int:
     return max((c.number for c in CORRECTIONS if name in c.methods), default=FIRST)
 
 
-def lacking(recipe: Recipe, computed: int) -> list[Correction]:
+def lacking(recipe: Table, computed: int) -> list[Correction]:
     """Return the corrections that a run lacks and that change its numbers.
 
-    ``computed`` is what its result says of ``computes``, or :data:`FIRST`.
+    ``computed`` is what its result says of ``computes``, or :data:`FIRST`. A run that states how it
+    computes lacks nothing.
     """
-    method = base_name(str(recipe.get("method", {}).get("name", "")))
-    later = (c for c in CORRECTIONS if c.number > computed and method in c.methods)
-    return [correction for correction in later if correction.concerns(recipe)]
+    options = recipe.get("method", {})
+    return [
+        correction
+        for correction in _later(str(options.get("name", "")), computed)
+        if correction.concerns(recipe) and _unstated(correction, options) == correction.before
+    ]
 
 
-def _drops_before_the_head(recipe: Recipe) -> bool:
+def as_begun(recipe: Recipe, computed: int) -> Recipe:
+    """Return the recipe of a run that goes on, which computes as it was begun."""
+    options = recipe.method.options
+    for correction in _later(recipe.method.name, computed):
+        for key, value in _unstated(correction, options).items():
+            options = _with(options, key.split("."), value)
+    return recipe.model_copy(update={"method": recipe.method.model_copy(update=options)})
+
+
+def assumed(method: str, computed: int) -> dict[str, Any]:
+    """Return how a run computes that leaves hyper-parameters open, by their keys in a recipe."""
+    before = (correction.before for correction in _later(method, computed))
+    return {f"method.{key}": value for some in before for key, value in some.items()}
+
+
+def _later(method: str, computed: int) -> Iterator[Correction]:
+    name = base_name(method)
+    return (c for c in CORRECTIONS if c.number > computed and name in c.methods)
+
+
+def _unstated(correction: Correction, options: Table) -> dict[str, Any]:
+    """Return those of the hyper-parameters of before a correction that a recipe leaves open."""
+    stated = flat(options)
+    return {key: value for key, value in correction.before.items() if key not in stated}
+
+
+def _with(options: Table, path: Sequence[str], value: object) -> dict[str, Any]:
+    """Return options with a value in its place, which may be in tables of them."""
+    first, *rest = path
+    return {**options, first: _with(options.get(first, {}), rest, value) if rest else value}
+
+
+def _drops_before_the_head(recipe: Table) -> bool:
     return any(_dropout(name, options) > 0 for name, options in _models(recipe))
 
 
-def _models(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+def _models(recipe: Table) -> Iterator[tuple[str, Table]]:
     tables = recipe.get("clients", {}).get("architectures", {})
     for table in tables.values():
         yield table.get("model", ""), table
@@ -58,7 +100,7 @@ def _models(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         yield model.get("name", ""), model
 
 
-def _dropout(model: str, options: Recipe) -> float:
+def _dropout(model: str, options: Table) -> float:
     if model not in MODELS:  # a user's own: it may have any layers
         return 1.0
     parameters = inspect.signature(MODELS[model]).parameters
@@ -66,15 +108,10 @@ def _dropout(model: str, options: Recipe) -> float:
     return float(options.get("dropout", default))
 
 
-def _clients_may_be_absent(recipe: Recipe) -> bool:
+def _clients_may_be_absent(recipe: Table) -> bool:
     train, clients = recipe.get("train", {}), recipe.get("clients", {})
     shares = train.get("fraction_train", 1.0), clients.get("availability", 1.0)
     return any(share != 1.0 for share in shares) or clients.get("delay", 0.0) != 0.0
-
-
-def _rate_falls_to_0(recipe: Recipe) -> bool:
-    # a recipe that says so itself asked for it
-    return "final_factor" not in recipe.get("method", {}).get("distillation", {})
 
 
 CORRECTIONS = (
@@ -89,11 +126,20 @@ CORRECTIONS = (
         frozenset({"fedlog", "fedlog_c"}),
         "the server remembers the class sums of clients that are absent from a round",
         _clients_may_be_absent,
+        {"memory": 0.0},
     ),
     Correction(
         4,
         frozenset({"periodic_codist", "merged_codist"}),
         "the rate of the distillation no longer falls to 0 where the recipe does not say so",
-        _rate_falls_to_0,
+        lambda _: True,
+        {"distillation.final_factor": 0.0},
+    ),
+    Correction(
+        5,
+        frozenset({"flesd"}),
+        "each public row is its own anchor in the distillation, as in the paper",
+        lambda _: True,
+        {"distillation.own_anchor": False},
     ),
 )

@@ -16,7 +16,7 @@ from fedgist.core.training import Training
 from fedgist.core.tree import Tree
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
-from fedgist.federation.corrections import computes
+from fedgist.federation.corrections import assumed, computes
 from fedgist.federation.recipe import Recipe, defaults, flat
 from fedgist.federation.record import check_lines
 from fedgist.federation.round_loop import EVALUATE, context, start_server
@@ -48,7 +48,7 @@ def check_binding(
     ``raising`` says whether a larger number of rounds was asked for.
     """
     begun, now = saved.binding, binding_of(side, inputs)
-    _check_recipe(now.recipe, begun.recipe, folder, raising=raising)
+    _check_recipe(now.recipe, begun, folder, raising=raising)
     for what in dict.fromkeys([*begun.inputs, *now.inputs]):
         if begun.inputs.get(what) != now.inputs.get(what):
             msg = f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
@@ -74,19 +74,20 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
         msg = f"{folder} has no checkpoint, which a finished run has; put it back from a copy, or "
         raise CheckpointError(msg + "start the run again with --overwrite")
     begun = saved.binding.recipe
-    _check_recipe(_described(recipe), begun, folder, raising=False)
+    _check_recipe(_described(recipe), saved.binding, folder, raising=False)
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
     check_lines(folder, saved.round, saved.binding.lines)
 
 
 def _check_recipe(
-    now: Mapping[str, object], begun: Mapping[str, object], folder: Path, *, raising: bool
+    now: Mapping[str, object], begun: Binding, folder: Path, *, raising: bool
 ) -> None:
     """Raise RecipeError that names the first key of the recipe that changed."""
-    for key in dict.fromkeys([*begun, *now]):
-        # a key that came later was its default
-        old, new = (some.get(key, defaults().get(key)) for some in (begun, now))
+    method = str(begun.recipe.get("method.name", ""))
+    later = {**defaults(), **assumed(method, begun.computes)}  # keys that a recipe did not have
+    for key in dict.fromkeys([*begun.recipe, *now]):
+        old, new = (some.get(key, later.get(key)) for some in (begun.recipe, now))
         if old == new or (key == ROUNDS_KEY and raising):
             continue
         more = isinstance(old, int) and isinstance(new, int) and new > old

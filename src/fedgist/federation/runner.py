@@ -10,6 +10,7 @@ from fedgist.engines.device_choice import check_precision, usable_device
 from fedgist.errors import RecipeError
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation import saved_features
+from fedgist.federation.corrections import as_begun
 from fedgist.federation.engine_choice import make_engine, open_world
 from fedgist.federation.probes import probe_of
 from fedgist.federation.recipe import Recipe, read, read_recorded
@@ -91,6 +92,7 @@ def run(
             begun = read_recorded(folder / RECIPE).engine
             kept = {"plans": begun.plans, "server_threads": begun.server_threads}
             section = recipe.engine.model_copy(update=kept)
+            recipe = as_begun(recipe, saved.binding.computes)
             recipe = recipe.model_copy(update={"engine": section})
         place = Place(folder, saved, raising=rounds is not None)
         return _run(recipe, given, place, observer)
@@ -120,7 +122,7 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     if saved is None:
         msg = f"{folder} has no checkpoint yet: its models are not saved"
         raise RecipeError(msg)
-    recipe = read(folder / RECIPE)
+    recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     section = recipe.engine.model_copy(update={"device": device})
     recipe = recipe.model_copy(update={"engine": section})
