@@ -82,10 +82,27 @@ def test_one_clients_rows_may_be_public() -> None:
     assert torch.equal(seen.y, world.data.y[own])
     for public, says in (
         ({"client": 99}, "there is no client 99"),
-        ({"client": 3, "rows": 5}, "give client, or rows, or name"),
+        ({"client": 3, "name": "digits"}, "give client or name"),
+        ({"client": 3, "rows": 1442}, "rows = 1442: client 3 has"),
     ):
         with pytest.raises(InputError, match=says):
             made(public)
+
+
+def test_so_many_rows_of_the_largest_client_may_be_public() -> None:
+    # rejects public sets whose size depends on how rows are divided
+    for seed in (0, 1):
+        section = {"client": "largest", "rows": 150}
+        recipe = {"data": {"public": section}, "seed": seed, "method": {"name": "fedavg"}}
+        world = make_world(make(recipe))
+        counts = world.population.train.counts.tolist()
+        largest = counts.index(max(counts))
+        assert world.server.task.public_client == largest
+        assert world.public is not None
+        assert len(world.public.x) == 150
+        of_client = world.data.x[world.population.train[largest]].flatten(1).tolist()
+        chosen = world.public.x.flatten(1).tolist()
+        assert all(row in of_client for row in chosen)
 
 
 def test_given_rows_take_the_place_of_the_recipes() -> None:

@@ -40,6 +40,7 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("resnet9", COLOR, {"width": 8, "norm": "group"}),
     ("resnet18", COLOR, {"width": 4}),
     ("resnet18", GRAY, {"width": 4, "features": 6, "norm": "group"}),
+    ("resnet50", COLOR, {"width": 2}),
     ("mobilenetv2", COLOR, {"width": 0.25}),
     ("word_lstm", TEXT, {"embedding": 5, "hidden": 4, "layers": 2}),
 ]
@@ -114,6 +115,23 @@ def test_models_have_the_documented_size(
 ) -> None:
     with torch.device("meta"):
         assert low <= size(MODELS[name](shape, 10, **options)) <= high
+
+
+def test_resnet50_has_the_names_and_strides_of_imagenets() -> None:
+    # torchvision's has 25,557,032 parameters; a stride in a block's first convolution, 14x14 maps
+    # made of an eighth of the pixels, would be another net
+    with torch.device("meta"):
+        net = MODELS["resnet50"]((3, 224, 224), 1000)
+        assert size(net) == 25_557_032
+        assert isinstance(net, nn.Sequential)
+        maps = net[:8](torch.empty(1, 3, 224, 224))
+    assert maps.shape == (1, 2048, 7, 7)
+    layers = dict(net.named_modules())
+    assert layers["layer2.0.conv2"].stride == (2, 2)
+    assert layers["layer2.0.conv1"].stride == layers["layer1.0.conv2"].stride == (1, 1)
+    expected = {"conv1.weight", "bn1.running_mean", "layer1.0.downsample.0.weight"}
+    expected |= {"layer4.2.bn3.bias", "layer3.5.conv3.weight", "fc.bias"}
+    assert expected <= set(net.state_dict())
 
 
 @pytest.mark.parametrize("name", ["resnet9", "resnet18"])

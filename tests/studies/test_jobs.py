@@ -150,6 +150,18 @@ def test_columns_of_one_recipe_have_settings_and_numbers_of_their_own(tmp_path: 
     assert recipes["mnist_2"].paper.accuracy["centralized"] == (94.0,)
 
 
+def test_a_column_of_one_scale_is_done_at_the_other_by_name_alone(tmp_path: Path) -> None:
+    table = read_table(find_table("flesd/table1"))
+    small, paper = (set(cells(table, s, find_recipe, tmp_path)[1]) for s in ("small", "paper"))
+    assert "imagenet100_1" in paper - small
+    assert "small_1" in small - paper
+    assert "cifar100_001" in small & paper
+    named = cells(table, "small", find_recipe, tmp_path, columns=["imagenet100_1"])[1]
+    assert list(named) == ["imagenet100_1"]
+    assert named["imagenet100_1"].model is not None
+    assert named["imagenet100_1"].model.name == "resnet50"
+
+
 def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
     table = read_table(find_table("fedlog/table1"))
     with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):

@@ -56,6 +56,17 @@ WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 #: What a probe of a model's features finds.
 PROBE = Metric("probe", "Linear probe", "fraction", "higher")
+#: What further probes find, by the names of their columns.
+PROBES_BESIDE: Mapping[str, Metric] = MappingProxyType(
+    {
+        f"{PROBE.name}_{kind}": Metric(f"{PROBE.name}_{kind}", title, "fraction", "higher")
+        for kind, title in (
+            ("sgd", "Linear probe by SGD"),
+            ("logistic", "Linear probe by logistic regression"),
+            ("knn", "Nearest neighbours"),
+        )
+    }
+)
 #: The metrics of each objective, by their names.
 METRICS_OF: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
     {"classes": CLASS_METRICS, "next_word": WORD_METRICS, "simclr": {PROBE.name: PROBE}}
@@ -66,7 +77,7 @@ CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 #: Every metric there is, by name.
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {LOSS.name: LOSS, **CHOSEN_METRICS, INFORMATION.name: INFORMATION}
+    {LOSS.name: LOSS, **CHOSEN_METRICS, **PROBES_BESIDE, INFORMATION.name: INFORMATION}
 )
 #: Objectives by name: each is made for a number of classes, the metrics chosen, how much labels are
 #: smoothed, and options of its own.

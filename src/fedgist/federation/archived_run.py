@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedgist.core.metrics import LOSS, PROBE
+from fedgist.core.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
 from fedgist.federation.columns import (
     DOWN_BYTES,
@@ -229,7 +229,8 @@ def _is_kept(column: str, metric: str) -> bool:
     known = column.startswith("eval/") and column.isprintable()
     if not known:
         return False
-    kept = {m + statistic for m in (metric, PROBE.name) for statistic in ("", MEAN, STD, LEAST)}
+    probes = (PROBE.name, *PROBES_BESIDE)
+    kept = {m + statistic for m in (metric, *probes) for statistic in ("", MEAN, STD, LEAST)}
     return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}"}
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedgist.core.metrics import LOSS, METRICS, Metric
+from fedgist.core.metrics import LOSS, METRICS, PROBES_BESIDE, Metric
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
@@ -133,8 +133,9 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     name = metric_of(column)
     for statistic in (MEAN, STD, LEAST):
         name = name.removesuffix(statistic)
-    if column.startswith("eval/") and name in metrics:
-        return metrics[name]
+    known = {**PROBES_BESIDE, **metrics}
+    if column.startswith("eval/") and name in known:
+        return known[name]
     return Metric(column, column, "", "higher")
 
 

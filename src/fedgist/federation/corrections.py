@@ -29,7 +29,7 @@ class Correction:
     """
 
     number: int
-    methods: frozenset[str]
+    methods: frozenset[str] | None  # None: all
     what: str
     concerns: Callable[[Table], bool]
     before: Table = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Correction:
 def computes(method: str) -> int:
     """Return the number of the newest correction of a method; 1 if there is none."""
     name = base_name(method)
-    return max((c.number for c in CORRECTIONS if name in c.methods), default=FIRST)
+    return max((c.number for c in CORRECTIONS if _is_of(c, name)), default=FIRST)
 
 
 def lacking(recipe: Table, computed: int) -> list[Correction]:
@@ -72,7 +72,11 @@ def assumed(method: str, computed: int) -> dict[str, Any]:
 
 def _later(method: str, computed: int) -> Iterator[Correction]:
     name = base_name(method)
-    return (c for c in CORRECTIONS if c.number > computed and name in c.methods)
+    return (c for c in CORRECTIONS if c.number > computed and _is_of(c, name))
+
+
+def _is_of(correction: Correction, method: str) -> bool:
+    return correction.methods is None or method in correction.methods
 
 
 def _unstated(correction: Correction, options: Table) -> dict[str, Any]:
@@ -141,5 +145,11 @@ CORRECTIONS = (
         "each public row is its own anchor in the distillation, as in the paper",
         lambda _: True,
         {"distillation.own_anchor": False},
+    ),
+    Correction(
+        6,
+        None,
+        "probes see standardized features",
+        lambda recipe: recipe.get("evaluate", {}).get("probe") in {"sgd", "knn"},
     ),
 )

@@ -22,7 +22,8 @@ class PublicSection(OpenSection):
     # with another source: as many training rows are taken out, the same as `rows` would, and not
     # used, so that clients hold the same rows whichever source is public
     unused_rows: Positive | None = None
-    client: Annotated[int, Field(ge=0)] | str | None = None  # whose rows all may see
+    # whose rows all may see, or so many `rows` of them; "largest": of the client with most rows
+    client: Annotated[int, Field(ge=0)] | str | None = None
     labelled: bool = False  # whether methods see their labels, which the data must have
     augment: tuple[Augmentation, ...] = ()
 
@@ -34,8 +35,8 @@ class PublicSection(OpenSection):
         if self.unused_rows is not None and self.name is None:
             msg = "unused_rows takes training rows out beside another source: it needs name"
             raise ValueError(msg)
-        if self.client is not None and (self.name, self.rows) != (None, None):
-            msg = "client's rows are all of its training rows: give client, or rows, or name"
+        if self.client is not None and self.name is not None:
+            msg = "public rows are one client's, or of another source: give client or name"
             raise ValueError(msg)
         return self
 

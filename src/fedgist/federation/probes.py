@@ -52,7 +52,7 @@ NEIGHBORS = 20
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Features (rows, m) of training and test rows, and their labels (rows,)."""
+    """Standardized features (rows, m) of training and test rows, and their labels (rows,)."""
 
     train: Tensor
     y: Tensor
@@ -62,7 +62,7 @@ class Encoded:
 
 
 def sgd(encoded: Encoded, seed: int) -> float:
-    """Return the accuracy of a linear layer that SGD trains, from zeros, as in FLESD.
+    """Return the accuracy of a linear layer that SGD trains, from zeros, with FLESD's settings.
 
     60 epochs of batches of 256, momentum 0.9, rate 0.03, a tenth after 30 epochs and after 50.
     """
@@ -85,11 +85,8 @@ def sgd(encoded: Encoded, seed: int) -> float:
 def logistic(encoded: Encoded, seed: int) -> float:
     """Return the accuracy of scikit-learn's logistic regression on standardized features."""
     from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
-    model = LogisticRegression(max_iter=1000, random_state=seed)
-    return _fitted(make_pipeline(StandardScaler(), model), encoded)
+    return _fitted(LogisticRegression(max_iter=1000, random_state=seed), encoded)
 
 
 def knn(encoded: Encoded, seed: int) -> float:
@@ -120,43 +117,59 @@ def probe_of(
     if recipe.evaluate.probe == "none":
         return None
     check_probes(world)
+    kinds = (recipe.evaluate.probe, *recipe.evaluate.probes_beside)
     if not isinstance(engine, Simulation):
         msg = f"evaluate.probe = {recipe.evaluate.probe!r}: the clients' models are at their sites"
         raise RecipeError(msg)
-    return functools.partial(evaluated, world, recipe.evaluate.probe)
+    return functools.partial(evaluated, world, kinds)
 
 
-def evaluated(world: World, kind: str, federation: Federation) -> tuple[Line, list[Line]]:
-    """Return what probes of a kind find: columns of the round's line, and lines of clients.
+def evaluated(
+    world: World, kinds: Sequence[str], federation: Federation
+) -> tuple[Line, list[Line]]:
+    """Return what probes find: columns of the round's line, and lines of clients.
 
-    Clients' models are left out where the server's alone are scored, and those of clients that have
-    too few rows to learn. Statistics are over the models whose features are finite.
+    The first of ``kinds`` is called ``probe``, others ``probe_sgd`` and so on. Clients' models are
+    left out where the server's alone are scored, and those of clients that have too few rows to
+    learn. Statistics are over the models whose features are finite.
     """
     few = lonely(world.population.train, world.server.task.objective)
     everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.recipe.evaluate.on == "global" else everybody
-    found = [values[kind] for _, values in probed(federation, world, clients, (kind,))]
+    found = [values for _, values in probed(federation, world, clients, kinds)]
     ctx = federation.context(EVALUATE)
     names = list(federation.method.models(federation.server, ctx) or {})
-    own, servers = (
-        torch.tensor(found[: len(clients)]),
-        dict(zip(names, found[len(clients) :], strict=True)),
-    )
-    line: Line = {of_server(name, ALL_ROWS, PROBE.name): v for name, v in servers.items()}
-    if servers:
-        together = of_all if len(servers) == 1 else over_models
-        line[together(PROBE.name)] = sum(servers.values()) / len(servers)
-    known = own[~own.isnan()]
-    if len(known):
-        statistics = {MEAN: known.mean(), STD: known.std(correction=0), LEAST: known.min()}
-        line |= {
-            over_clients("client", PROBE.name, statistic=name): float(value)
-            for name, value in statistics.items()
-        }
+    line: Line = {}
     about = {"round": federation.round, "split": "client"}
-    return line, [
-        about | {"client": i, PROBE.name: v} for i, v in zip(clients, own.tolist(), strict=True)
-    ]
+    details: list[Line] = [about | {"client": client} for client in clients]
+    for kind in kinds:
+        title = PROBE.name if kind == kinds[0] else f"{PROBE.name}_{kind}"
+        values = [of_kind[kind] for of_kind in found]
+        own = values[: len(clients)]
+        line |= _of_servers(title, dict(zip(names, values[len(clients) :], strict=True)))
+        line |= _of_clients(title, torch.tensor(own))
+        for detail, value in zip(details, own, strict=True):
+            detail[title] = value
+    return line, details
+
+
+def _of_servers(title: str, found: Mapping[str, float]) -> Line:
+    line: Line = {of_server(name, ALL_ROWS, title): value for name, value in found.items()}
+    if found:
+        together = of_all if len(found) == 1 else over_models
+        line[together(title)] = sum(found.values()) / len(found)
+    return line
+
+
+def _of_clients(title: str, found: Tensor) -> Line:
+    known = found[~found.isnan()]
+    if not len(known):
+        return {}
+    statistics = {MEAN: known.mean(), STD: known.std(correction=0), LEAST: known.min()}
+    return {
+        over_clients("client", title, statistic=name): float(value)
+        for name, value in statistics.items()
+    }
 
 
 def check_probes(world: World) -> None:
@@ -216,13 +229,15 @@ def _same_body(net: Net, other: Net) -> bool:
 
 def _encoded(net: Net, world: World) -> Encoded:
     train, test = world.population.examples, world.population.test_examples
-    return Encoded(
-        _features(net, train),
-        train.y.cpu(),
-        _features(net, test),
-        test.y.cpu(),
-        world.data.num_classes,
-    )
+    z, z_test = _standardized(_features(net, train), _features(net, test))
+    return Encoded(z, train.y.cpu(), z_test, test.y.cpu(), world.data.num_classes)
+
+
+def _standardized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features by the training rows' mean and deviation: no probe then sees their scale."""
+    mean, std = train.mean(0), train.std(0, correction=0)
+    std = torch.where(std > 0, std, 1.0)
+    return (train - mean) / std, (test - mean) / std
 
 
 def _features(net: Net, examples: Examples) -> Tensor:

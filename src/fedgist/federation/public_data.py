@@ -28,6 +28,7 @@ from fedgist.federation.recipe_data import check_augment, client_number
 
 ROWS_AT_ONCE = 1024  # of which a digest is made
 PUBLIC_ROWS = "data.public.rows"  # names the draw, and the key in messages
+LARGEST = "largest"  # names the client with most training rows
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 
@@ -102,8 +103,14 @@ def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | 
     if section is None or client is None:
         return None
     _check_moments(recipe)
-    rows = data.only(parts.train[client])
-    return _seen(rows, labelled=section.labelled)
+    numbers = parts.train[client]
+    if section.rows is not None:
+        if section.rows > len(numbers):
+            msg = f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
+            raise RecipeError(msg + " training rows")
+        key = random.key(recipe.seed, PUBLIC_ROWS)
+        numbers = numbers[random.choice(key, len(numbers), section.rows)]
+    return _seen(data.only(numbers), labelled=section.labelled)
 
 
 def client_of(recipe: Recipe, parts: Partition) -> int | None:
@@ -111,6 +118,8 @@ def client_of(recipe: Recipe, parts: Partition) -> int | None:
     section = recipe.data.public
     if section is None or section.client is None:
         return None
+    if section.client == LARGEST and LARGEST not in parts.names:
+        return int(parts.train.counts.argmax())
     return client_number(parts, section.client)
 
 

@@ -157,6 +157,8 @@ class EvaluateSection(_Section):
     train: bool = False  # also on each client's training rows
     # what is trained on the features of frozen bodies and scored on all test rows
     probe: Literal["none", "sgd", "logistic", "knn"] = "none"
+    # further kinds of probes, each with columns of its own
+    probes_beside: tuple[Literal["sgd", "logistic", "knn"], ...] = ()
     # whose models are kept: the last round's, or those of the best one on validation data
     keep: Literal["last", "best_validation"] = "last"
     # rounds without a better score on validation data after which the run stops; 0: it never does
@@ -169,6 +171,9 @@ class EvaluateSection(_Section):
 
     @model_validator(mode="after")
     def _of_some_rows(self) -> EvaluateSection:
+        if self.probes_beside and (self.probe == "none" or self.probe in self.probes_beside):
+            msg = f"probes_beside = {list(self.probes_beside)} stand beside another kind, "
+            raise ValueError(msg + f"evaluate.probe, which is {self.probe!r}")
         if self.save_features_at and not self.save_features:
             msg = "save_features_at needs evaluate.save_features: of how many rows of each client"
             raise ValueError(msg)

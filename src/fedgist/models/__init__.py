@@ -26,6 +26,7 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "lenet5": "fedgist.models.cnn:lenet5",
         "resnet9": "fedgist.models.resnet:resnet9",
         "resnet18": "fedgist.models.resnet:resnet18",
+        "resnet50": "fedgist.models.resnet:resnet50",
         "word_lstm": "fedgist.models.lstm:word_lstm",
         "mobilenetv2": "fedgist.models.mobilenet:mobilenetv2",
     }

@@ -1,8 +1,9 @@
-"""Residual nets for images of about 32x32 pixels, with batch or group norm.
+"""Residual nets with batch or group norm: two for images of about 32x32 pixels, one for larger.
 
 He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition", table 1. As is usual for
 small images, ResNet18 begins with a 3x3 convolution without max-pooling. ResNet9 is a common
-shallow variant: two residual blocks among plain convolutions.
+shallow variant: two residual blocks among plain convolutions. ResNet50 is for images of about
+224x224 pixels.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from fedgist.models.last_activation import Last, last_activation
 
 Norm = Literal["batch", "group"]
+RESNET50_BLOCKS = (3, 4, 6, 3)
+EXPANSION = 4  # a bottleneck's output channels by its inner ones
 
 
 def resnet9(
@@ -107,6 +110,39 @@ def resnet18(
     return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
 
 
+def resnet50(
+    input_shape: Sequence[int], num_classes: int, *, norm: Norm = "batch", width: int = 64
+) -> nn.Module:
+    """Return ResNet50 for images of about 224x224 pixels: 25,557,032 parameters with 1000 classes.
+
+    Its first convolution is 7x7 with stride 2 and ``width`` channels, followed by max-pooling; a
+    block's stride is that of its 3x3 convolution. Layers have the names of torchvision's, so that a
+    file of its weights fits ``model.weights``.
+
+    Raises
+    ------
+    ValueError
+        If ``norm`` is neither 'batch' nor 'group', or ``width`` is below 1.
+    """
+    _check_widths(width=width)
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", nn.Conv2d(input_shape[0], width, 7, 2, padding=3, bias=False)),
+        ("bn1", _norm(norm, width)),
+        ("relu", nn.ReLU()),
+        ("maxpool", nn.MaxPool2d(3, 2, padding=1)),
+    ]
+    channels = width
+    for index, blocks in enumerate(RESNET50_BLOCKS):
+        inner, stride = width * 2**index, 1 if index == 0 else 2
+        made = []
+        for block in range(blocks):
+            made.append(_Bottleneck(channels, inner, stride if block == 0 else 1, norm))
+            channels = EXPANSION * inner
+        layers.append((f"layer{index + 1}", nn.Sequential(*made)))
+    layers += [("avgpool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+    return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
+
+
 def _check_widths(**widths: int | None) -> None:
     for name, width in widths.items():
         if width is not None and (isinstance(width, bool) or width < 1):
@@ -156,4 +192,28 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.shortcut(x) + self.inner(x))
+        return out
+
+
+class _Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
+
+    def __init__(self, c_in: int, inner: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        c_out = EXPANSION * inner
+        self.conv1, self.bn1 = nn.Conv2d(c_in, inner, 1, bias=False), _norm(norm, inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False)
+        self.bn2 = _norm(norm, inner)
+        self.conv3, self.bn3 = nn.Conv2d(inner, c_out, 1, bias=False), _norm(norm, c_out)
+        self.relu = nn.ReLU()
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or c_in != c_out:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(c_in, c_out, 1, stride, bias=False), _norm(norm, c_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.relu(self.bn1(self.conv1(x)))
+        inner = self.relu(self.bn2(self.conv2(inner)))
+        out: Tensor = self.relu(self.bn3(self.conv3(inner)) + self.downsample(x))
         return out

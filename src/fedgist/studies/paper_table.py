@@ -47,13 +47,15 @@ class Column(_Part):
     """One experiment of the table: its recipe, and what it has in place of the recipe's own.
 
     ``set`` holds settings of the paper, ``paper`` accuracies that it printed, and ``small`` the
-    settings that are changed at the small scale.
+    settings that are changed at the small scale. A column ``only`` of one scale is done at the
+    other if it is asked for by name.
     """
 
     recipe: str
     set: dict[str, object] = {}
     paper: dict[str, tuple[float, float] | tuple[float]] = {}
     small: dict[str, object] = {}
+    only: Scale | None = None
 
     @property
     def own(self) -> dict[str, object]:
@@ -120,7 +122,8 @@ def cells(
     count = seeds or getattr(table.table.seeds, scale)
     jobs, recipes = [], {}
     for name, column in table.columns.items():
-        if columns and name not in columns:
+        wanted = name in columns if columns else column.only in {None, scale}
+        if not wanted:
             continue
         path, own = find(column.recipe), column.own
         recipes[name] = read(path, own=own)
