@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,6 +58,30 @@ def drawing_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any)
     return ctx.task.objective.loss(net(batch.x), batch) * torch.rand(())
 
 
+def drawing_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
+    torch.randn(3)
+    return server
+
+
+def drawing_select(self: Any, server: Any, online: Any, ctx: Any) -> Any:
+    random.shuffle([1, 2, 3])
+    return fedgist.Method.select(self, server, online, ctx)
+
+
+def drawing_download(self: Any, server: Any, order: Any, ctx: Any) -> Any:
+    np.random.rand()  # noqa: NPY002  # it must not
+    return Nothing()
+
+
+def halving_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
+    replies.total().rows.div_(2)
+    return server
+
+
+def growing_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
+    return Sums(torch.zeros(len(server.total) + 1))
+
+
 def fails(self: Any, *args: Any) -> Any:
     return args[0].no_such_thing
 
@@ -86,6 +112,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"loss": forgetful_loss},
         "Mine.loss depends on rows that are absent, or on torch's generator: weigh",
+    ),
+    ({"server_update": drawing_update}, r"Mine.server_update draws from torch's generator, so tha"),
+    ({"select": drawing_select}, r"Mine.select draws from Python's random module, so that two"),
+    ({"download": drawing_download}, r"Mine.download draws from NumPy's global generator, so"),
+    (
+        {"server_update": halving_update, "upload": lambda self, net, own, sums, *a: (sums, own)},
+        r"Mine.server_update changed a tensor of shape \[\] that it was given",
+    ),
+    (
+        {"server_update": growing_update, "init_server": lambda self, ctx: Sums(torch.zeros(2))},
+        r"Mine.server_update returned a state with 'total' as \[3\] of float32; it had 'total' as",
+    ),
+    (
+        {"server_update": lambda self, *a: Sums(torch.zeros(2))},
+        r"Mine.server_update returned a Sums; the state was a Nothing",
     ),
     ({"loss": fails}, "Mine.loss failed in stage 'train': AttributeError: 'Net' object"),
     ({"summarize": forgetful_sums}, "Mine.summarize depends on rows that are absent"),

@@ -50,6 +50,16 @@ def test_ten_lines_with_ones_own_arrays_clients_and_module() -> None:
     assert result.folder is None
 
 
+def test_a_run_in_which_nobody_could_train_says_so() -> None:
+    # seen: it ended as a success without a word
+    nobody = QUICK | {"clients": {"num_clients": 5, "availability": 0.0}}
+    with pytest.warns(UserWarning, match="nothing was learned: .*nobody was online"):
+        result = fedgist.run(nobody, data=blobs())
+    assert "nothing was learned" in " ".join(result.summary["notes"])
+    with_somebody = fedgist.run(QUICK | {"method": {"name": "local"}}, data=blobs())
+    assert not [note for note in with_somebody.summary["notes"] if "nothing" in note]
+
+
 def test_a_torch_data_set_and_a_model_for_each_group() -> None:
     x, y, *_ = user_arrays()
     data = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
@@ -62,7 +72,8 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
             [1, 3, 4],
         ),
     }
-    result = fedgist.run(QUICK, data=data, clients=rows(), clients_test=None, model=model)
+    with pytest.warns(UserWarning, match="nothing was measured: no model was scored"):
+        result = fedgist.run(QUICK, data=data, clients=rows(), clients_test=None, model=model)
     assert set(result.federation.task.architectures) == {"small", "large"}
     assert result.world.population.clients[2].architectures == ("small",)
 

@@ -105,6 +105,34 @@ class ForgetsTheMask(Method):
 
 
 @dataclass(frozen=True)
+class HalvesReplies(Method):
+    """A method whose server changes the replies that it is given."""
+
+    def init_server(self, ctx: Context) -> Count:
+        return Count(torch.zeros(()))
+
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: Any, ctx: Context
+    ) -> tuple[Count, Nothing]:
+        return sums, own
+
+    def server_update(self, server: Count, replies: Any, ctx: Context) -> Count:
+        replies.total().rows.div_(2)
+        return server
+
+
+@dataclass(frozen=True)
+class FailsLater(Method):
+    """A method whose server fails on what it was sent."""
+
+    def init_server(self, ctx: Context) -> Count:
+        return Count(torch.zeros(2))
+
+    def server_update(self, server: Count, replies: Any, ctx: Context) -> Count:
+        return Count(server.rows + torch.zeros(3))
+
+
+@dataclass(frozen=True)
 class CountsTwice(Method):
     """A method whose server adds to what it has, so that a repeated reply would show."""
 
@@ -123,8 +151,15 @@ class CountsTwice(Method):
 def test_a_method_that_breaks_a_law_is_told_which() -> None:
     with pytest.raises(LawError, match="Leaks breaks law 10 no raw example appears in a message"):
         check_laws(Leaks(), only=("10",))
-    with pytest.raises(LawError, match="ForgetsTheMask breaks law 1 stacked and one by one"):
+    with pytest.raises(LawError, match=r"ForgetsTheMask.loss depends on rows that are absent"):
         check_laws(ForgetsTheMask(), only=("1",))
+    with pytest.raises(
+        LawError, match=r"HalvesReplies breaks law 8 .*: server_update changed a re"
+    ):
+        check_laws(HalvesReplies(), only=("8",))
+    says = "FailsLater.server_update fails under law 4 .*: RuntimeError: The size of tensor a"
+    with pytest.raises(LawError, match=says):
+        check_laws(FailsLater(), only=("4",))
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
+from fedgist.engines.server_check import check_shapes, sums_of, watched
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
 from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
@@ -114,7 +115,8 @@ class Federation:
         self.edges, line = now.edges, now.record.line()
         if self.side.hears is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
-        numbers = self.method.report(self.server, self.context(EVALUATE, number))
+        with watched(self.method, "report", number, *self._held):
+            numbers = self.method.report(self.server, self.context(EVALUATE, number))
         if not isinstance(numbers, Mapping):
             broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
         line |= {f"server/{name}": float(value) for name, value in numbers.items()}
@@ -149,7 +151,8 @@ class Federation:
         if not (stages and online):
             return []
         ctx = drawing(self.context(stages[0], number), self.source)
-        selected = self.method.select(self.server, online, ctx)
+        with watched(self.method, "select", number, *self._held):
+            selected = self.method.select(self.server, online, ctx)
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
@@ -164,14 +167,15 @@ class Federation:
         """Do a stage; return whether it was the server's own work."""
         record, failed = now.record, now.record.failed
         able = [order for order in now.selected if order.asked not in failed]
-        orders = self.method.orders(self.server, able, ctx)
+        with watched(self.method, "orders", ctx.round, *self._held):
+            orders = self.method.orders(self.server, able, ctx)
         if orders is None:
             with on_threads(self.side.server_threads):
                 self._update(Replies(), ctx, record)
             return True
         if not orders and not hides_absence(self.task):
             return False
-        downs = [self.method.download(self.server, order, ctx) for order in orders]
+        downs = self._downloads(orders, ctx)
         record.ordered(orders, downs)
         now.edges += edges_of(self.method, self.server, orders, ctx.round)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
@@ -184,11 +188,23 @@ class Federation:
     def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:
         """Let the server learn; a method that insists on a total it may not see learns nothing."""
         try:
-            server = self.method.server_update(self.server, replies, ctx)
+            with watched(self.method, "server_update", ctx.round, *self._held, *sums_of(replies)):
+                server = self.method.server_update(self.server, replies, ctx)
         except TooFewRepliesError as error:
             record.events.append(str(error))
         else:
-            self.server = check_state(server, self.method, "server_update")
+            check_state(server, self.method, "server_update")
+            check_shapes(self.method, "server_update", self.server, server)
+            self.server = server
+
+    @property
+    def _held(self) -> list[Tree]:
+        """What the server holds: its state, and the models' starts."""
+        return [self.server, *self.task.starts.values()]
+
+    def _downloads(self, orders: Sequence[Order], ctx: Context) -> list[Tree]:
+        with watched(self.method, "download", ctx.round, *self._held):
+            return [self.method.download(self.server, order, ctx) for order in orders]
 
     def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
         """Return an answer's replies, without late ones that the method does not accept."""
@@ -225,7 +241,9 @@ class Federation:
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
         if evaluation.scores_models(self.side.recipe, self.task):
-            models = check_returned(self.method.models(self.server, ctx), self.method, "models")
+            with watched(self.method, "models", number, *self._held):
+                found = self.method.models(self.server, ctx)
+            models = check_returned(found, self.method, "models")
             with on_threads(self.side.server_threads):
                 line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":
@@ -245,7 +263,7 @@ class Federation:
     def downloads(self, number: int) -> tuple[list[Order], list[Any], Context]:
         """Return what every client would receive now."""
         ctx, orders = self.context(EVALUATE, number), self.orders_to_each(number)
-        return orders, [self.method.download(self.server, order, ctx) for order in orders], ctx
+        return orders, self._downloads(orders, ctx), ctx
 
     def orders_to_each(self, number: int) -> list[Order]:
         """Return an order to each client, for its first model."""

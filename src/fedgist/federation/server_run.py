@@ -130,7 +130,11 @@ def run_server(
             if federation.best is not None:
                 federation.restore(federation.best)
             at_end(federation)
-            end = _end_of(side, record, notes) | {"time/total_s": time.perf_counter() - began}
+            empty = _emptiness(side, record.rounds)
+            for note in empty:
+                observer.note(note)
+            end = _end_of(side, record, [*notes, *empty])
+            end["time/total_s"] = time.perf_counter() - began
             end |= {"computes": binding.computes}
             end |= {"rounds_raised": raised} if (raised := binding.raised) else {}
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
@@ -263,6 +267,20 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
         **({"privacy": side.spending.described()} if side.spending else {}),
         "digests": record.seal() if record.folder else {},
     }
+
+
+def _emptiness(side: ServerSide, lines: Sequence[Line]) -> list[str]:
+    """Return what a user must know of a run that learned nothing, or measured nothing."""
+    trained = [line for line in lines if line["round"] > 0]
+    notes = []
+    if not any(line.get("clients/replied") for line in trained):
+        asked = sum(line.get("clients/asked", 0) for line in trained)
+        why = "each is in the record with its reason" if asked else "nobody was online"
+        notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
+    shared = side.recipe.privacy.share_measurements  # else clients keep their scores on purpose
+    if shared and not any(column.startswith("eval/") for line in lines for column in line):
+        notes.append("nothing was measured: no model was scored in any round")
+    return notes
 
 
 def versions() -> dict[str, str]:

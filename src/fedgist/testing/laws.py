@@ -6,6 +6,7 @@ and every stage. :func:`check_laws` tries them all on a method object.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,9 +23,9 @@ from fedgist.data.client_rows import Rows
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
+from fedgist.engines.server_check import sums_of
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, one_of
-from fedgist.federation.round_loop import Federation
+from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, first_line, one_of
 from fedgist.federation.world import World
 from fedgist.testing.gate_laws import GATE_LAWS
 from fedgist.testing.small_worlds import (
@@ -76,14 +77,55 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     for number in only:
         one_of(number, numbers, "law")
     subject = Subject(method)
+    try_law(Law("0 every function keeps to the vocabulary", keeps_to_the_vocabulary), subject)
     chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
-        try:
-            law.try_on(subject)
-        except AssertionError as error:
-            msg = f"{type(method).__name__} breaks law {law.name}: {error}"
-            raise LawError(msg) from error
+        try_law(law, subject)
     return [law.name for law in chosen]
+
+
+def try_law(law: Law, subject: Subject) -> None:
+    """Try one law.
+
+    Raises
+    ------
+    LawError
+        If the method breaks it or fails; the message names the method, the law and, of a failure,
+        the method's function.
+    """
+    name = type(subject.method).__name__
+    try:
+        law.try_on(subject)
+    except AssertionError as error:
+        msg = f"{name} breaks law {law.name}: {error}"
+        raise LawError(msg) from error
+    except Exception as error:
+        place = _function_of(error, subject.method)
+        why = first_line(error) if isinstance(error, FedgistError) else _described(error)
+        msg = f"{name}{place} fails under law {law.name}: {why}"
+        raise LawError(msg) from error
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _function_of(error: BaseException | None, method: Method) -> str:
+    """Return ``.function`` for the method's function in which an error was raised, if any."""
+    found = ""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_locals.get("self") is method:
+                found = f".{frame.f_code.co_name}"
+        error = error.__cause__
+    return found
+
+
+def keeps_to_the_vocabulary(subject: Subject) -> None:
+    """Call each function of the method once and check what it returns."""
+    small_world = subject.world()
+    server = federation(small_world).server
+    check_method(subject.method, small_world.server.task, server, random.key(0))
 
 
 def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
@@ -221,15 +263,24 @@ def seeds_decide(subject: Subject) -> None:
 def inputs_stay(subject: Subject) -> None:
     """Check that no stage changes what it was given."""
     for stage in stages(federation(subject.world())):
+        nets = stage.fed.task.starts.values()
+        given = [*map(named, (*stage.downs, stage.fed.server)), *(net.state() for net in nets)]
+        before = _copied(given)
+        answer = stage.ask()
+        replies = gather(answer.subtotals, answer.each)
+        sent = list(map(named, sums_of(replies)))
+        sent_before = _copied(sent)
+        stage.fed.method.server_update(stage.fed.server, replies, stage.ctx)
+        assert _same(before, given), "an input was changed"
+        assert _same(sent_before, sent), "server_update changed a reply"
 
-        def given(downs: Tree = stage.downs, fed: Federation = stage.fed) -> list[Arrays]:
-            nets = [net.state() for net in fed.task.starts.values()]
-            return [*(named(down) for down in downs), named(fed.server), *nets]
 
-        before = [{name: array.clone() for name, array in value.items()} for value in given()]
-        stage.update(stage.ask())
-        after = given()
-        assert all(equal(a, b) for a, b in zip(before, after, strict=True)), "an input was changed"
+def _copied(values: Sequence[Arrays]) -> list[Arrays]:
+    return [{name: array.clone() for name, array in value.items()} for value in values]
+
+
+def _same(first: Sequence[Arrays], second: Sequence[Arrays]) -> bool:
+    return all(equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def resumed_equals_uninterrupted(subject: Subject) -> None:

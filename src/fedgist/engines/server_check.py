@@ -1,0 +1,84 @@
+"""Checks a method's functions at the server while they run: what they draw, change and return.
+
+A function that draws from a global generator makes two runs of one seed differ. One that changes
+its input in place spoils what others hold. A server state of another shape is refused by every
+client. None of this raises an error where it happens, so the first rounds of a run are watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fedgist.core.message import Shapes, shapes
+from fedgist.core.method import Method, Replies
+from fedgist.core.tree import Tree, leaves
+from fedgist.engines.method_check import broken, kind_of
+
+LAST_WATCHED = 1  # the rounds 0 and 1 reach every function
+
+
+@contextlib.contextmanager
+def watched(method: Method, function: str, number: int, *given: Tree) -> Iterator[None]:
+    """Watch a function of the server in round ``number``, if that is one of the first.
+
+    ``given`` are the trees that it gets. Within a method, torch's version counters tell which
+    tensor was changed in place; they cost nothing, whatever its size.
+
+    Raises
+    ------
+    MethodError
+        If the function drew from a global generator, or changed a tensor that it was given.
+    """
+    if number > LAST_WATCHED:
+        yield
+        return
+    tensors = [leaf for tree in given for leaf in leaves(tree)]
+    versions, drawn = [t._version for t in tensors], _generators()  # noqa: SLF001  # torch has no public name
+    yield
+    for name, state in _generators().items():
+        if state != drawn[name]:
+            problem = f"draws from {name}, so that two runs of one seed would differ: "
+            broken(method, function, problem + "draw from ctx.draw with fedgist.core.random")
+    for tensor, version in zip(tensors, versions, strict=True):
+        if tensor._version != version:  # noqa: SLF001  # torch has no public name
+            problem = f"changed {kind_of(tensor)} that it was given, in place: "
+            broken(method, function, problem + "return a new tensor")
+
+
+def sums_of(replies: Replies) -> list[Tree]:
+    """Return all messages of replies, of those that are summed the totals."""
+    totals: list[Tree] = [total.message for total in replies.totals]
+    return totals + [reply.message for reply in replies.each]
+
+
+def check_shapes(method: Method, function: str, before: Tree, after: Tree) -> None:
+    """Raise MethodError unless a server's state has the arrays that it had before."""
+    old, new = shapes(before), shapes(after)
+    if type(after) is not type(before):
+        broken(method, function, f"returned {kind_of(after)}; the state was {kind_of(before)}")
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            problem = f"returned a state with {_said(name, new)}; it had {_said(name, old)}"
+            broken(method, function, problem)
+
+
+def _said(name: str, of: Shapes) -> str:
+    if name not in of:
+        return f"no array {name!r}"
+    dtype, shape = of[name]
+    return f"{name!r} as {list(shape)} of {str(dtype).removeprefix('torch.')}"
+
+
+def _generators() -> dict[str, object]:
+    """Return the states of the global generators, as values that can be compared."""
+    kind, keys, place, *gauss = np.random.get_state()  # noqa: NPY002  # this one is watched
+    return {
+        "torch's generator": bytes(torch.get_rng_state().numpy()),
+        "NumPy's global generator": (kind, bytes(np.asarray(keys)), place, *gauss),
+        "Python's random module": random.getstate(),
+    }
