@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,6 +105,40 @@ def test_training_mode_is_the_modules_with_gradients() -> None:
         after.buffers["1.running_var"], dict(whole.named_buffers())["1.running_var"]
     )
     torch.testing.assert_close(after(x), whole.eval()(x))
+
+
+def test_other_rows_within_a_step_have_a_mask_and_draws_of_their_own() -> None:
+    # rejects the mask of the client's own batch, draws that are the same for both, and running
+    # statistics that forget one of the two batches
+    def build() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Linear(4, 2)
+        )
+
+    net, module = split(build, (3,), 2).start(1), seeded_module(build, 1)
+    assert isinstance(module, nn.Sequential)
+    norm = module[:2]
+    generator = torch.Generator().manual_seed(0)
+    x, other = torch.randn(8, 3, generator=generator), torch.randn(5, 3, generator=generator)
+    run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
+    live = replace(net, run=run)
+    present = torch.tensor([True, True, True, True, False])
+    first = live(x)
+    seen = live.for_rows(present)(other)
+    assert seen.shape == (5, 2)
+    absent = other.clone()
+    absent[4] = 99.0
+    again = replace(net, run=Pass(run.mask, random.key(0)))
+    again(x)
+    torch.testing.assert_close(again.for_rows(present)(absent)[:4], seen[:4])
+    assert not torch.equal(live.for_rows(run.mask)(x), first)  # other draws of the same rows
+    norm(x)
+    norm(other[:4])
+    norm(x)
+    after = net.having(run.updates)
+    torch.testing.assert_close(after.buffers["1.running_mean"], module.get_buffer("1.running_mean"))
+    torch.testing.assert_close(after.buffers["1.running_var"], module.get_buffer("1.running_var"))
+    assert net.for_rows(present) is net  # in evaluation mode
 
 
 def test_a_user_module_is_told_whether_it_is_being_trained() -> None:

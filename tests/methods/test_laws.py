@@ -24,6 +24,7 @@ from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, Subject, check_laws
+from fedgist.testing.example_methods import Digest
 from method_objects import METHOD_OBJECTS, each
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
@@ -67,9 +68,15 @@ WITH_DROPOUT = {
     "fedlog_c, class, dropout": FedLogC(memory="class"),
     "feddbe, dropout": FedDBE(),
 }
+# rows of another batch inside a loss, through layers that look at the rows of a pass
+NORMED = {
+    "wide": {"model": "outside_models:normed", "width": 7, "share": 0.4},
+    "flat": {"model": "outside_models:normed", "width": 6, "share": 0.6},
+}
 SUBJECTS = {
     name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
 } | {name: Subject(method, {"architectures": DROPPED}) for name, method in WITH_DROPOUT.items()}
+SUBJECTS["digest, batch norm and dropout"] = Subject(Digest(), {"architectures": NORMED})
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])

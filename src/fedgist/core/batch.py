@@ -63,6 +63,12 @@ class RowSet(Protocol):
     def __len__(self) -> int:
         """Return how many rows there are."""
 
+    def seen(self, rows: Tensor) -> Tensor:
+        """Return ``x`` ``(rows, *input)`` of these row numbers (rows,), not augmented.
+
+        It can be stacked: in a loss, rows may be drawn by the client's key.
+        """
+
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return the batches of clients: ``rows`` (clients, batch), -1 where there is none.
 

@@ -51,6 +51,11 @@ class Pass:
         # without the cache: a cast of one client's view must not be taken for another's
         return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
+    def of_rows(self, mask: Tensor) -> Pass:
+        """Return a pass over other rows: its draws are its own, its ``updates`` are these."""
+        key = random.fold(self.next_key(), "rows")
+        return Pass(mask, key, half=self.half, updates=self.updates)
+
     def next_key(self) -> Tensor:
         """Return a different key at every call.
 

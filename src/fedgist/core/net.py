@@ -117,6 +117,16 @@ class Net:
     def _cast(self, x: Tensor) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type)
 
+    def for_rows(self, mask: Tensor) -> Net:
+        """Return the net for other rows within the same step, as public rows in a loss.
+
+        Batch norm and dropout belong to a pass over a batch: which rows are present, and what is
+        drawn. ``mask`` (rows,) says which of the other rows are present. Their draws are different
+        at every call, and batch norm's running statistics take the batches one after the other. In
+        evaluation mode the net is returned as it is.
+        """
+        return self if self.run is None else replace(self, run=self.run.of_rows(mask))
+
     @property
     def body(self) -> dict[str, Tensor]:
         """The body's parameters by name."""

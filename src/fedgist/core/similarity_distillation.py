@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, normalize
 
 from fedgist.core import random
-from fedgist.core.batch import RowSet
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt, Share, Temperature
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net
@@ -42,18 +41,12 @@ def embedding(net: Net, x: Tensor, of: Outlook) -> Tensor:
     return normalize(net(x) if of == "projection" else net.features(x), dim=-1)
 
 
-def public_rows(task: Task) -> RowSet:
-    """Return the public rows of a task, which a check has found to be there."""
-    assert task.public is not None
-    return task.public
-
-
 def representations(net: Net, task: Task, of: Outlook) -> Tensor:
     """Return R (N, d), the embeddings of all public rows: a row each, where the paper has columns.
 
     They are not augmented. It can be stacked: the public rows are the same for everybody.
     """
-    public = public_rows(task)
+    public = task.public_rows
     if any(p.is_meta for p in net.params.values()):  # only the form is asked for
         x = torch.empty(len(public), *task.input_shape, device="meta")
         return embedding(net, x, of)
@@ -146,7 +139,7 @@ class SimilarityDistillation:
 
     def check(self, task: Task) -> None:
         """Raise MethodError if the public rows are too few for anchors."""
-        rows = len(public_rows(task))
+        rows = len(task.public_rows)
         if self.own_anchor and self.queue < min(self.batch_size, rows):
             msg = f"method.distillation.queue = {self.queue} must hold a batch of "
             raise MethodError(msg + f"{self.batch_size} rows, where each is its own anchor")
@@ -167,7 +160,7 @@ class SimilarityDistillation:
 
         Without ``own_anchor`` none of a batch's rows is among those just before it.
         """
-        rows = len(public_rows(task))
+        rows = len(task.public_rows)
         return min(self.queue, rows if self.own_anchor else rows - self.batch_size)
 
     def idle(self, net: Net | None, task: Task, width: int, device: torch.device) -> Student:
@@ -184,7 +177,7 @@ class SimilarityDistillation:
 
     def begin(self, net: Net, of: Outlook, ctx: Context) -> Student:
         """Return a student that is ``net``, the encoder that follows it, and a full queue."""
-        public, m = public_rows(ctx.task), self.anchors(ctx.task)
+        public, m = ctx.task.public_rows, self.anchors(ctx.task)
         places = random.permutation(ctx.draw("queue"), len(public))[:m]
         anchors = [
             self._anchors(net, piece, ctx.draw("queue", number), of, ctx.task)
@@ -266,17 +259,17 @@ class SimilarityDistillation:
         return kl_div(log_softmax(q, 1), target, reduction="none").sum(1).mean()
 
     def _steps_per_epoch(self, task: Task) -> int:
-        return -(-len(public_rows(task)) // self.batch_size)
+        return -(-len(task.public_rows) // self.batch_size)
 
     def rows_of(self, student: Student, number: int, task: Task) -> Tensor:
         """Return the rows of a step: each epoch goes through all in an order of its own."""
         epoch, place = divmod(number, self._steps_per_epoch(task))
-        order = random.permutation(random.fold(student.order, epoch), len(public_rows(task)))
+        order = random.permutation(random.fold(student.order, epoch), len(task.public_rows))
         return torch.split(order, self.batch_size)[place]
 
     def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
         """Return augmented rows, and the pass in which a net looks at them."""
-        batch = take(public_rows(task).batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
+        batch = take(task.public_rows.batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
         return batch.x, Pass(batch.mask, random.fold(key, "pass"), whole=True)
 
     def _anchors(self, net: Net, rows: Tensor, key: Tensor, of: Outlook, task: Task) -> Tensor:

@@ -52,6 +52,12 @@ class Task:
     main: str = ""
     min_replies: int = 1
 
+    @property
+    def public_rows(self) -> RowSet:
+        """The public rows, which a method's ``check`` has found to be there."""
+        assert self.public is not None
+        return self.public
+
 
 @tree
 class Context:

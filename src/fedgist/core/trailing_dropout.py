@@ -7,7 +7,7 @@ to c is ``(z - c)^2 + z^2``. Its minimum is c / 2, not c.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedgist.core import random
 from fedgist.core.layers import Dropout, Pass, current
 
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 COMMUTING = (nn.Identity, nn.Flatten, nn.ReLU)  # with a factor of 0 or 1 / (1 - p)
 
 
@@ -55,7 +56,7 @@ def move_trailing(body: nn.Module, x: Tensor) -> Trailing:
         layer, output = _last_dropout(features, calls)
         if layer is None:
             return Trailing(None, _zeroes(features, _pass(body, x, seed=1)[0]))
-    except Exception:  # noqa: BLE001  # a user's module may fail in any way; its first use says how
+    except FAILURES:  # of a user's module; its first use says how
         return Trailing(None, drops_features=False)
     called_twice = sum(call.layer is layer for call in calls) > 1
     if called_twice or (layer.channels and output[:1, :1].numel() > 1):
@@ -70,10 +71,10 @@ def _pass(body: nn.Module, x: Tensor, seed: int) -> tuple[Tensor, list[_Call]]:
     calls: list[_Call] = []
     given: dict[nn.Module, _Memory] = {}
 
-    def before(layer: nn.Module, inputs: Any) -> None:
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         given[layer] = _memory(inputs[0])  # a layer that works in place changes what it is given
 
-    def after(layer: nn.Module, _: Any, output: Tensor) -> None:
+    def after(layer: nn.Module, _: object, output: Tensor) -> None:
         calls.append(_Call(layer, given[layer], _memory(output), output))
 
     watched = [layer for layer in body.modules() if isinstance(layer, (Dropout, *COMMUTING))]
@@ -104,7 +105,7 @@ def _last_dropout(features: Tensor, calls: list[_Call]) -> tuple[Dropout | None,
 
 def _memory(tensor: Tensor) -> _Memory:
     # a view, as Flatten makes one, holds the same numbers
-    return _Memory(tensor.untyped_storage().data_ptr(), tensor.numel(), tensor._version)  # noqa: SLF001  # torch has no public name
+    return _Memory(tensor.untyped_storage().data_ptr(), tensor.numel(), tensor._version)
 
 
 def _zeroes(one: Tensor, other: Tensor) -> bool:

@@ -95,6 +95,14 @@ class Examples:
             x[~mask[:, 0]] = 0
         return Batch(x, y, mask, annotations=self.annotated(rows))
 
+    def seen(self, rows: Tensor) -> Tensor:
+        """Return ``x`` ``(rows, *input)`` of row numbers (rows,) as models see them.
+
+        Nothing is augmented. Under vmap each client may ask for other rows.
+        """
+        x = self.x[rows]
+        return x.long() if self.y.dim() > 1 else self._scaled(x, rows)
+
     def annotated(self, rows: Tensor) -> dict[str, Tensor]:
         """Return the annotations of rows by name, of the same shape; 0 for absent rows, -1."""
         return {
@@ -106,6 +114,9 @@ class Examples:
         """Return examples ``x`` (clients, batch, *input), these ``rows``, as models see them."""
         if keys is not None and self.augment:
             x = augmented(x, keys, self.augment, self.scale)
+        return self._scaled(x, rows)
+
+    def _scaled(self, x: Tensor, rows: Tensor) -> Tensor:
         factor, offset = self.factor, self.offset
         if self.owner is not None:
             factor, offset = factor[self.owner[rows]], offset[self.owner[rows]]

@@ -38,14 +38,14 @@ def watched(method: Method, function: str, number: int, *given: Tree) -> Iterato
         yield
         return
     tensors = [leaf for tree in given for leaf in leaves(tree)]
-    versions, drawn = [t._version for t in tensors], _generators()  # noqa: SLF001  # torch has no public name
+    versions, drawn = [t._version for t in tensors], _generators()
     yield
     for name, state in _generators().items():
         if state != drawn[name]:
             problem = f"draws from {name}, so that two runs of one seed would differ: "
             broken(method, function, problem + "draw from ctx.draw with fedgist.core.random")
     for tensor, version in zip(tensors, versions, strict=True):
-        if tensor._version != version:  # noqa: SLF001  # torch has no public name
+        if tensor._version != version:
             problem = f"changed {kind_of(tensor)} that it was given, in place: "
             broken(method, function, problem + "return a new tensor")
 
@@ -76,7 +76,7 @@ def _said(name: str, of: Shapes) -> str:
 
 def _generators() -> dict[str, object]:
     """Return the states of the global generators, as values that can be compared."""
-    kind, keys, place, *gauss = np.random.get_state()  # noqa: NPY002  # this one is watched
+    kind, keys, place, *gauss = np.random.get_state()
     return {
         "torch's generator": bytes(torch.get_rng_state().numpy()),
         "NumPy's global generator": (kind, bytes(np.asarray(keys)), place, *gauss),

@@ -64,7 +64,7 @@ def as_begun(recipe: Recipe, computed: int) -> Recipe:
     return recipe.model_copy(update={"method": recipe.method.model_copy(update=options)})
 
 
-def assumed(method: str, computed: int) -> dict[str, Any]:
+def assumed(method: str, computed: int) -> dict[str, object]:
     """Return how a run computes that leaves hyper-parameters open, by their keys in a recipe."""
     before = (correction.before for correction in _later(method, computed))
     return {f"method.{key}": value for some in before for key, value in some.items()}
@@ -79,13 +79,13 @@ def _is_of(correction: Correction, method: str) -> bool:
     return correction.methods is None or method in correction.methods
 
 
-def _unstated(correction: Correction, options: Table) -> dict[str, Any]:
+def _unstated(correction: Correction, options: Table) -> dict[str, object]:
     """Return those of the hyper-parameters of before a correction that a recipe leaves open."""
     stated = flat(options)
     return {key: value for key, value in correction.before.items() if key not in stated}
 
 
-def _with(options: Table, path: Sequence[str], value: object) -> dict[str, Any]:
+def _with(options: Table, path: Sequence[str], value: object) -> dict[str, object]:
     """Return options with a value in its place, which may be in tables of them."""
     first, *rest = path
     return {**options, first: _with(options.get(first, {}), rest, value) if rest else value}

@@ -137,7 +137,7 @@ def _objective(recipe: Recipe, changed: Collection[str]) -> Update:
     if "probe" in evaluate.model_fields_set:
         msg = f"evaluate.probe = 'none': nothing else judges models of objective {section.name}"
         raise RecipeError(msg)
-    update[0]["evaluate"] = evaluate.model_copy(update={"probe": "sgd"})
+    update[0]["evaluate"] = evaluate.model_copy(update={"probe": "logistic"})
     return update
 
 

@@ -260,7 +260,7 @@ class Federation:
                 details += evaluation.per_client(scores, number, column)
         return details
 
-    def downloads(self, number: int) -> tuple[list[Order], list[Any], Context]:
+    def downloads(self, number: int) -> tuple[list[Order], list[Tree], Context]:
         """Return what every client would receive now."""
         ctx, orders = self.context(EVALUATE, number), self.orders_to_each(number)
         return orders, self._downloads(orders, ctx), ctx

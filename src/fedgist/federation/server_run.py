@@ -110,8 +110,7 @@ def run_server(
     inputs = of_server(side) if place.inputs is None else place.inputs
     if place.saved and place.folder:
         check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
-    binding = binding_of(side, inputs, place.saved)
-    binding = replace(binding, again=_again(side, place))
+    binding = replace(binding_of(side, inputs, place.saved), again=_again(side, place))
     with _going_on(place.folder):
         record = _open_record(side, place)
         try:
@@ -124,19 +123,15 @@ def run_server(
                 start()  # workers are forked before anything else starts a thread
             observer.began(side, str(place.folder or ""), federation.round)
             notes = [*start_notes(side), *_corrected(side, binding)]
-            for note in notes:
-                observer.note(note)
+            _tell(observer, notes)
             _go(federation, record, place.folder, observer, binding, after_round)
             if federation.best is not None:
                 federation.restore(federation.best)
             at_end(federation)
             empty = _emptiness(side, record.rounds)
-            for note in empty:
-                observer.note(note)
-            end = _end_of(side, record, [*notes, *empty])
+            _tell(observer, empty)
+            end = _end_of(side, record, [*notes, *empty], binding)
             end["time/total_s"] = time.perf_counter() - began
-            end |= {"computes": binding.computes}
-            end |= {"rounds_raised": raised} if (raised := binding.raised) else {}
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
         finally:
             engine.close()
@@ -245,7 +240,14 @@ def _save(folder: Path | None, federation: Federation, record: Record, binding: 
         checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
 
 
-def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str, Any]:
+def _tell(observer: Observer, notes: Sequence[str]) -> None:
+    for note in notes:
+        observer.note(note)
+
+
+def _end_of(
+    side: ServerSide, record: Record, notes: Sequence[str], binding: Binding
+) -> dict[str, Any]:
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
     selection, planned = selection_of(side), side.task.training.num_rounds
     outcome = selection.outcome(record.rounds, planned) if selection else {}
@@ -256,6 +258,7 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
     recorded = [c for c in columns if any(c in line for line in record.rounds)]
     return {
         "status": "finished",
+        "computes": binding.computes,
         "seed": recipe.seed,
         "method": recipe.method.name,
         "rounds": record.rounds[-1]["round"],
@@ -266,6 +269,7 @@ def _end_of(side: ServerSide, record: Record, notes: Sequence[str]) -> dict[str,
         "versions": versions(),
         **({"privacy": side.spending.described()} if side.spending else {}),
         "digests": record.seal() if record.folder else {},
+        **({"rounds_raised": binding.raised} if binding.raised else {}),
     }
 
 

@@ -41,6 +41,10 @@ class Part:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def seen(self, rows: Tensor) -> Tensor:
+        """Return inputs, as :meth:`~fedgist.data.examples.Examples.seen` does."""
+        return self.whole.seen(self.rows.to(rows.device)[rows])
+
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
         """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
         own = self.rows.to(rows.device)

@@ -115,17 +115,16 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         held_out = on_test.others(central.x, central.y) if central is not None else held_out
         sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
         training = replace(training_of(recipe.train), pools=pools)
-        task = _task(data, len(clients), architectures, starts, training, objective, sets)
-        task = replace(task, min_replies=recipe.privacy.min_replies)
+        about = training, objective, sets, recipe.privacy.min_replies
+        task = _task(data, len(clients), architectures, starts, *about)
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online, hears, settings, lonely = _who(recipe, method, task, clients, train)
-    notes = _notes(groups, lonely, spending)
-    about = data.name, len(parts.validation.rows) > 0, notes, spending, hears
-    side = ServerSide(recipe, method, task, clients, online, *about)
+    known = data.name, len(parts.validation.rows) > 0, _notes(groups, lonely, spending)
+    side = ServerSide(recipe, method, task, clients, online, *known, spending, hears)
     _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
@@ -239,6 +238,7 @@ def _task(
     training: Training,
     objective: Objective,
     test_sets: Mapping[str, RowSet],
+    min_replies: int,
 ) -> Task:
     return Task(
         data.input_shape,
@@ -250,6 +250,7 @@ def _task(
         objective,
         test_sets,
         main=next(iter(architectures)),
+        min_replies=min_replies,
         annotations={
             name: (float(values.min()), float(values.max()))
             for name, values in data.annotations.items()

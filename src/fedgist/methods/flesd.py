@@ -38,7 +38,6 @@ from fedgist.core.similarity_distillation import (
     Outlook,
     SimilarityDistillation,
     Student,
-    public_rows,
     representations,
 )
 from fedgist.core.tree import map_leaves, tree
@@ -139,7 +138,7 @@ class FLESD(Method):
 
     def init_server(self, ctx: Context) -> Server:
         """Return the global model's start (line 2), and room for what clients send."""
-        task, n, device = ctx.task, len(public_rows(ctx.task)), ctx.key.device
+        task, n, device = ctx.task, len(ctx.task.public_rows), ctx.key.device
         # a site of another architecture works out what it will be sent: nothing
         net = task.starts.get(self._name(task))
         sent = self.sends == "similarities"

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.averaging import Averaging
+from fedgist.core.bounds import PositiveInt
 from fedgist.core.linear_head import class_sums
-from fedgist.core.message import Nothing, message
+from fedgist.core.message import message
 from fedgist.core.method import (
     Batch,
     ClientInfo,
     Context,
+    Count,
     Exchange,
     Method,
     Net,
+    Nothing,
     Order,
     Part,
     Phase,
@@ -263,8 +266,63 @@ class SharedBodies(Method):
         return [Order(client.id, client.architectures[0]) for client in asked]
 
 
+@message(reduce="sum")
+class PublicLogits:
+    """Sums of clients' logits of the public rows, (rows, classes), and how many clients."""
+
+    total: Tensor
+    clients: Tensor
+
+
+@dataclass(frozen=True)
+class Digest(Method):
+    """Clients learn each other's mean logits of public rows beside their own labels, as in FedMD.
+
+    Li, Wang 2019, "FedMD: Heterogenous federated learning via model distillation". Each step draws
+    ``rows`` public rows by the client's key.
+    """
+
+    rows: PositiveInt = 5
+
+    def init_server(self, ctx: Context) -> PublicLogits:
+        """Return sums of no client."""
+        shape = len(ctx.task.public_rows), ctx.task.num_classes
+        zero = torch.zeros((), device=ctx.key.device)
+        return PublicLogits(zero.expand(shape).clone(), zero)
+
+    def download(self, server: PublicLogits, order: Order, ctx: Context) -> PublicLogits:
+        """Return the sums."""
+        return server
+
+    def loss(
+        self, net: Net, batch: Batch, own: Nothing, down: PublicLogits, ctx: Context
+    ) -> Tensor:
+        """Return the task's loss plus the mean squared distance to the mean logits."""
+        public = ctx.task.public_rows
+        rows = random.integers(ctx.draw("public"), (self.rows,), len(public))
+        present = torch.ones(self.rows, dtype=torch.bool, device=rows.device)
+        logits = net.for_rows(present)(public.seen(rows))
+        mean = down.total[rows] / down.clients.clamp(min=1.0)
+        far = (logits - mean).square().mean() * (down.clients > 0)
+        return ctx.task.objective.loss(net(batch.x), batch) + far
+
+    def upload(
+        self, net: Net, own: Nothing, sums: Count, down: PublicLogits, ctx: Context
+    ) -> tuple[PublicLogits, Nothing]:
+        """Return the client's logits of all public rows."""
+        public = ctx.task.public_rows
+        logits = net(public.seen(torch.arange(len(public), device=ctx.key.device)))
+        return PublicLogits(logits, torch.ones((), device=logits.device)), own
+
+    def server_update(self, server: PublicLogits, replies: Replies, ctx: Context) -> PublicLogits:
+        """Return the new sums."""
+        total: PublicLogits = replies.total()
+        return total
+
+
 EXAMPLES: Mapping[str, Method] = {
     "two_stages": TwoStages(),
     "relay": Relay(),
     "shared_bodies": SharedBodies(),
+    "digest": Digest(),
 }
