@@ -26,7 +26,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.sources import file_sizes, table_file
 from fedgist.data.sources.array_file import read_arrays
 from fedgist.data.sources.cifar_pickle import read_pickle
-from fedgist.data.sources.file_sizes import memory_for_data, readable
+from fedgist.data.sources.file_sizes import readable, usable_memory
 from fedgist.data.sources.idx_file import read_idx
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.locations import existing
@@ -134,7 +134,7 @@ def test_members_packed_otherwise_are_not_unpacked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_sizes, "memory_for_data", lambda: 20_000)
+    monkeypatch.setattr(file_sizes, "usable_memory", lambda: 20_000)
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -218,7 +218,7 @@ def test_idx_files_that_promise_too_much(tmp_path: Path, monkeypatch: pytest.Mon
     refused(lambda: read_idx(path, 3), "of its header would take 8e.28 bytes; half of this machine")
     path.write_bytes(gzip.compress(idx((2**32 - 1,) * 3)))
     refused(lambda: read_idx(path, 3), "of its header would take")
-    monkeypatch.setattr(file_sizes, "memory_for_data", lambda: 1 << 40)
+    monkeypatch.setattr(file_sizes, "usable_memory", lambda: 1 << 40)
     path.write_bytes(gzip.compress(idx((100_000, 100, 100)), 9))
     refused(lambda: read_idx(path, 3), "unpack to 1 GB, more than 100 times .* unpack it by gunzip")
     path.write_bytes(idx((100_000, 100, 100)))
@@ -361,15 +361,15 @@ def test_what_the_system_cannot_do_is_one_line(error: Exception, words: str) -> 
     refused(fail, f"x.npz.*{words}")
 
 
-def test_the_memory_for_data_is_half_of_the_machines(
+def test_the_usable_memory_is_half_of_the_machines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
-    monkeypatch.setattr(file_sizes, "_GROUP_LIMIT", tmp_path / "limit")
-    assert memory_for_data() == 2_048_000
+    monkeypatch.setattr(file_sizes, "_GROUP_LIMITS", (tmp_path / "limit",))
+    assert usable_memory() == 2_048_000
     for text, most in (("max\n", 2_048_000), ("4000\n", 2000)):
         (tmp_path / "limit").write_text(text)
-        assert memory_for_data() == most
+        assert usable_memory() == most
 
 
 any_bytes = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from torch import nn
 
 from fedgist.core import random
 from fedgist.core.layers import Pass
+from fedgist.data.sources import file_sizes
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
@@ -328,6 +330,19 @@ def test_the_plan_does_not_depend_on_the_number_of_workers() -> None:
             )
         )
     assert plans[0] == plans[1]
+
+
+def test_the_memory_of_a_container_bounds_the_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: half of the host's memory was planned with
+    small_world = world()
+    (tmp_path / "limit").write_text("2\n")
+    monkeypatch.setattr(file_sizes, "_GROUP_LIMITS", (tmp_path / "limit",))
+    side, settings = small_world.server, host_settings(small_world)
+    population, start = small_world.population, start_server(side)
+    plans = choose_plans(side.method, side.task, population, settings, start, {})
+    assert plans["mlp"].cohort_size == 1
 
 
 def test_the_memory_limit_bounds_the_stack() -> None:

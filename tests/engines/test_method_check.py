@@ -149,6 +149,16 @@ def test_a_class_in_the_place_of_an_object_and_fields_without_a_dataclass() -> N
         fedgist.run(RECIPE, method=method(**annotated))
 
 
+def test_what_a_method_says_of_itself_is_no_hyper_parameter() -> None:
+    # seen: an annotation made a field of it, which recipes, searches and records took for a key
+    @dataclass(frozen=True)
+    class Annotated(fedgist.Method):
+        keeps: str = "head"
+
+    with pytest.raises(MethodError, match=r"keeps is no hyper-parameter: declare it as keeps: Cla"):
+        fedgist.run(RECIPE, method=Annotated())
+
+
 def test_a_name_in_the_place_of_an_object() -> None:
     with pytest.raises(MethodError, match="method is the text 'fedavg': give an object, or name"):
         fedgist.run(RECIPE, method="fedavg")  # type: ignore[arg-type]
@@ -193,3 +203,23 @@ def test_a_model_that_mixes_rows_is_noted_and_not_blamed_on_the_method() -> None
     build: Callable[[], nn.Module] = CentersBatches
     fedgist.run(RECIPE | {"method": {"name": "local"}}, model=build, observer=Notes())
     assert any("mixes the rows of a batch" in text for text in Notes.texts)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "bias", "said"),
+    [("adam", True, True), ("adam", False, False), ("sgd", True, False)],
+)
+def test_a_bias_before_batch_norm_is_noted_under_adam(
+    optimizer: str,
+    bias: bool,  # noqa: FBT001
+    said: bool,  # noqa: FBT001
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 2, 3, bias=bias), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10)
+        )
+
+    recipe = RECIPE | {"train": {"num_rounds": 1, "optimizer": optimizer, "lr": 0.01}}
+    Notes.texts.clear()
+    fedgist.run(recipe, model=model, observer=Notes())
+    assert any("batch norm takes off the bias of" in text for text in Notes.texts) == said

@@ -212,6 +212,13 @@ def test_offline_clients_are_not_asked_and_a_round_without_anybody_is_recorded(
         result.rounds[1]["eval/client/accuracy_mean"]
         == result.rounds[0]["eval/client/accuracy_mean"]
     )
+    # an exchange before training is with those of round 1, where round 0 is not named
+    exchange = recipe | {"method": {"name": "fedlog_c"}}
+    lines = fedgist.run(exchange, data=user_arrays(), clients=rows()).rounds
+    assert [(line["round"], line["clients/replied"]) for line in lines[:2]] == [(0, 2), (1, 2)]
+    trace.write_text("round,client\n0,4\n1,0\n1,3\n3,2\n")
+    named = fedgist.run(exchange, data=user_arrays(), clients=rows()).rounds[0]
+    assert named["clients/replied"] == 1
     trace.write_text("round,client\n1,9\n")
     with pytest.raises(ValueError, match=r"names client 9, outside 0..4"):
         fedgist.run(recipe, data=user_arrays(), clients=rows())

@@ -17,6 +17,8 @@ from fedgist.core.net import split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.errors import MethodError, RecipeError
+from fedgist.federation.recipe import make
+from fedgist.federation.world import make_world
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
@@ -104,9 +106,19 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, list[int]], str]] = [
     ("lg_fedavg", {}, {"a": [5], "b": [4]}, r"; '1.weight' is \[3, 5\] in a, \[3, 4\] in b$"),
     ("lg_fedavg", {"global_layers": 2}, {"a": [5, 5], "b": [6, 5]}, r"'2.weight' is \[5, 5\] in a"),
     ("lg_fedavg", {"global_layers": 3}, {"a": [5, 5], "b": [5]}, r"= 3, but b has 2 layers$"),
-    ("fedper", {}, {"a": [5, 5], "b": [5]}, r"local_layers = 2 leaves nothing to share: b has 2 "),
+    (
+        "fedper",
+        {"local_layers": 2},
+        {"a": [5, 5], "b": [5]},
+        r"local_layers = 2 leaves nothing to share: b has 2 ",
+    ),
     ("fedper", {"local_layers": 9}, {"a": [5]}, r"method.local_layers = 9, but a has 2 layers$"),
-    ("fedrep", {}, {"a": [5]}, r"local_layers = 2 leaves nothing to share: a has 2 layers$"),
+    (
+        "fedrep",
+        {"local_layers": 2},
+        {"a": [5]},
+        r"local_layers = 2 leaves nothing to share: a has 2 layers$",
+    ),
     ("fedrep", {"head_epochs": 0}, {"a": [5, 5]}, r"method.head_epochs must be at least 1, not 0"),
     ("lg_fedavg", {"global_layers": 0}, {"a": [5]}, r"method.global_layers must be at least 1, "),
 ]
@@ -170,3 +182,9 @@ def test_a_part_that_the_net_does_not_have_is_refused_before_the_first_round() -
     recipe = {"clients": {"num_clients": 2}, "train": {"num_rounds": 1}, "engine": {"workers": 1}}
     with pytest.raises(MethodError, match=r"'last:3' counts 3 layers, but the net has 2"):
         fedgist.run(recipe, method=Mine())
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_the_default_goes_with_the_default_model(method: str) -> None:
+    # seen: two local layers, of the default model's two
+    make_world(make({"method": {"name": method}}))

@@ -8,15 +8,17 @@ many clients the machine at hand stacks together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgist.core.batch import Batch, Labels, made_up, repeated
-from fedgist.core.layers import Pass
+from fedgist.core.convolution import Conv2d
+from fedgist.core.layers import BatchNorm, Pass
 from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
@@ -129,7 +131,7 @@ class Trial:
         self._message("download", self.down)
         own = self._call("init_client", self.net)
         self.net, self.own = self._pair("receive", self._call("receive", self.net, own, self.down))
-        notes = self._check_mask() + self._dropped()
+        notes = self._check_mask() + self._dropped() + self._idle_biases()
         batch = self._picked(self.batch(0.0))
         sums = self._call("summarize", self.net, batch, self.own, self.down)
         pair = self._call("upload", self.net, self.own, sums, self.down)
@@ -212,6 +214,18 @@ class Trial:
         note += "the dropout. Put one nn.Dropout layer, used once, right before the last layer"
         return [note]
 
+    def _idle_biases(self) -> list[str]:
+        """Return a note if Adam moves biases on which nothing depends."""
+        optimizer = self.ctx.task.training.optimizer.name
+        layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
+        pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
+        found = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
+        if not found or optimizer not in {"adam", "adamw"}:
+            return []
+        note = f"{self.order.architecture}: batch norm takes off the bias of the convolution before"
+        note += f" it, so its gradient is rounding alone, which {optimizer} makes whole steps of: "
+        return [note + "engines may differ by points of accuracy; use bias=False there"]
+
     def _check_gradient(self, batch: Batch) -> None:
         """Raise MethodError if no gradient flows from the loss to what is learned."""
         live = {n: p.detach().clone().requires_grad_() for n, p in self.net.params.items()}
@@ -291,6 +305,11 @@ class Trial:
 
 def _learnable(leaf: Tensor) -> Tensor:
     return leaf.detach().clone().requires_grad_() if leaf.is_floating_point() else leaf
+
+
+def _has_bias(layer: nn.Module) -> bool:
+    kinds = Conv2d | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    return isinstance(layer, kinds) and layer.bias is not None
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

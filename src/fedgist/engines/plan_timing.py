@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from fedgist.core.convolution import Conv2d
 from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.core.tree import Tree
+from fedgist.data.sources.file_sizes import usable_memory
 from fedgist.engines import local_training
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.local_engine import LocalEngine
@@ -66,7 +66,7 @@ class _Probe:
     ) -> None:
         self.method, self.task, self.population, self.server = method, task, population, server
         self.settings, self.say = replace(settings, workers=1), say
-        self.memory_limit = memory_limit or _physical_memory() // 2
+        self.memory_limit = memory_limit or usable_memory()
         key = torch.zeros((), dtype=torch.int64)
         stages = method.stages(Context(key, task, 1, ""))
         learning = [s for s in stages if method.phases(Context(key, task, 1, s))]
@@ -150,10 +150,3 @@ class _Probe:
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
-
-
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not on every system
-        return 8 << 30

@@ -22,6 +22,8 @@ def availability(
 ) -> Callable[[int], list[ClientInfo]]:
     """Return a function from a round to the clients online in it, by chance or by a file.
 
+    In a file that does not name round 0, those of round 1 are online in it.
+
     Raises
     ------
     RecipeError
@@ -30,6 +32,7 @@ def availability(
     chance = recipe.clients.availability
     if isinstance(chance, str):
         trace = _trace(Path(chance).expanduser(), len(clients))
+        trace.setdefault(0, trace.get(1, set()))  # an exchange before training would find nobody
         return lambda number: [c for c in clients if c.id in trace.get(number, ())]
 
     if chance == 1.0:

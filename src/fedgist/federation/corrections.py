@@ -152,4 +152,11 @@ CORRECTIONS = (
         "probes see standardized features",
         lambda recipe: recipe.get("evaluate", {}).get("probe") in {"sgd", "knn"},
     ),
+    Correction(
+        7,
+        frozenset({"fedper", "fedrep"}),
+        "one layer stays with the client where the recipe does not say how many",
+        lambda _: True,
+        {"local_layers": 2},
+    ),
 )

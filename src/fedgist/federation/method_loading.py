@@ -23,6 +23,11 @@ from fedgist.options import check_options
 VOCABULARY = tuple(
     name for name, _ in inspect.getmembers(Method, inspect.isfunction) if not name.startswith("_")
 )
+CONSTANTS = tuple(  # what a method says of itself, not a recipe
+    name
+    for name, value in vars(Method).items()
+    if not name.startswith("_") and (isinstance(value, property) or not callable(value))
+)
 SLIP = 0.75  # from this similarity on (difflib's ratio), a name is taken for a spelling mistake
 
 
@@ -73,6 +78,9 @@ def checked_class(cls: Any, name: str) -> type[Method]:
                 f"{meant!r}?"
             )
             raise MethodError(msg)
+    if constant := next((name for name in field_names(cls) if name in CONSTANTS), None):
+        msg = f"method {name}: {constant} is no hyper-parameter: declare it as "
+        raise MethodError(msg + f"{constant}: ClassVar[...], or leave its annotation out")
     if dataclasses.is_dataclass(cls) or not inspect.get_annotations(cls):
         return cls
     msg = f"method {name} has fields but is not a dataclass: put @dataclass(frozen=True) above it"

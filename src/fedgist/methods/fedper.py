@@ -18,7 +18,7 @@ from fedgist.core.parts import check_depth
 class FedPer(Method):
     """Base layers averaged within each architecture, ``local_layers`` personal ones on top."""
 
-    local_layers: PositiveInt = 2
+    local_layers: PositiveInt = 1
 
     @property
     def keeps(self) -> Part:

@@ -18,7 +18,7 @@ from fedgist.core.parts import check_depth
 class FedRep(Method):
     """First the ``local_layers`` learn for ``head_epochs``, then what is below them."""
 
-    local_layers: PositiveInt = 2
+    local_layers: PositiveInt = 1
     head_epochs: PositiveInt = 10
 
     @property

@@ -18,7 +18,10 @@ from fedgist.errors import DataError, exhausted, first_line
 _PIECE = 1 << 20  # bytes read at a time: a promise alone allocates nothing
 _SMALL = 64 << 20  # bytes that are unpacked however far they were packed
 _MOST_TIMES = 100  # data that unpack to more than this many times their size hold almost nothing
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
+_GROUP_LIMITS = (  # of a container on Linux, by the two versions of control groups
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -28,20 +31,24 @@ _KINDS = (
 )
 
 
-def memory_for_data() -> int:
-    """Return how many bytes data may take once read: half of the machine's memory."""
+def usable_memory() -> int:
+    """Return how many bytes data, or stacks of clients, may take: half of the memory there is.
+
+    That is the machine's, or what its container may use.
+    """
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not on every system
         whole = 8 << 30
-    with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
-        whole = min(whole, int(_GROUP_LIMIT.read_text()))
+    for limit in _GROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
+            whole = min(whole, int(limit.read_text()))
     return whole // 2
 
 
 def check_memory(size: int, what: str, advice: str = "") -> None:
     """Raise DataError if ``what`` would take more bytes than data may."""
-    if size > (most := memory_for_data()):
+    if size > (most := usable_memory()):
         msg = f"{what} would take {_in_words(size)}; half of this machine's memory is "
         msg += f"{_in_words(most)}{advice and '; '}{advice}"
         raise DataError(msg)
