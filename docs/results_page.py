@@ -19,8 +19,9 @@ from fedgist.report.escapes import markdown_text
 from fedgist.report.formatting import bits, duration, printed
 from fedgist.report.stats import Estimate, compare, estimate
 from fedgist.report.study_rows import Row
-from results_cells import Experiment, by_method, experiment, over
+from results_cells import Cell, Experiment, by_method, experiment, over
 from results_pictures import pictures, write
+from results_prose import check_sources, rendered
 
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
@@ -37,7 +38,7 @@ def accuracies(found: Experiment) -> Table:
     head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
     lines = [head]
     for cell in found.cells:
-        theirs = None if found.metric else found.paper.accuracy.get(cell.method)
+        theirs = None if found.metric else _papers(cell, found)
         paper = printed(theirs) if theirs else ""
         seen = cell.values(found.metric)
         ours = estimate([*seen.values()])
@@ -48,7 +49,7 @@ def accuracies(found: Experiment) -> Table:
             compare(cell.values(found.metric), base) if base and cell.method != REFERENCE else None
         )
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
-        away = _away(ours, theirs) if theirs else ""
+        away = _away(ours, theirs) if theirs and found.options.get("comparable", True) else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
         test = compare(seen, best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
@@ -62,6 +63,12 @@ def accuracies(found: Experiment) -> Table:
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
             lines.append([label, rounds, count, plus_minus(tuned), *[""] * 6])
     return _without_empty_columns(lines)
+
+
+def _papers(cell: Cell, found: Experiment) -> Sequence[float] | None:
+    """Return what the paper printed for a row: its own number, or that of its method."""
+    own: dict[str, list[float]] = found.options.get("papers", {})
+    return own.get(cell.label) or found.paper.accuracy.get(cell.method)
 
 
 def _values_of(method: str, found: Experiment) -> dict[int, float]:
@@ -128,9 +135,17 @@ def gains(found: Experiment) -> Table:
         base = cells[REFERENCE].values() if REFERENCE in cells else {}
         level = estimate([*base.values()])
         pairs = [compare(cells[m].values(), base) if m in cells else None for m in methods]
-        more = [plus_minus(pair.difference, sign="+") if pair else "" for pair in pairs]
+        old = [" (old)" if m in cells and _is_old(cells[m]) else "" for m in methods]
+        more = [
+            plus_minus(p.difference, sign="+") + o if p else ""
+            for p, o in zip(pairs, old, strict=True)
+        ]
         lines.append([*values, str(len(base)), plus_minus(level) if level else "", *more])
     return lines
+
+
+def _is_old(cell: Cell) -> bool:
+    return cell.row is not None and any(run.before for run in cell.row.runs)
 
 
 def plus_minus(mean: Estimate, sign: str = "") -> str:
@@ -162,9 +177,9 @@ def in_markdown(table: Table) -> Iterator[str]:
 
 def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
     """Yield the lines of an experiment's section."""
-    yield from ("", f"## {found.title}", "")
+    yield from ("", f"## {found.title}{_stale(found)}", "")
     if found.text:
-        yield from (*_paragraphs(found.text), "")
+        yield from (*_paragraphs(rendered(found.text, found)), "")
     yield from ("```sh", *found.commands, "```", "") if found.commands else ()
     figure = found.options.get("figure")  # one that a script of its own makes
     if not found.runs and not (figure and (RESULTS / figure).is_file()):
@@ -185,6 +200,16 @@ def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
         yield from _wrapped(" ".join(_remarks(found)))
 
 
+def _stale(found: Experiment) -> str:
+    """Return what a heading says of rows that lack a correction and have not been run again."""
+    rows = [cell.row for cell in found.cells if cell.row]
+    old = [cell for cell in found.cells if _is_old(cell)]
+    if not old:
+        return ""
+    some = "" if len(old) == len(rows) else f"{len(old)} of {len(rows)} rows "
+    return f" ({some}before a correction)"
+
+
 def _tables(found: Experiment) -> list[Table]:
     if "over" in found.options:
         return [by_setting(found)]
@@ -192,7 +217,38 @@ def _tables(found: Experiment) -> list[Table]:
         return [gains(found)]
     if not found.runs:
         return []
-    return [accuracies(found), *([] if found.metric else [communication(found)])]
+    more = [] if found.metric else [communication(found)]
+    return [accuracies(found), *([readings(found)] if "readings" in found.options else []), *more]
+
+
+def readings(found: Experiment) -> Table:
+    """Return what a row comes to if the paper's number is read in other ways, beside the paper's.
+
+    ``readings`` are titles with what is read: ``round 50``, or ``best 50``, the best of so many.
+    """
+    chosen: list[list[str]] = found.options["readings"]
+    head = ["", "the paper's", "last round"]
+    lines = [[*head, *(title for title, _ in chosen)]]
+    for cell in found.cells:
+        theirs = _papers(cell, found)
+        if theirs is None or cell.row is None:
+            continue
+        every = [cell.values(), *(_read(cell, what) for _, what in chosen)]
+        found_ones = [estimate([*values.values()]) for values in every]
+        away = [f"{plus_minus(e)}, {_away(e, theirs)}" if e else "" for e in found_ones]
+        lines.append([cell.label, printed(theirs), *away])
+    return lines
+
+
+def _read(cell: Cell, what: str) -> dict[int, float]:
+    word, _, number = what.partition(" ")
+    if word == "round":
+        return cell.at(int(number))
+    until = {
+        seed: [v for n, v in curve.items() if n <= int(number)]
+        for seed, curve in cell.curves().items()
+    }
+    return {seed: max(values) for seed, values in until.items() if values}
 
 
 def _remarks(found: Experiment) -> Iterator[str]:
@@ -224,6 +280,7 @@ def _wrapped(text: str) -> list[str]:
 def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     """Return the page that a file describes, and its pictures."""
     about = tomllib.loads(path.read_text(encoding="utf-8"))
+    check_sources(about["text"], about.get("plain", {}), path.stem)
     lines, drawn = [f"# {about['title']}", "", *_paragraphs(about["text"])], []
     for one in about["experiments"]:
         found = experiment({**one, "name": f"{path.stem}-{one['name']}"}, data)
