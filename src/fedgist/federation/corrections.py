@@ -81,8 +81,12 @@ def _is_of(correction: Correction, method: str) -> bool:
 
 def _unstated(correction: Correction, options: Table) -> dict[str, object]:
     """Return those of the hyper-parameters of before a correction that a recipe leaves open."""
-    stated = flat(options)
-    return {key: value for key, value in correction.before.items() if key not in stated}
+    stated = [f"{key}." for key in flat(options)]  # a table of pools states its key as well
+    return {
+        key: value
+        for key, value in correction.before.items()
+        if not any(name.startswith(f"{key}.") for name in stated)
+    }
 
 
 def _with(options: Table, path: Sequence[str], value: object) -> dict[str, object]:
