@@ -97,8 +97,10 @@ def runs_by_label(found: Experiment) -> dict[str, Runs]:
 def check(text: str, values: dict[int, float], sign: str = "") -> None:
     """Compare a mean and its standard error as printed with these values, one for each seed."""
     numbers = np.array(list(values.values()))
-    error = f" ± {numbers.std(ddof=1) / math.sqrt(len(numbers)):.2f}" if len(numbers) > 1 else ""
-    assert text == f"{numbers.mean():{sign}.2f}{error}"
+    error = [numbers.std(ddof=1) / math.sqrt(len(numbers))] if len(numbers) > 1 else []
+    printed = [float(x) for x in text.split(" ± ")]
+    assert printed == pytest.approx([numbers.mean(), *error], abs=0.00501), text  # two digits
+    assert text.startswith(("+", "-")) or not sign
 
 
 def paired(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
