@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedgist
+import results_stale
 from fedgist.cli.main import app
 from fedgist.federation import corrections
 from fedgist.federation.archived_run import of_directory, read_csv, to_csv
@@ -163,3 +164,10 @@ def test_a_correction_in_the_middle_of_a_run_is_said(
     with pytest.warns(UserWarning, match="begun before correction 2 of method fedproto"):
         result = fedgist.run(None, out=tmp_path / "run", resume=True, rounds=3)
     assert result.summary["computes"] == FIRST
+
+
+def test_the_list_of_stale_runs_is_that_of_the_labels_on_the_pages() -> None:
+    listed = {folder for _, folder in results_stale.stale()}
+    runs = run_files.find([results_stale.DATA])
+    labelled = {str(r.folder.parent.relative_to(results_stale.DATA)) for r in runs if r.before}
+    assert listed == labelled
