@@ -113,11 +113,18 @@ def test_a_client_sends_its_largest_numbers_and_keeps_the_others_for_later(
         )
         mean = sizes @ sent
         w = w + (mean if reconstruct == "clients" else largest(mean, count))
-        without = without + largest(sizes @ forgetful, count)
+        mean = sizes @ forgetful
+        without = without + (mean if reconstruct == "clients" else largest(mean, count))
     state = trace(small_world, Plan(2)).state
     np.testing.assert_allclose(server_vector(state), w, atol=1e-5)
     np.testing.assert_allclose(state["clients/mlp/own/rest"].numpy(), rest, atol=1e-5)
     assert abs(without - w).max() > 1e-2
+    forgetting = cs_world(
+        reconstruct=reconstruct, sparsity=0.1, dimension_reduction=1.0, error_feedback=False
+    )
+    state = trace(forgetting, Plan(2)).state
+    np.testing.assert_allclose(server_vector(state), without, atol=1e-5)
+    assert not state["clients/mlp/own/rest"].any()
 
 
 def reconstructed(matrix: Floats, votes: Floats, count: int, steps: int) -> Floats:

@@ -81,7 +81,8 @@ class CSFL(Method):
     """CS-FL, its second phase being the paper's 1-bit CS-FL.
 
     ``reconstruct``: in the first phase the server reconstructs the update of each of the
-    ``clients`` and averages these, or only sees the ``mean`` of their measurements.
+    ``clients`` and averages these, or only sees the ``mean`` of their measurements. With
+    ``error_feedback`` a client adds what it has not sent to its next update; without, it is lost.
     """
 
     sparsity: Fraction = 0.005  # share of the numbers of an update that are not 0
@@ -90,6 +91,7 @@ class CSFL(Method):
     first_phase: Share = 1.0  # share of the rounds in which measurements travel as floats
     second_phase_lr: Positive = 1e-3  # how far the numbers move in a round of signs: mean square
     reconstruction_steps: PositiveInt = 50
+    error_feedback: bool = True
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()
@@ -116,11 +118,15 @@ class CSFL(Method):
     def upload(
         self, net: Net, own: Residual, sums: Count, down: Model, ctx: Context
     ) -> tuple[Measured | Weighed | Signs, Residual]:
-        """Return measurements of the largest numbers of update and residual; keep the others."""
+        """Return measurements of the largest numbers of update and residual; keep the others.
+
+        Without error feedback the residual stays empty.
+        """
         update = flat(net.state()) - flat(down.arrays) + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
-        own = Residual(update - kept)
+        if self.error_feedback:
+            own = Residual(update - kept)
         if ctx.stage == ONE_BIT:
             signs = torch.where(measured >= 0, 1.0, -1.0)
             return Signs(torch.where(measured.isnan(), measured, signs)), own
