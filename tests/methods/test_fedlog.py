@@ -33,11 +33,12 @@ from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
 from fedgist.core.sum_memory import ClientSums
+from fedgist.core.tree import named
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedlog_c import FedLogC
 from fedgist.models import MODELS
-from fedgist.testing.small_worlds import world
+from fedgist.testing.small_worlds import federation, world
 
 Floats = npt.NDArray[np.float64]
 
@@ -473,3 +474,29 @@ def memory_context(method: FedLog | FedLogC, clients: int, fraction: float = 1.0
 def remembered_by(server: Any) -> Tensor:
     total: Tensor = server.sums.total if hasattr(server, "sums") else server.total
     return total
+
+
+def test_a_round_that_is_withheld_changes_nothing_not_even_by_decay() -> None:
+    clients, privacy = {"availability": 0.5}, {"min_replies": 4}
+    small_world = world("fedlog", options={"memory": 0.5}, clients=clients, privacy=privacy)
+    fed = federation(small_world)
+    kept = 0
+    for _ in range(6):
+        before = {name: array.clone() for name, array in named(fed.server).items()}
+        line, _ = fed.advance()
+        if line["clients/replied"] < 4:
+            kept += 1
+            assert all(torch.equal(before[n], a) for n, a in named(fed.server).items())
+    assert 0 < kept < 6
+
+
+def test_the_expected_share_discounts_where_it_is_a_secret_who_was_drawn() -> None:
+    # rejects the number that answered, which noise is there to hide
+    method: Any = FedLog()
+    ctx = memory_context(method, clients=4, fraction=0.5)
+    secret = replace(ctx.task.training, sampling="poisson")
+    ctx = replace(ctx, task=replace(ctx.task, training=secret))
+    server = method.server_update(method.init_server(ctx), answered({0: some_sums(0, 1)}), ctx)
+    server = method.server_update(server, answered({1: some_sums(1)}), ctx)
+    expected = some_sums(1) + 0.5 * some_sums(0, 1)
+    torch.testing.assert_close(server.sums.total, expected)
