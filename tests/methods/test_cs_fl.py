@@ -12,9 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgist.core.compressed_sensing import Measurement
+from fedgist.core import random
+from fedgist.core.compressed_sensing import (
+    Measurement,
+    hard_thresholding,
+    stackable_thresholding,
+)
+from fedgist.core.method import Order
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
+from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods.cs_fl import CSFL, flat, unflat
 from fedgist.testing import check_laws
@@ -160,6 +167,63 @@ def test_a_round_of_signs_moves_by_what_the_majority_of_them_tells() -> None:
 @pytest.mark.slow
 def test_both_phases_and_totals_of_measurements_obey_the_laws() -> None:
     check_laws(CSFL(reconstruct="mean", first_phase=0.4))
+
+
+def test_measurements_come_down_to_clients_of_the_round_before_and_the_model_to_others() -> None:
+    # rejects a change on top of another model than the server means, and one that counts twice
+    train = {**ONE_STEP, "fraction_train": 0.6, "num_rounds": 6}
+    options = {"sparsity": 0.1, "dimension_reduction": 1.0, "down": "measurements"}
+    small_world = world("cs_fl", options=options, train=train, model=MODEL)
+    fed, measurements = federation(small_world, Plan(2)), NUMBERS
+    before: set[int] = set()
+    kinds = set()
+    for _ in range(6):
+        w = flat(fed.server.averages.weights["mlp"].arrays)
+        held = fed.server.sent.hold.bool().tolist()
+        assert {c for c, holds in enumerate(held) if holds} == before
+        line, _ = fed.advance()
+        asked = [order.client for order in chosen(fed)]
+        whole = [c for c in asked if c not in before]
+        sizes = len(whole) * 4 * NUMBERS + (len(asked) - len(whole)) * 4 * measurements
+        assert line["comm/down_bytes"] == sizes + len(asked) * (2 + 3 * 8 - 4)
+        kinds.add(len(whole))
+        state = fed.checkpoint().clients
+        for client in asked:  # each of them trained from the server's model
+            torch.testing.assert_close(state["mlp/own/held/numbers"][client], w)
+        before = set(asked)
+    assert len(kinds) > 1
+
+
+def chosen(fed: Federation) -> list[Order]:
+    """The orders of the last round."""
+    ctx = fed.context("floats")
+    return fed.method.select(fed.server, fed.side.online(fed.round), ctx)
+
+
+def test_with_all_measurements_down_it_is_the_same_up_to_what_is_sent_later() -> None:
+    small_world = cs_world(sparsity=1.0, dimension_reduction=1.0)
+    compressed = world(
+        "cs_fl",
+        options={"sparsity": 1.0, "dimension_reduction": 1.0, "down": "measurements"},
+        train={**ONE_STEP, "num_rounds": 3},
+        model=MODEL,
+    )
+    ours, others = (server_vector(trace(w, Plan(2)).state) for w in (compressed, small_world))
+    np.testing.assert_allclose(ours, others, atol=1e-5)
+
+
+def test_the_stackable_search_finds_what_the_other_finds() -> None:
+    measure = Measurement.draw(random.key(5), 400, 160)
+    x = torch.zeros(3, 400)
+    for i in range(3):
+        x[i, random.permutation(random.key(i), 400)[:8]] = random.normal(random.key(9 + i), (8,))
+    y = torch.stack([measure(row) for row in x])
+    found = torch.func.vmap(lambda v: stackable_thresholding(measure, v, 8, 15))(y)
+    torch.testing.assert_close(found, x, atol=1e-4, rtol=1e-4)
+    for i in range(3):
+        torch.testing.assert_close(
+            hard_thresholding(measure, y[i], 8, 50), x[i], atol=1e-4, rtol=1e-4
+        )
 
 
 def test_fewer_measurements_find_each_clients_update_but_not_their_mean() -> None:

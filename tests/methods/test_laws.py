@@ -13,6 +13,7 @@ from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
 from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
+from fedgist.methods.cs_fl import CSFL
 from fedgist.methods.fd import FD
 from fedgist.methods.feddbe import FedDBE
 from fedgist.methods.fedlog import FedLog
@@ -54,6 +55,7 @@ EVERY_OPTION = {
     "merged_codist, every option": MergedCodist(
         alpha=0.4, alpha_rounds=2, first_alpha=0.9, distillation=TWO_STAGES, mu=0.1
     ),
+    "cs_fl, measurements down": CSFL(sparsity=0.1, dimension_reduction=0.5, down="measurements"),
     "fedlog, newest": FedLog(memory="newest"),
     "fedlog, discounted": FedLog(memory=0.8),
     "fd, dense": FD(leave_own_out=False, declare_classes=False),

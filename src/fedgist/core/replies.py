@@ -112,6 +112,12 @@ class Replies:
         return iter(self.each)
 
     @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients who answered, sorted."""
+        of_totals = {client for total in self.totals for client in total.clients}
+        return tuple(sorted(of_totals | {reply.order.client for reply in self.each}))
+
+    @property
     def architectures(self) -> tuple[str, ...]:
         """The architectures of which there are totals or replies, sorted."""
         of_totals = {total.architecture for total in self.totals}

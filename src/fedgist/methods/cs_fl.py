@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -21,13 +21,15 @@ from fedgist.core.compressed_sensing import (
     binary_hard_thresholding,
     hard_thresholding,
     sparse,
+    stackable_thresholding,
 )
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Exchange, Method, Net, Order, Part, Replies
 from fedgist.core.tree import tree
-from fedgist.core.wire_form import SIGNS
+from fedgist.core.wire_form import FLAGS, SIGNS, rows_where
 
 FLOATS, ONE_BIT = "floats", "signs"  # the stages of the two phases
+DOWN_STEPS = 15  # of a client's reconstruction of the server's step
 
 
 @message(reduce="sum")
@@ -35,6 +37,24 @@ class Model:
     """Weights and buffers by name, and the key of this round's measurements."""
 
     arrays: dict[str, Tensor]
+    key: Tensor
+
+
+@message(reduce="sum")
+class Change:
+    """What a client needs to hold the model: all of it, or measurements of how it changed.
+
+    ``numbers`` (1, n) are there if ``whole`` (1,) is 1. ``measurements`` (1, m) are there if
+    ``part`` (1,) is 1: then the client holds the model ``version`` - 1, (), and ``change_key`` is
+    the key of these measurements. ``key`` is that of this round's uploads.
+    """
+
+    numbers: Tensor = field(metadata=rows_where("whole"))
+    whole: Tensor = field(metadata=FLAGS)
+    measurements: Tensor = field(metadata=rows_where("part"))
+    part: Tensor = field(metadata=FLAGS)
+    version: Tensor
+    change_key: Tensor
     key: Tensor
 
 
@@ -62,18 +82,44 @@ class Signs:
 
 
 @tree
+class Sent:
+    """What the server sent of its last step, by architecture, where downloads are measurements.
+
+    ``measurements`` (m,) of the step and their ``key``, the ``rest`` (n,) that it has not sent yet,
+    and which clients ``hold`` the model before the step, (clients,): 1 or 0. ``version`` counts the
+    steps.
+    """
+
+    measurements: dict[str, Tensor]
+    rest: dict[str, Tensor]
+    key: Tensor
+    hold: Tensor
+    version: Tensor
+
+
+@tree
 class Server:
     """Server state: the weights of each architecture, and the key of the next measurements."""
 
     averages: Averages
     key: Tensor
+    sent: Sent | None = None
+
+
+@tree
+class Held:
+    """The global model as a client holds it, (n,), and its version, ()."""
+
+    numbers: Tensor
+    version: Tensor
 
 
 @tree
 class Residual:
-    """What a client has not sent yet of its updates, (n,)."""
+    """What a client has not sent yet of its updates, (n,), and the model that it holds."""
 
     rest: Tensor
+    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +129,8 @@ class CSFL(Method):
     ``reconstruct``: in the first phase the server reconstructs the update of each of the
     ``clients`` and averages these, or only sees the ``mean`` of their measurements. With
     ``error_feedback`` a client adds what it has not sent to its next update; without, it is lost.
+    What comes ``down`` is the model, or measurements of how it changed, for clients that hold the
+    model of the round before; the server then moves by what they reconstruct.
     """
 
     sparsity: Fraction = 0.005  # share of the numbers of an update that are not 0
@@ -92,6 +140,7 @@ class CSFL(Method):
     second_phase_lr: Positive = 1e-3  # how far the numbers move in a round of signs: mean square
     reconstruction_steps: PositiveInt = 50
     error_feedback: bool = True
+    down: Literal["model", "measurements"] = "model"
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()
@@ -105,28 +154,63 @@ class CSFL(Method):
 
     def init_server(self, ctx: Context) -> Server:
         """Return every architecture's common start."""
-        return Server(self.exchange.init_server(ctx), ctx.draw("measurements"))
+        averages, key = self.exchange.init_server(ctx), ctx.draw("measurements")
+        if self.down == "model":
+            return Server(averages, key)
+        rest = {n: torch.zeros_like(flat(w.arrays)) for n, w in averages.weights.items()}
+        nothing = {n: self._measurement(key, vector)(vector) for n, vector in rest.items()}
+        nobody = torch.zeros(ctx.task.num_clients, device=key.device)
+        return Server(averages, key, Sent(nothing, rest, key, nobody, nobody.sum()))
 
     def init_client(self, net: Net, ctx: Context) -> Residual:
-        """Return an empty residual."""
-        return Residual(torch.zeros_like(flat(net.state())))
+        """Return an empty residual, and a model of no version."""
+        zero = torch.zeros_like(flat(net.state()))
+        if self.down == "model":
+            return Residual(zero)
+        return Residual(zero, Held(zero, torch.full((), -1.0, device=zero.device)))
 
-    def download(self, server: Server, order: Order, ctx: Context) -> Model:
-        """Return the weights of the client's architecture."""
-        return Model(server.averages.weights[order.architecture].arrays, server.key)
+    def download(self, server: Server, order: Order, ctx: Context) -> Model | Change:
+        """Return the weights of the client's architecture, or how they changed."""
+        weights, sent = server.averages.weights[order.architecture].arrays, server.sent
+        if sent is None:
+            return Model(weights, server.key)
+        part = sent.hold[order.client].unsqueeze(0)
+        numbers = flat(weights).unsqueeze(0) * (1 - part)
+        measured = sent.measurements[order.architecture].unsqueeze(0) * part
+        return Change(numbers, 1 - part, measured, part, sent.version, sent.key, server.key)
+
+    def receive(
+        self, net: Net, own: Residual, down: Model | Change, ctx: Context
+    ) -> tuple[Net, Residual]:
+        """Start from the global weights."""
+        if isinstance(down, Model):
+            return net.having(down.arrays), own
+        numbers = torch.where(down.whole > 0, down.numbers[0], self._moved(held_by(own), down))
+        own = replace(own, held=Held(numbers, down.version))
+        return net.having(unflat(numbers, net.state())), own
+
+    def _moved(self, held: Held, down: Change) -> Tensor:
+        """Return the model that a client held, after the change; a repeated one changes nothing."""
+        moved = self._reconstructed(down.change_key, held.numbers, down.measurements[0])
+        return held.numbers + torch.where(held.version == down.version - 1, moved, 0.0)
+
+    def _reconstructed(self, key: Tensor, like: Tensor, measurements: Tensor) -> Tensor:
+        measure = self._measurement(key, like)
+        return stackable_thresholding(measure, measurements, self._count(like), DOWN_STEPS)
 
     def upload(
-        self, net: Net, own: Residual, sums: Count, down: Model, ctx: Context
+        self, net: Net, own: Residual, sums: Count, down: Model | Change, ctx: Context
     ) -> tuple[Measured | Weighed | Signs, Residual]:
         """Return measurements of the largest numbers of update and residual; keep the others.
 
         Without error feedback the residual stays empty.
         """
-        update = flat(net.state()) - flat(down.arrays) + own.rest
+        start = flat(down.arrays) if isinstance(down, Model) else held_by(own).numbers
+        update = flat(net.state()) - start + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
         if self.error_feedback:
-            own = Residual(update - kept)
+            own = replace(own, rest=update - kept)
         if ctx.stage == ONE_BIT:
             signs = torch.where(measured >= 0, 1.0, -1.0)
             return Signs(torch.where(measured.isnan(), measured, signs)), own
@@ -136,13 +220,30 @@ class CSFL(Method):
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return each architecture's weights moved by what its measurements tell."""
-        weights = dict(server.averages.weights)
+        weights, sent = dict(server.averages.weights), server.sent
+        next_key = ctx.draw("next measurements")
+        if sent is not None:
+            silent = {n: torch.zeros_like(m) for n, m in sent.measurements.items()}
+            hold = torch.zeros_like(sent.hold)
+            hold[list(replies.clients)] = 1.0
+            sent = Sent(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
         for name in replies.architectures:
             old = weights[name].arrays
             vector = flat(old)
             step = self._step(server.key, vector, replies.by(name), ctx)
+            if sent is not None:
+                step = self._compressed(name, step, sent)
             weights[name] = Weights(dict(old) | unflat(vector + step, old))
-        return Server(Averages(weights), ctx.draw("next measurements"))
+        return Server(Averages(weights), next_key, sent)
+
+    def _compressed(self, name: str, step: Tensor, sent: Sent) -> Tensor:
+        """Return the step that clients reconstruct; ``sent`` takes measurements and the rest."""
+        wanted = step + sent.rest[name] if self.error_feedback else step
+        kept = sparse(wanted, self._count(wanted))
+        sent.measurements[name] = self._measurement(sent.key, wanted)(kept)
+        found = self._reconstructed(sent.key, wanted, sent.measurements[name])
+        sent.rest[name] = wanted - found if self.error_feedback else torch.zeros_like(wanted)
+        return found
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model of each architecture."""
@@ -173,6 +274,12 @@ class CSFL(Method):
     def _measurement(self, key: Tensor, vector: Tensor) -> Measurement:
         n = len(vector)
         return Measurement.draw(key, n, math.ceil(self.dimension_reduction * n))
+
+
+def held_by(own: Residual) -> Held:
+    """Return the model that a client holds, where changes of it come down."""
+    assert own.held is not None  # it was made by init_client
+    return own.held
 
 
 def flat(arrays: Mapping[str, Tensor]) -> Tensor:
