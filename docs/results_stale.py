@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedgist.federation.archived_run import read_csv
-from fedgist.federation.corrections import FIRST, lacking
+from fedgist.federation.corrections import computed_by, lacking
 
 DATA = Path(__file__).parent / "results" / "data"
 
@@ -20,7 +20,7 @@ def stale(data: Path = DATA) -> Counter[tuple[int, str]]:
     found: Counter[tuple[int, str]] = Counter()
     for path in sorted(data.rglob("seed-*.csv")):
         run = read_csv(path)
-        for correction in lacking(run.recipe, int(str(run.result.get("computes", FIRST)))):
+        for correction in lacking(run.recipe, computed_by(run.result)):
             found[correction.number, str(path.parent.relative_to(data))] += 1
     return found
 

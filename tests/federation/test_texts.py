@@ -226,7 +226,8 @@ def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_rates_of_a_distillation_are_in_the_record_and_bind_the_rounds(tmp_path: Path) -> None:
-    options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
+    falling = {"steps": 2, "batch_size": 2, "final_factor": 0.0}
+    options = {"server": {"lr": 0.01}, "distillation": falling}
     asked = pools("merged_codist", **options) | {"data": {"public": {"rows": 8}}}
     line = fedgist.run(asked, data=texts(2), out=tmp_path / "run").rounds[-1]
     assert line["server/distillation/lr/small"] == pytest.approx(1e-3 / 2)

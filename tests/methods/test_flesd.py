@@ -514,4 +514,5 @@ def test_supervised_and_self_supervised_training_are_variants_of_one_recipe() ->
         for name in ("simclr", "supervised")
     ]
     assert [recipe.objective.name for recipe in recipes] == ["simclr", "classes"]
-    assert [recipe.evaluate.probe for recipe in recipes] == ["sgd", "sgd"]
+    assert [recipe.evaluate.probe for recipe in recipes] == ["logistic", "logistic"]
+    assert [recipe.evaluate.probes_beside for recipe in recipes] == [("sgd",), ("sgd",)]

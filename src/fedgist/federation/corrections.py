@@ -41,11 +41,17 @@ def computes(method: str) -> int:
     return max((c.number for c in CORRECTIONS if _is_of(c, name)), default=FIRST)
 
 
+def computed_by(result: Table) -> int:
+    """Return up to which correction a run was computed, by its result."""
+    number = result.get("computes", FIRST)
+    return number if isinstance(number, int) and not isinstance(number, bool) else FIRST
+
+
 def lacking(recipe: Table, computed: int) -> list[Correction]:
     """Return the corrections that a run lacks and that change its numbers.
 
-    ``computed`` is what its result says of ``computes``, or :data:`FIRST`. A run that states how it
-    computes lacks nothing.
+    ``computed`` is what :func:`computed_by` says of its result. A run that states how it computes
+    lacks nothing.
     """
     options = recipe.get("method", {})
     return [

@@ -26,6 +26,7 @@ from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.best_round import said, selection_of
 from fedgist.federation.checkpoint import Binding, Checkpoint
 from fedgist.federation.columns import (
+    ALL_ROWS,
     described,
     of_main,
     tuned_over_clients,
@@ -281,8 +282,9 @@ def _emptiness(side: ServerSide, lines: Sequence[Line]) -> list[str]:
         asked = sum(line.get("clients/asked", 0) for line in trained)
         why = "each is in the record with its reason" if asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
-    shared = side.recipe.privacy.share_measurements  # else clients keep their scores on purpose
-    if shared and not any(column.startswith("eval/") for line in lines for column in line):
+    # else there are no test rows, or clients keep their scores on purpose
+    expected = side.task.test_sets.get(ALL_ROWS) and side.recipe.privacy.share_measurements
+    if expected and not any(column.startswith("eval/") for line in lines for column in line):
         notes.append("nothing was measured: no model was scored in any round")
     return notes
 

@@ -21,7 +21,7 @@ from fedgist.federation.columns import (
     over_models,
     read_described,
 )
-from fedgist.federation.corrections import FIRST, lacking
+from fedgist.federation.corrections import computed_by, lacking
 from fedgist.federation.record import (
     CLIENTS,
     METRICS_FILE,
@@ -87,7 +87,7 @@ class RunFiles:
     @property
     def before(self) -> str:
         """The corrections of its method that the run lacks: "before correction 2", or nothing."""
-        missed = lacking(self.recipe, int(self.result.get("computes", FIRST)))
+        missed = lacking(self.recipe, computed_by(self.result))
         return f"before correction {missed[0].number}" if missed else ""
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedgist.errors import InputError, RecipeError
 from fedgist.federation import atomic_files
 from fedgist.federation.archived_run import of_directory, read_csv, to_csv
-from fedgist.federation.corrections import FIRST, lacking
+from fedgist.federation.corrections import computed_by, lacking
 from fedgist.federation.recipe import make
 from fedgist.studies.job import Job, difference
 
@@ -54,7 +54,7 @@ class Archive:
         if change := difference(job.recipe, kept):
             msg = f"{path} holds a run with {change}; choose another --archive, or remove the file"
             raise RecipeError(msg)
-        return not lacking(run.recipe, int(str(run.result.get("computes", FIRST))))
+        return not lacking(run.recipe, computed_by(run.result))
 
     def add(self, job: Job) -> None:
         """Write the file of a job whose run in its folder is finished, whole or not at all."""

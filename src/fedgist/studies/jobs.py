@@ -21,7 +21,7 @@ import torch
 from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped, exhausted
 from fedgist.federation import atomic_files, runner
-from fedgist.federation.corrections import FIRST, lacking
+from fedgist.federation.corrections import computed_by, lacking
 from fedgist.federation.recipe import read
 from fedgist.federation.record import (
     RECIPE,
@@ -64,8 +64,8 @@ def is_done(job: Job) -> bool:
 def is_stale(folder: Path) -> bool:
     """Return whether the finished run in a folder lacks a correction that concerns it."""
     result = read_result(folder)
-    computed = int(str(result.get("computes", FIRST)))
-    return bool(result) and bool(lacking(read(folder / RECIPE).model_dump(mode="json"), computed))
+    recipe = read(folder / RECIPE).model_dump(mode="json") if result else {}
+    return bool(lacking(recipe, computed_by(result)))
 
 
 def run_jobs(
