@@ -62,6 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedgist.run(recipe, out=folder / "run")
     table_of(60, 1).to_csv(folder / "more.csv", index=False)
     table_of(60, 1).drop(columns="state").to_csv(folder / "bare.csv", index=False)
+    table_of(60, 1).replace("ill", "dead").to_csv(folder / "odd.csv", index=False)
     return folder
 
 
@@ -81,7 +82,6 @@ def test_accuracy_is_said_where_there_are_labels(run: Path) -> None:
     assert done.stderr == f"accuracy {100 * right:.2f} % of 60 rows\n"
     assert "accuracy" not in done.stdout
     assert of("predict", run / "run", run / "bare.csv", "--client", 1).stderr == ""
-    table_of(60, 1).replace("ill", "dead").to_csv(run / "odd.csv", index=False)
     said = of("predict", run / "run", run / "odd.csv", "--client", 1).stderr
     assert said.startswith("accuracy not known: odd.csv: the labels 'state': unknown label 'dead'")
 
