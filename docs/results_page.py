@@ -28,6 +28,8 @@ DATA = RESULTS / "data"
 REFERENCE = "local"  # what sharing gains is the difference from it
 FINETUNED = "eval/client/finetuned_accuracy_mean"
 Table = list[list[str]]
+CHOICE = Path(__file__).parent / "which-method.md"
+BEGIN, END = "<!-- made by docs/results_page.py -->\n", "<!-- end -->"  # of its table
 
 
 def accuracies(found: Experiment) -> Table:
@@ -148,6 +150,12 @@ def _is_old(cell: Cell) -> bool:
     return cell.row is not None and any(run.before for run in cell.row.runs)
 
 
+def by_rows(table: Table) -> Table:
+    """Return a table of gains with a line for each method, a column for each setting."""
+    settings, _, *methods = zip(*table, strict=True)
+    return [["", *settings[1:]], *(list(line) for line in methods)]
+
+
 def plus_minus(mean: Estimate, sign: str = "") -> str:
     """Return a mean and its standard error in words, with two digits."""
     error = "" if mean.error is None else f" ± {mean.error:.2f}"
@@ -214,7 +222,9 @@ def _tables(found: Experiment) -> list[Table]:
     if "over" in found.options:
         return [by_setting(found)]
     if found.options.get("gains"):
-        return [gains(found)]
+        table = gains(found)
+        # many methods stand below each other, with a column for each setting
+        return [by_rows(table) if found.options.get("transposed") else table]
     if not found.runs:
         return []
     more = [] if found.metric else [communication(found)]
@@ -289,8 +299,18 @@ def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     return "\n".join(lines) + "\n", [picture for some in drawn for picture in some]
 
 
+def with_table(page: str, path: Path = RESULTS / "fedlog.toml", data: Path = DATA) -> str:
+    """Return the page on which method to choose, with the table of clients that come and go."""
+    about = tomllib.loads(path.read_text(encoding="utf-8"))
+    one = next(one for one in about["experiments"] if one["name"] == "absence-methods")
+    (table,) = _tables(experiment(one, data))
+    before, _, rest = page.partition(BEGIN)
+    return "\n".join([before + BEGIN, *in_markdown(table), END]) + rest.partition(END)[2]
+
+
 def main() -> None:
     """Write every page and its pictures."""
+    CHOICE.write_text(with_table(CHOICE.read_text(encoding="utf-8")), encoding="utf-8")
     images = RESULTS / "img"
     images.mkdir(exist_ok=True)
     for path in sorted(RESULTS.glob("*.toml")):

@@ -22,7 +22,18 @@ from fedgist.federation.recipe import make as make_recipe
 from fedgist.federation.recipe import read
 from fedgist.federation.record import FEATURES
 from results_cells import experiment, over
-from results_page import DATA, RESULTS, accuracies, by_setting, communication, gains, make, section
+from results_page import (
+    CHOICE,
+    DATA,
+    RESULTS,
+    accuracies,
+    by_setting,
+    communication,
+    gains,
+    make,
+    section,
+    with_table,
+)
 from results_pictures import digest, pictures, write
 
 PAGES = sorted(RESULTS.glob("*.toml"))
@@ -47,6 +58,11 @@ def test_a_page_and_its_pictures_are_those_of_the_archive(path: Path) -> None:
     assert path.with_suffix(".md").read_text("utf-8") == text, AGAIN
     found = {file.stem: digest_in(file) for file in (RESULTS / "img").glob(f"{path.stem}-*.png")}
     assert found == {picture.name: digest(picture) for picture in drawn}, AGAIN
+
+
+def test_the_page_on_which_method_has_the_table_of_the_archive() -> None:
+    page = CHOICE.read_text("utf-8")
+    assert with_table(page) == page, AGAIN
 
 
 @pytest.mark.slow
