@@ -51,7 +51,7 @@ class Remembered:
     newest: Newest | None = None
 
 
-def check_memory(memory: Memory, task: Task, method: str) -> None:
+def check(memory: Memory, task: Task, method: str) -> None:
     """Raise MethodError if single uploads would be kept where only totals may be seen."""
     if memory != "newest":
         return
@@ -64,12 +64,12 @@ def check_memory(memory: Memory, task: Task, method: str) -> None:
         raise MethodError(msg + "privacy.where = 'local'")
 
 
-def nothing_yet(memory: Memory, start: Tensor, ctx: Context) -> Remembered:
-    """Return a memory that has heard nobody, whose T is ``start``: of no rows, it is never kept."""
+def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
+    """Return a memory that has heard nobody. Its T is ``total``, of no rows, and is never kept."""
     if memory != "newest":
-        return Remembered(start)
-    example = ClientSums(torch.zeros_like(start))
-    return Remembered(start, Newest.of_nobody(example, ctx.task.num_clients))
+        return Remembered(total)
+    example = ClientSums(torch.zeros_like(total))
+    return Remembered(total, Newest.of_nobody(example, ctx.task.num_clients))
 
 
 def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:

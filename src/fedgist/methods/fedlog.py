@@ -12,22 +12,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgist.core import random
+from fedgist.core import random, sum_memory
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt
 from fedgist.core.conjugate_head import Sums, feature_sums, gradient_head, map_head
 from fedgist.core.linear_head import LinearHead, one_feature_width
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.sum_memory import (
-    ClientSums,
-    Memory,
-    Remembered,
-    check_memory,
-    forget,
-    nothing_yet,
-    remember,
-    sent,
-)
+from fedgist.core.sum_memory import ClientSums, Memory, Remembered
 from fedgist.core.tree import LATER, tree
 
 
@@ -67,7 +58,7 @@ class FedLog(Method):
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""
         one_feature_width(task, "fedlog")
-        check_memory(self.memory, task, "fedlog")
+        sum_memory.check(self.memory, task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
@@ -79,7 +70,7 @@ class FedLog(Method):
         """Return a random head (Alg. 1) and no sums."""
         width = one_feature_width(ctx.task, "fedlog")
         eta = random.normal(ctx.draw("head"), (ctx.task.num_classes, width + 1))
-        return Server(eta, nothing_yet(self.memory, torch.zeros_like(eta), ctx))
+        return Server(eta, sum_memory.start(self.memory, torch.zeros_like(eta), ctx))
 
     def download(self, server: Server, order: Order, ctx: Context) -> LinearHead | Nothing:
         """Return the head; in the exchange before training, nothing."""
@@ -107,11 +98,11 @@ class FedLog(Method):
         self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context
     ) -> tuple[Sums | ClientSums, Nothing]:
         """Return S over all local rows."""
-        return sent(self.memory, sums), own
+        return sum_memory.sent(self.memory, sums), own
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Return the MAP head (eq. 14) of the sums that are remembered."""
-        return self._solved(server, remember(self.memory, server.sums, replies, ctx))
+        return self._solved(server, sum_memory.remember(self.memory, server.sums, replies, ctx))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
         """Return the head of the sums without a client's.
@@ -121,7 +112,7 @@ class FedLog(Method):
         MethodError
             If only a total is remembered.
         """
-        return self._solved(server, forget(self.memory, server.sums, client, ctx.task))
+        return self._solved(server, sum_memory.forget(self.memory, server.sums, client, ctx.task))
 
     def _solved(self, server: Server, sums: Remembered) -> Server:
         s = sums.total.to(torch.float64)

@@ -14,22 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from fedgist.core import sum_memory
 from fedgist.core.bounds import NonNegative
 from fedgist.core.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
 from fedgist.core.linear_head import one_feature_width
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.sum_memory import (
-    ClientSums,
-    Memory,
-    Remembered,
-    check_memory,
-    forget,
-    nothing_yet,
-    remember,
-    sent,
-)
+from fedgist.core.sum_memory import ClientSums, Memory, Remembered
 from fedgist.errors import MethodError
 
 
@@ -69,7 +61,7 @@ class FedLogC(Method):
     def check(self, task: Task) -> None:
         """Raise MethodError unless all bodies have one feature width and all heads a bias."""
         one_feature_width(task, "fedlog_c")
-        check_memory(self.memory, task, "fedlog_c")
+        sum_memory.check(self.memory, task, "fedlog_c")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
@@ -81,7 +73,7 @@ class FedLogC(Method):
         """Return a pseudo-sum that has a random head and no rows."""
         shape = (ctx.task.num_classes, one_feature_width(ctx.task, "fedlog_c") + 1)
         start = random_pseudo_sums(ctx.draw("head"), shape, self.nu)
-        return nothing_yet(self.memory, start, ctx)
+        return sum_memory.start(self.memory, start, ctx)
 
     def download(self, server: Remembered, order: Order, ctx: Context) -> Sums | Nothing:
         """Return the total that is remembered; in the exchange before training, nothing."""
@@ -119,11 +111,11 @@ class FedLogC(Method):
         self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context
     ) -> tuple[Sums | ClientSums, Nothing]:
         """Return S over all local rows."""
-        return sent(self.memory, sums), own
+        return sum_memory.sent(self.memory, sums), own
 
     def server_update(self, server: Remembered, replies: Replies, ctx: Context) -> Remembered:
         """Return the total, with what is remembered of clients that are absent."""
-        return remember(self.memory, server, replies, ctx)
+        return sum_memory.remember(self.memory, server, replies, ctx)
 
     def forget(self, server: Remembered, client: int, ctx: Context) -> Remembered:
         """Return the total without a client's sums.
@@ -133,7 +125,7 @@ class FedLogC(Method):
         MethodError
             If only a total is remembered.
         """
-        return forget(self.memory, server, client, ctx.task)
+        return sum_memory.forget(self.memory, server, client, ctx.task)
 
 
 def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
