@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fedgist
 import results_stale
 from fedgist.cli.main import app
+from fedgist.errors import InputError
 from fedgist.federation import corrections
 from fedgist.federation.archived_run import of_directory, read_csv, to_csv
 from fedgist.federation.corrections import CORRECTIONS, FIRST, as_begun, computes, lacking
@@ -148,9 +149,13 @@ def test_stale_runs_are_done_again_and_their_archive_is_replaced(tmp_path: Path)
     archive.place(job).write_text(to_csv(of_directory(job.folder, "the command")))
     assert not is_done(job)
     assert not archive.holds(job)
+    longer = Job("one", make(RECIPE | {"train": RECIPE["train"] | {"num_rounds": 3}}), job.folder)
+    assert not archive.holds(longer)  # another recipe does not keep a stale run in its place
     run_jobs([job], 1, listen, archive=archive)
     assert is_done(job)
     assert read_csv(archive.place(job)).result["computes"] == computes("fedlog")
+    with pytest.raises(InputError, match="holds a run with train.num_rounds = 2, not 3"):
+        archive.holds(longer)
     assert "failed" not in ends
 
 

@@ -45,6 +45,8 @@ class Archive:
         if not path.exists():
             return False
         run = read_csv(path)
+        if lacking(run.recipe, computed_by(run.result)):
+            return False  # it will be replaced, whatever its settings
         recorded = dict(run.recipe)
         try:
             kept = make(recorded)
@@ -54,7 +56,7 @@ class Archive:
         if change := difference(job.recipe, kept):
             msg = f"{path} holds a run with {change}; choose another --archive, or remove the file"
             raise RecipeError(msg)
-        return not lacking(run.recipe, computed_by(run.result))
+        return True
 
     def add(self, job: Job) -> None:
         """Write the file of a job whose run in its folder is finished, whole or not at all."""
