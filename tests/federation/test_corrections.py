@@ -154,7 +154,7 @@ def test_stale_runs_are_done_again_and_their_archive_is_replaced(tmp_path: Path)
     run_jobs([job], 1, listen, archive=archive)
     assert is_done(job)
     assert read_csv(archive.place(job)).result["computes"] == computes("fedlog")
-    with pytest.raises(InputError, match="holds a run with train.num_rounds = 2, not 3"):
+    with pytest.raises(InputError, match=r"holds a run with train.num_rounds = 2, not 3"):
         archive.holds(longer)
     assert "failed" not in ends
 
