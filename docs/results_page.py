@@ -34,7 +34,6 @@ BEGIN, END = "<!-- made by docs/results_page.py -->\n", "<!-- end -->"  # of its
 
 def accuracies(found: Experiment) -> Table:
     """Return ours beside the paper's, with their difference, the test, and what sharing gains."""
-    base, best = _values_of(REFERENCE, found), _values_of(found.reference, found)
     head = ["", "rounds", "seeds", "ours", "the paper's", "difference", "against local training"]
     other = found.options.get("at", 0)
     head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
@@ -47,9 +46,8 @@ def accuracies(found: Experiment) -> Table:
         if cell.row is None or ours is None:
             lines.append([cell.label, "", "", "not yet run", paper, *[""] * 5])
             continue
-        gain = (
-            compare(cell.values(found.metric), base) if base and cell.method != REFERENCE else None
-        )
+        base, best = (_values_of(name, found, cell) for name in (REFERENCE, found.reference))
+        gain = compare(seen, base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
         away = _away(ours, theirs) if theirs and found.options.get("comparable", True) else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
@@ -73,11 +71,23 @@ def _papers(cell: Cell, found: Experiment) -> Sequence[float] | None:
     return own.get(cell.label) or found.paper.accuracy.get(cell.method)
 
 
-def _values_of(method: str, found: Experiment) -> dict[int, float]:
-    """Return the values of the one cell of a method; nothing where it is not clear which."""
+def _values_of(method: str, found: Experiment, beside: Cell) -> dict[int, float]:
+    """Return the values of the one cell of a method, if they can be compared with a row's.
+
+    They cannot where it is not clear which cell is meant, or where one of both was cut to fewer
+    rounds than its recipe has.
+    """
     cells = [cell for cell in found.cells if cell.method == method]
     named = [cell for cell in cells if cell.label == method] or cells
-    return named[0].values(found.metric) if len(named) == 1 else {}
+    if len(named) != 1 or _cut(named[0]) != _cut(beside):
+        return {}
+    return named[0].values(found.metric)
+
+
+def _cut(cell: Cell) -> set[str]:
+    """Return what a row says of another number of rounds than its recipe's."""
+    departs = cell.row.runs[0].recipe.get("paper", {}).get("departs", []) if cell.row else []
+    return {text for text in departs if text.startswith("train.num_rounds")}
 
 
 def communication(found: Experiment) -> Table:
