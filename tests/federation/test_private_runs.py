@@ -380,7 +380,7 @@ def test_a_site_does_not_release_twice_what_is_accounted_for_once(source: str) -
     first = site.handle(envelope(fed, 1))
     assert site.handle(envelope(fed, 1)) == first, "the same reply, no other noise"
     assert b"was made" in site.handle(envelope(fed, 1, shift=0.5))
-    site.restore(site.host.state())  # and after a restart
+    site.rewind(site.host.state())  # and after a simulation went back
     again = site.handle(envelope(fed, 1))
     assert (b"was made" in again) == (source == "system")
     assert b"was made" not in site.handle(envelope(fed, 2))
@@ -393,7 +393,9 @@ def test_real_sites_keep_their_measurements_and_draw_noise_of_their_own() -> Non
         fed = federation(small, ALONE, loopback)
         settings = replace(fed.engine.sites[0].settings, source="system")  # type: ignore[attr-defined]
         mine = population_of_one(small.population, 0)
-        site = Site(small.server.method, small.server.task, mine, settings, run=RUN)
+        site = Site(
+            small.server.method, small.server.task, mine, settings, run=RUN, keep=lambda _: None
+        )
         replies.append(site.handle(envelope(fed, 1)))
         assert b"TrainingLoss" not in replies[-1]
         assert (

@@ -62,6 +62,7 @@ from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import STATIC, Tree, tree
 
 __all__ = [
+    "EVALUATE",
     "FINETUNED",
     "TESTS",
     "TRAINED",
@@ -79,6 +80,7 @@ __all__ = [
     "upload_bytes",
 ]
 
+EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 # a client's own test rows, the whole test set, its training rows, those held out from them
 Split = Literal["client", "test", "train", "validation"]
 TESTS: tuple[Split, ...] = ("client", "test")  # before these, models are fine-tuned

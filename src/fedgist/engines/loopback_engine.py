@@ -86,7 +86,7 @@ class LoopbackEngine:
         for client, site in self.sites.items():
             start = f"{client}/"
             own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-            site.restore(own)
+            site.rewind(own)
 
     def close(self) -> None:
         """Close the wire."""

@@ -28,7 +28,7 @@ FAKE = "meta"
 def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> Form:
     """Return what a valid upload of this stage looks like, after the download ``down``."""
 
-    def upload(ctx: Context, net: Any, down: Tree) -> Any:
+    def upload(ctx: Context, net: Any, down: Tree) -> Form:
         task, text = ctx.task, ctx.task.objective.text
         x, y = made_up(ctx.key, 1, task.input_shape, task.num_classes, text=text)
         beside = {name: torch.ones(1, device=x.device) for name in ctx.task.annotations}
@@ -39,27 +39,39 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         batch = replace(batch, picks=method.pick(rows, own, ctx))
         sums = method.summarize(net, batch, own, down, ctx)
         message, _ = method.upload(net, own, sums, down, ctx)
-        return message
+        return Form.of(message)
 
-    return addable(_form(upload, ctx, ctx.task.starts[architecture], down))
+    form: Form = _on_fakes(upload, ctx, ctx.task.starts[architecture], down)
+    return addable(form)
 
 
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
     """Return what a valid download of this stage looks like, from a fresh server."""
 
-    def download(ctx: Context) -> Tree:
-        return method.download(method.init_server(ctx), order, ctx)
+    def download(ctx: Context) -> Form:
+        return Form.of(method.download(method.init_server(ctx), order, ctx))
 
-    return _form(download, ctx)
+    form: Form = _on_fakes(download, ctx)
+    return form
 
 
-def _form(make: Callable[..., Any], *values: Any) -> Form:
+def asks_clients(method: Method, ctx: Context, order: Order) -> bool:
+    """Return whether this stage asks clients; if not, it is the server's own work."""
+
+    def orders(ctx: Context) -> object:
+        return method.orders(method.init_server(ctx), [order], ctx)
+
+    return _on_fakes(orders, ctx) is not None
+
+
+def _on_fakes(make: Callable[..., Any], *values: Any) -> Any:
+    """Return what a function makes of fakes, or of the values if it fails on fakes."""
     with torch.no_grad():
         try:
             with torch.device(FAKE):
-                return Form.of(make(*(map_leaves(_fake, value) for value in values)))
+                return make(*(map_leaves(_fake, value) for value in values))
         except Exception:  # noqa: BLE001  # a method may fail on tensors without numbers in any way
-            return Form.of(make(*values))
+            return make(*values)
 
 
 def _fake(leaf: Tensor) -> Tensor:

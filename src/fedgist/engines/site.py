@@ -4,11 +4,16 @@ It remembers its state before each stage of the last rounds, together with the r
 because a server may ask again: for a stage whose reply never reached it, or after going back to a
 checkpoint. Asked for the same stage with the same download, the site sends the same reply and does
 nothing; with another download, it goes back to its state before that stage.
+
+Under privacy a site answers only what its budget was divided among: the stages that ask clients, in
+rounds up to the last one, each once. What it released is part of its state, which is kept before
+the training of a release begins and again before the reply leaves. A site that is killed in between
+does not release that stage again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,24 +25,42 @@ from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import Sent
-from fedgist.engines.engine import Score, ScoreTable, TrainingLoss
+from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
-from fedgist.engines.message_form import download_form
+from fedgist.engines.message_form import asks_clients, download_form
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import MessageError
+from fedgist.errors import MessageError, MethodError
 
 StageKey = tuple[int, int, str]  # round, place of the stage in it, architecture
 SLACK = 1 << 20  # bytes of an envelope beside the payload that is expected
 
 
 @dataclass(frozen=True)
-class _Done:
+class Answered:
     """A stage that was answered: the download's digest, the state before it, and the reply."""
 
     digest: str
     before: Mapping[str, Tensor]
     reply: bytes
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """All that a site needs to go on after a restart.
+
+    ``client`` are the arrays that the client keeps. ``released`` holds the digest of the download
+    that each release answered, ``answered`` the stages that can be asked again, and ``forgotten``
+    the last stage that cannot.
+    """
+
+    client: Mapping[str, Tensor]
+    released: Mapping[StageKey, str]
+    answered: Mapping[StageKey, Answered]
+    forgotten: StageKey
+
+
+Keep = Callable[[SiteState], None]
 
 
 class Site:
@@ -52,20 +75,35 @@ class Site:
         *,
         run: str,
         rounds_kept: int = 2,
+        keep: Keep | None = None,
     ) -> None:
-        """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again."""
+        """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again.
+
+        ``keep`` stores the site's state durably: it returns when a restart would find it.
+
+        Raises
+        ------
+        MethodError
+            If releases have noise of the system and there is no ``keep``: after a restart the site
+            would release a stage again, with other noise.
+        """
         (self.client,) = population.clients
         if task.privacy is not None and settings.source == "system":
+            if keep is None:
+                msg = "a site whose noise comes from the system must keep what it released: "
+                raise MethodError(msg + "give Site(keep=...)")
             # losses and scores are no releases that privacy accounts for: real ones stay here
             settings = replace(settings, share_measurements=False)
+        self.keep = keep
         alone = dict.fromkeys(task.architectures, Plan(1, stack=False))
         self.host = ClientHost(method, task, population, settings, alone)
         self.method, self.task, self.settings = method, task, settings
         self.run, self.rounds_kept = run, rounds_kept
-        self.done: dict[StageKey, _Done] = {}
+        self.done: dict[StageKey, Answered] = {}
         self.forgotten: StageKey = (-1, 0, "")  # the last stage that is no longer remembered
         self.released: dict[StageKey, str] = {}  # downloads that releases answered, by digest
         self.forms: dict[tuple[bool, str, str], Form] = {}
+        self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage asks clients
         nets = task.starts.values()
         largest = max(payload_bytes(net.state()) for net in nets)
         self.largest = 4 * largest + SLACK  # bytes of an envelope that is opened at all
@@ -91,8 +129,22 @@ class Site:
             refusal = header.model_copy(update={"purpose": "refusal", "reason": str(error)[:500]})
             return seal(refusal, {})
 
-    def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back, and forget the stages that were answered."""
+    def state(self) -> SiteState:
+        """Return all that is needed to go on after a restart."""
+        client = {name: array.clone() for name, array in self.host.state().items()}
+        return SiteState(client, dict(self.released), dict(self.done), self.forgotten)
+
+    def restore(self, state: SiteState) -> None:
+        """Go on from what was kept."""
+        self.host.restore(state.client)
+        self.released, self.done = dict(state.released), dict(state.answered)
+        self.forgotten = state.forgotten
+
+    def rewind(self, arrays: Mapping[str, Tensor]) -> None:
+        """Go back to a simulation's checkpoint and forget the stages that were answered.
+
+        What was released stays known.
+        """
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")
 
@@ -101,7 +153,7 @@ class Site:
         if size > self.largest:  # larger than a few models: is any download so large?
             for number in (0, 1):
                 stages = self.method.stages(Context(self.host.key, self.task, number, ""))
-                for stage in (*stages, "evaluate"):
+                for stage in (*stages, EVALUATE):
                     for architecture in self.client.architectures:
                         self._form(number, stage, architecture)
             sizes = [form.payload_bytes for form in self.forms.values()]
@@ -137,15 +189,32 @@ class Site:
         ]
         if problem := next((text for wrong, text in problems if wrong), None):
             raise MessageError(problem)
-        ctx = self._context(asked)
-        if asked.purpose == "train" and asked.stage not in self.method.stages(ctx):
-            msg = f"no stage {asked.stage!r} in round {asked.round}"
+        last = self.task.training.num_rounds
+        if asked.round > last:
+            msg = f"round {asked.round} is behind the last one, round {last}"
+            raise MessageError(msg)
+        if asked.stage not in self._stages(asked):
+            msg = f"a client has no stage {asked.stage!r} in round {asked.round} to {asked.purpose}"
             raise MessageError(msg)
         form = self._form(asked.round, asked.stage, asked.architecture)
         if reason := refuse(messages["download"], form):
             msg = f"the download is not valid: {reason}"
             raise MessageError(msg)
         return messages["download"]
+
+    def _stages(self, asked: Header) -> tuple[str, ...]:
+        """Return the stages of a round that a server may ask a client for."""
+        ctx = self._context(asked)
+        if asked.purpose == "score":
+            return (EVALUATE,)
+        found = []
+        for stage in self.method.stages(ctx):
+            key = (asked.round == 0, stage)
+            if key not in self.asks:
+                order = Order(self.client.id, asked.architecture)
+                self.asks[key] = asks_clients(self.method, replace(ctx, stage=stage), order)
+            found += [stage] if self.asks[key] else []
+        return tuple(found)
 
     def _train(self, asked: Header, down: Tree) -> bytes:
         stages = self.method.stages(self._context(asked))
@@ -155,10 +224,14 @@ class Site:
             return answered.reply
         self._check_release(key, digest)
         self._go_back(key)
-        before = {name: array.clone() for name, array in self.host.state().items()}
+        state = self.state()
+        if self.keep:
+            self.keep(state)  # the release is charged before anything of it exists
         reply = self._do(asked, down)
-        self.done[key] = _Done(digest, before, reply)
+        self.done[key] = Answered(digest, state.client, reply)
         self._forget(asked.round - self.rounds_kept)
+        if self.keep:
+            self.keep(self.state())  # a restart finds every reply that a server may have
         return reply
 
     def _check_release(self, key: StageKey, digest: str) -> None:

@@ -22,7 +22,7 @@ from fedgist.core.metrics import PROBE
 from fedgist.core.net import Net
 from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
-from fedgist.engines.engine import Engine, Simulation
+from fedgist.engines.engine import EVALUATE, Engine, Simulation
 from fedgist.errors import RecipeError
 from fedgist.federation.columns import (
     ALL_ROWS,
@@ -37,7 +37,7 @@ from fedgist.federation.columns import (
 from fedgist.federation.evaluation import MOST_ROWS
 from fedgist.federation.objective_choice import lonely
 from fedgist.federation.record import Line
-from fedgist.federation.round_loop import EVALUATE, Federation
+from fedgist.federation.round_loop import Federation
 from fedgist.federation.trained_models import client_nets, server_nets
 from fedgist.federation.world import World
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from fedgist.core.training import Training
 from fedgist.core.tree import Tree
+from fedgist.engines.engine import EVALUATE
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.corrections import assumed, computes
 from fedgist.federation.recipe import Recipe, defaults, flat
 from fedgist.federation.record import check_lines
-from fedgist.federation.round_loop import EVALUATE, context, start_server
+from fedgist.federation.round_loop import context, start_server
 from fedgist.federation.server_side import ServerSide
 
 ROUNDS_KEY = "train.num_rounds"

@@ -17,7 +17,7 @@ from fedgist.core.privacy import Source
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import Tree, added_later, build, named
 from fedgist.engines.client_store import check_alike
-from fedgist.engines.engine import Answer, Engine, Simulation, Split
+from fedgist.engines.engine import EVALUATE, Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, sums_of, watched
@@ -30,8 +30,6 @@ from fedgist.federation.record import Line
 from fedgist.federation.round_record import RoundRecord, edges_of
 from fedgist.federation.round_under_way import PausedError, RoundUnderWay, under_way
 from fedgist.federation.server_side import ServerSide
-
-EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
 
 
 class Observer(Protocol):

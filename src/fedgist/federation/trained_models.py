@@ -16,10 +16,10 @@ from fedgist.core.tree import Tree, build, map_leaves, named
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.text_rows import prompts
-from fedgist.engines.engine import Simulation
+from fedgist.engines.engine import EVALUATE, Simulation
 from fedgist.errors import RecipeError, listed
 from fedgist.federation.recipe_data import client_number, data_of_client
-from fedgist.federation.round_loop import EVALUATE, Federation
+from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 
 SERVER = "server/"  # before the name of a model of the server

@@ -1,0 +1,160 @@
+"""A site under privacy: it answers what its budget was divided among, once, also after a kill."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedgist.core.method import Order
+from fedgist.core.tree import leaves, map_leaves
+from fedgist.engines.engine import EVALUATE, Split
+from fedgist.engines.envelope import Header, seal, unseal
+from fedgist.engines.loopback_engine import task_of_site
+from fedgist.engines.site import Keep, Site, SiteState, population_of_one
+from fedgist.errors import MethodError
+from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.round_loop import context, start_server
+from fedgist.federation.world import World
+from fedgist.testing.small_worlds import SIZES, world
+
+LOCAL = {"unit": "record", "epsilon": 1.0, "delta": 1e-3, "clip": 1.0, "where": "local"}
+RUN = "r"
+LAST = 3  # the rounds of a small world
+ANY_SIZE = 1 << 30
+
+
+def site_of(small: World, keep: Keep | None = None, source: Any = "system") -> Site:
+    side, client = small.server, small.population.clients[0]
+    task = task_of_site(side.task, client.architectures)
+    settings = replace(host_settings(small), source=source)
+    mine = population_of_one(small.population, 0)
+    return Site(side.method, task, mine, settings, run=RUN, keep=keep)
+
+
+def request(
+    small: World,
+    number: int,
+    stage: str = "train",
+    *,
+    split: Split | None = None,
+    scale: float = 1.0,
+) -> bytes:
+    side, (name, *_) = small.server, small.population.clients[0].architectures
+    ctx = context(side, number, stage)
+    down = side.method.download(start_server(side), Order(0, name), ctx)
+    header = Header(
+        purpose="score" if split else "train",
+        run=RUN,
+        round=number,
+        stage=stage,
+        client=0,
+        architecture=name,
+        split=split,
+    )
+    return seal(header, {"download": map_leaves(lambda leaf: leaf * scale, down)})
+
+
+def answer(site: Site, envelope: bytes) -> tuple[str, str]:
+    header, _ = unseal(site.handle(envelope), ANY_SIZE)
+    return header.purpose, header.reason
+
+
+class Kept:
+    """Keeps each state of a site; from call ``dies`` on, the process is killed before it is."""
+
+    def __init__(self, dies: int = 1 << 30) -> None:
+        self.states: list[SiteState] = []
+        self.dies = dies
+
+    def __call__(self, state: SiteState) -> None:
+        if len(self.states) >= self.dies:
+            raise KeyboardInterrupt
+        self.states.append(state)
+
+
+def test_rounds_behind_the_last_one_are_refused() -> None:
+    small = world("fedlog", privacy=LOCAL)
+    site = site_of(small, Kept())
+    found = {n: answer(site, request(small, n)) for n in (1, 2, 3, 4, 5, 100, 10**6)}
+    assert [n for n, (purpose, _) in found.items() if purpose == "reply"] == [1, 2, LAST]
+    assert found[4][1] == "round 4 is behind the last one, round 3"
+    assert answer(site_of(world("fedlog")), request(world("fedlog"), 4))[0] == "refusal"
+
+
+POOLS = {"a": {"model": "mlp", "hidden": [5]}, "b": {"model": "logistic"}}
+STEPS = {"steps": 2, "batch_size": 8}
+OWN_WORK: dict[str, dict[str, Any]] = {
+    "merged_codist": {"options": {"distillation": STEPS}},
+    "periodic_codist": {"options": {"distillation": STEPS, "period": 1}},
+    "flesd": {"options": {"distillation": {"epochs": 1, "batch_size": 8}}},
+}
+
+
+@pytest.mark.parametrize("method", OWN_WORK)
+def test_what_the_server_does_by_itself_is_not_answered(method: str) -> None:
+    pooled = {"clients": {"num_clients": len(SIZES), "pools": POOLS}, "model": None}
+    small = world(method, **OWN_WORK[method], **(pooled if method != "flesd" else {}))
+    stages = small.server.method.stages(context(small.server, 1, ""))
+    assert "distill-0" in stages, "the world has such a stage"
+    site = site_of(small, source="seed")
+    purpose, reason = answer(site, request(small, 1, "distill-0"))
+    assert (purpose, reason) == ("refusal", "a client has no stage 'distill-0' in round 1 to train")
+    assert answer(site, request(small, 1))[0] == "reply"
+
+
+def test_scores_are_asked_for_in_one_stage() -> None:
+    small = world("fedavg")
+    site = site_of(small, source="seed")
+    assert answer(site, request(small, 1, EVALUATE, split="train"))[0] == "reply"
+    known = len(site.forms)
+    for number in range(20):
+        purpose, reason = answer(site, request(small, 1, f"s{number}", split="train"))
+        assert (purpose, f"'s{number}'" in reason) == ("refusal", True)
+    assert len(site.forms) == known, "a server does not fill a site's memory"
+
+
+def test_noise_of_the_system_needs_a_place_where_releases_are_kept() -> None:
+    with pytest.raises(MethodError, match=r"must keep what it released: give Site\(keep=...\)"):
+        site_of(world("fedlog", privacy=LOCAL))
+
+
+@pytest.mark.parametrize("source", ["seed", "system"])
+def test_a_restarted_site_sends_the_same_reply_and_releases_nothing_again(source: str) -> None:
+    small, kept = world("fedlog", privacy=LOCAL), Kept()
+    first = site_of(small, kept, source).handle(request(small, 1))
+    second = site_of(small, Kept(), source)
+    second.restore(kept.states[-1])
+    assert second.handle(request(small, 1)) == first
+    assert "was made" in answer(second, request(small, 1, scale=2.0))[1]
+    assert answer(second, request(small, 2))[0] == "reply"
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_site_that_is_killed_around_a_release_does_not_release_again(dies: int) -> None:
+    small, kept = world("fedlog", privacy=LOCAL), Kept(dies)
+    site = site_of(small, kept)
+    with pytest.raises(KeyboardInterrupt):
+        site.handle(request(small, 1))
+    restarted = site_of(small, Kept())
+    if kept.states:
+        restarted.restore(kept.states[-1])
+    purpose, reason = answer(restarted, request(small, 1))
+    # without a state on disk nothing was drawn yet, so the release is made for the first time
+    assert purpose == ("refusal" if kept.states else "reply")
+    assert ("was made" in reason) == bool(kept.states)
+
+
+def test_a_release_is_kept_before_its_training_and_its_reply_before_it_is_sent() -> None:
+    small, kept = world("fedlog", privacy=LOCAL), Kept()
+    site = site_of(small, kept)
+    start = site.state()
+    reply = site.handle(request(small, 1))
+    before, after = kept.states
+    assert [*before.released] == [(1, 0, "mlp")]
+    assert not before.answered
+    for old, new in zip(leaves(start.client), leaves(before.client), strict=True):
+        assert torch.equal(old, new), "training had begun"
+    assert [done.reply for done in after.answered.values()] == [reply]
