@@ -63,6 +63,11 @@ def drawing_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
     return server
 
 
+def drawing_init(self: Any, ctx: Any) -> Any:
+    torch.randn(3)
+    return Nothing()
+
+
 def drawing_select(self: Any, server: Any, online: Any, ctx: Any) -> Any:
     random.shuffle([1, 2, 3])
     return fedgist.Method.select(self, server, online, ctx)
@@ -114,6 +119,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "Mine.loss depends on rows that are absent, or on torch's generator: weigh",
     ),
     ({"server_update": drawing_update}, r"Mine.server_update draws from torch's generator, so tha"),
+    ({"init_server": drawing_init}, r"Mine.init_server draws from torch's generator, so that two"),
     ({"select": drawing_select}, r"Mine.select draws from Python's random module, so that two"),
     ({"download": drawing_download}, r"Mine.download draws from NumPy's global generator, so"),
     (

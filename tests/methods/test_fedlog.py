@@ -31,6 +31,7 @@ from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
 from fedgist.core.sum_memory import ClientSums
 from fedgist.core.tree import named
@@ -416,6 +417,26 @@ def test_a_number_discounts_by_itself_and_a_class_that_nobody_sent_may_keep_its_
         torch.testing.assert_close(server.sums.total, t)
 
 
+def test_a_client_that_answers_with_two_models_is_one_client_of_the_share() -> None:
+    method = FedLog(memory="auto")
+    ctx = memory_context(method, clients=2)
+    both = [Subtotal(n, (0, 1), 1, "train", Sums(some_sums(0))) for n in ("small", "large")]
+    server = method.server_update(method.init_server(ctx), answered({0: some_sums(1)}), ctx)
+    server = method.server_update(server, gather(both, ()), ctx)
+    # counted twice, the share would be 2 and rho -1
+    torch.testing.assert_close(server.sums.total, 2 * some_sums(0))
+
+
+def test_drawing_by_chance_is_no_secret_without_central_noise() -> None:
+    method = FedLog(memory="auto")
+    ctx = memory_context(method, clients=2, fraction=1.0)
+    drawn = replace(ctx.task.training, sampling="poisson")
+    ctx = replace(ctx, task=replace(ctx.task, training=drawn))
+    server = method.server_update(method.init_server(ctx), answered({0: some_sums(0)}), ctx)
+    server = method.server_update(server, answered({1: some_sums(1)}), ctx)
+    torch.testing.assert_close(server.sums.total, 0.5 * some_sums(0) + some_sums(1))
+
+
 def test_the_newest_sums_of_each_client_count_once_and_can_be_forgotten() -> None:
     method = FedLog(memory="newest")
     ctx = memory_context(method, clients=3)
@@ -440,8 +461,8 @@ def test_the_newest_sums_of_each_client_count_once_and_can_be_forgotten() -> Non
     ("memory", "fraction", "says"),
     [
         (0.8, 1.0, r"they weigh 1 % after 21 more rounds"),
-        ("auto", 0.1, r"they weigh 1 % after about 44 more rounds"),
-        ("auto", 1.0, r"they are gone after one more round"),
+        (0.9, 0.1, r"they weigh 1 % after 44 more rounds"),
+        ("auto", 1.0, r"they fade with each round, by the share of the clients that answer in it"),
         (1.0, 1.0, r"they never fade"),
         ("class", 1.0, r"they stay until a client sends rows of the same classes"),
     ],
@@ -495,7 +516,8 @@ def test_the_expected_share_discounts_where_it_is_a_secret_who_was_drawn() -> No
     method: Any = FedLog()
     ctx = memory_context(method, clients=4, fraction=0.5)
     secret = replace(ctx.task.training, sampling="poisson")
-    ctx = replace(ctx, task=replace(ctx.task, training=secret))
+    hidden = Privacy("client", "central", 1.0, 0.0)
+    ctx = replace(ctx, task=replace(ctx.task, training=secret, privacy=hidden))
     server = method.server_update(method.init_server(ctx), answered({0: some_sums(0, 1)}), ctx)
     server = method.server_update(server, answered({1: some_sums(1)}), ctx)
     expected = some_sums(1) + 0.5 * some_sums(0, 1)

@@ -90,7 +90,7 @@ def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context)
     return Remembered(s + _decay(memory, replies, ctx.task) * kept)
 
 
-def forget(memory: Memory, before: Remembered, client: int, task: Task) -> Remembered:
+def forget(memory: Memory, before: Remembered, client: int) -> Remembered:
     """Return the memory without a client's sums.
 
     Raises
@@ -100,27 +100,29 @@ def forget(memory: Memory, before: Remembered, client: int, task: Task) -> Remem
     """
     if before.newest is None:
         msg = f"the server keeps a total, from which the sums of client {client} cannot be taken: "
-        raise MethodError(msg + f"with method.memory = {memory!r} they {_fading(memory, task)}")
+        raise MethodError(msg + f"with method.memory = {memory!r} they {_fading(memory)}")
     newest = before.newest.without(client)
     return Remembered(newest.arrays["total"].sum(0), newest)
 
 
-def _fading(memory: Memory, task: Task) -> str:
+def _fading(memory: Memory) -> str:
     """Return in words how long a client that sends no more weighs in a total."""
     if memory == "class":
         return "stay until a client sends rows of the same classes"
-    rho = 1.0 - task.training.fraction_train if memory == "auto" else float(memory)
+    if memory == "auto":
+        return "fade with each round, by the share of the clients that answer in it"
+    rho = float(memory)
     if rho in {0.0, 1.0}:
         return "never fade" if rho else "are gone after one more round"
     rounds = math.ceil(math.log(FADED) / math.log(rho) - 1e-9)
-    about = "about " if memory == "auto" else ""
-    return f"weigh {100 * FADED:g} % after {about}{rounds} more rounds"
+    return f"weigh {100 * FADED:g} % after {rounds} more rounds"
 
 
 def _decay(memory: Memory, replies: Replies, task: Task) -> float:
     """Return rho."""
     if memory != "auto":
         return float(memory)
-    if task.training.sampling == "poisson":  # how many were drawn is a secret
-        return 1.0 - task.training.fraction_train
-    return 1.0 - len(replies) / task.num_clients
+    privacy = task.privacy
+    if task.training.sampling == "poisson" and privacy is not None and privacy.where == "central":
+        return 1.0 - task.training.fraction_train  # how many were drawn is a secret
+    return 1.0 - len(replies.clients) / task.num_clients  # one of two pools counts once

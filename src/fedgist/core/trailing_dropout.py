@@ -63,7 +63,9 @@ def move_trailing(body: nn.Module, x: Tensor) -> Trailing:
         return Trailing(None, drops_features=True)
     moved = Dropout(layer.p, channels=layer.channels)
     layer.p = 0.0
-    return Trailing(moved, drops_features=False)
+    # a second layer before it stays in the body
+    dropped = _zeroes(_pass(body, x, seed=0)[0], _pass(body, x, seed=1)[0])
+    return Trailing(moved, drops_features=dropped)
 
 
 def _pass(body: nn.Module, x: Tensor, seed: int) -> tuple[Tensor, list[_Call]]:

@@ -40,8 +40,8 @@ def open_world(
     side = world.server
     settings = host_settings(world)
     key = random.key(recipe.seed).to(settings.device)
-    for note in check_method(side.method, side.task, server, key):
-        say(note)
+    found = check_method(side.method, side.task, server, key)
+    world = replace(world, server=replace(side, notes=(*side.notes, *found)))
     check_loss_settings(side.method, side.task, server, key)
     engine = recipe.engine
     threads = _server_threads(engine)

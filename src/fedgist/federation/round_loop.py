@@ -313,6 +313,6 @@ def context(side: ServerSide, number: int, stage: str) -> Context:
 
 def start_server(side: ServerSide) -> Any:
     """Return the server's state before round 1."""
-    return check_returned(
-        side.method.init_server(context(side, 0, "init")), side.method, "init_server"
-    )
+    with watched(side.method, "init_server", 0, *side.task.starts.values()):
+        state = side.method.init_server(context(side, 0, "init"))
+    return check_returned(state, side.method, "init_server")

@@ -24,9 +24,10 @@ from fedgist.core.compressed_sensing import (
     stackable_thresholding,
 )
 from fedgist.core.message import message
-from fedgist.core.method import Context, Count, Exchange, Method, Net, Order, Part, Replies
+from fedgist.core.method import Context, Count, Exchange, Method, Net, Order, Part, Replies, Task
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, SIGNS, rows_where
+from fedgist.errors import MethodError
 
 FLOATS, ONE_BIT = "floats", "signs"  # the stages of the two phases
 DOWN_STEPS = 15  # of a client's reconstruction of the server's step
@@ -124,7 +125,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class CSFL(Method):
-    """CS-FL, its second phase being the paper's 1-bit CS-FL.
+    """CS-FL as its abstract describes it; its second phase sends signs, as 1-bit CS-FL does.
 
     ``reconstruct``: in the first phase the server reconstructs the update of each of the
     ``clients`` and averages these, or only sees the ``mean`` of their measurements. With
@@ -144,6 +145,12 @@ class CSFL(Method):
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError if changes come down to clients that hold several models."""
+        if self.down == "measurements" and task.training.pools:
+            msg = "method cs_fl: method.down = 'measurements' is for clients of one model, not for "
+            raise MethodError(msg + "clients.pools: use 'model'")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return the stage of the phase to which the round belongs."""

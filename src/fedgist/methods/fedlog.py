@@ -112,7 +112,7 @@ class FedLog(Method):
         MethodError
             If only a total is remembered.
         """
-        return self._solved(server, sum_memory.forget(self.memory, server.sums, client, ctx.task))
+        return self._solved(server, sum_memory.forget(self.memory, server.sums, client))
 
     def _solved(self, server: Server, sums: Remembered) -> Server:
         s = sums.total.to(torch.float64)

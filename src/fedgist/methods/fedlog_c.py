@@ -125,7 +125,7 @@ class FedLogC(Method):
         MethodError
             If only a total is remembered.
         """
-        return sum_memory.forget(self.memory, server, client, ctx.task)
+        return sum_memory.forget(self.memory, server, client)
 
 
 def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
