@@ -211,6 +211,30 @@ def test_a_model_that_mixes_rows_is_noted_and_not_blamed_on_the_method() -> None
     assert any("mixes the rows of a batch" in text for text in Notes.texts)
 
 
+class DropsFeatures(nn.Module):
+    """Dropout as a function before the head: it cannot be moved out of the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = nn.functional.dropout(self.body(x.flatten(1)), 0.5, training=self.training)
+        out: torch.Tensor = self.head(z)
+        return out
+
+
+@pytest.mark.parametrize(("model", "said"), [(DropsFeatures, True), (None, False)])
+def test_features_that_are_dropped_out_are_noted_in_the_result(
+    model: type[nn.Module] | None,
+    said: bool,  # noqa: FBT001
+) -> None:
+    # seen: the note was printed and stood nowhere else
+    result = fedgist.run(RECIPE | {"method": {"name": "local"}}, model=model, observer=Notes())
+    notes = result.summary["notes"]
+    assert any("its features are dropped out in training" in note for note in notes) == said
+
+
 @pytest.mark.parametrize(
     ("optimizer", "bias", "said"),
     [("adam", True, True), ("adam", False, False), ("sgd", True, False)],

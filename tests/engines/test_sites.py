@@ -75,12 +75,12 @@ class Kept:
         self.states.append(state)
 
 
-def test_rounds_behind_the_last_one_are_refused() -> None:
+def test_rounds_after_the_last_are_refused() -> None:
     small = world("fedlog", privacy=LOCAL)
     site = site_of(small, Kept())
     found = {n: answer(site, request(small, n)) for n in (1, 2, 3, 4, 5, 100, 10**6)}
     assert [n for n, (purpose, _) in found.items() if purpose == "reply"] == [1, 2, LAST]
-    assert found[4][1] == "round 4 is behind the last one, round 3"
+    assert found[4][1] == "round 4 is after the last round, 3"
     assert answer(site_of(world("fedlog")), request(world("fedlog"), 4))[0] == "refusal"
 
 

@@ -434,3 +434,13 @@ def test_the_server_keeps_its_number_of_threads(
     seen.clear()
     fedgist.run(recipe | run, out=tmp_path / "other", **parts)
     assert seen == [default_workers("cpu")]
+
+
+@pytest.mark.parametrize("method", ["periodic_codist", "merged_codist"])
+def test_the_rate_of_a_distillation_stays_where_the_recipe_does_not_say_how_it_falls(
+    method: str,
+) -> None:
+    # rejects a fall to 0, by which the distillations of the last rounds do nothing
+    options: dict[str, Any] = {"distillation": {"steps": 1, "batch_size": 8}, "rounds": 2}
+    lines = trace(pooled(method, **options), PLAN, rounds=2).rounds
+    assert [line["server/distillation/lr/small"] for line in lines] == [1e-3, 1e-3]

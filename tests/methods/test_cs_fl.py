@@ -20,7 +20,7 @@ from fedgist.core.compressed_sensing import (
 )
 from fedgist.core.method import Order
 from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import MethodError
+from fedgist.errors import MethodError, RecipeError
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.world import World
 from fedgist.methods.cs_fl import CSFL, flat, unflat
@@ -271,3 +271,14 @@ def test_the_order_of_arrays_does_not_matter() -> None:
 def test_shares_are_shares(options: dict[str, float], text: str) -> None:
     with pytest.raises(MethodError, match=text):
         CSFL(**options)  # type: ignore[arg-type]
+
+
+def test_changes_are_not_sent_to_clients_with_several_models() -> None:
+    # seen: a client heard for one model got changes of another, over numbers that it did not hold
+    pools = {"a": {"model": "mlp", "hidden": [5]}, "b": {"model": "logistic"}}
+    clients = {"num_clients": len(SIZES), "pools": pools}
+    with pytest.raises(
+        RecipeError, match=r"method.down = 'measurements' is for clients of one mode"
+    ):
+        world("cs_fl", options={"down": "measurements"}, clients=clients, model=None)
+    world("cs_fl", clients=clients, model=None)

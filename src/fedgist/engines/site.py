@@ -5,10 +5,10 @@ because a server may ask again: for a stage whose reply never reached it, or aft
 checkpoint. Asked for the same stage with the same download, the site sends the same reply and does
 nothing; with another download, it goes back to its state before that stage.
 
-Under privacy a site answers only what its budget was divided among: the stages that ask clients, in
-rounds up to the last one, each once. What it released is part of its state, which is kept before
-the training of a release begins and again before the reply leaves. A site that is killed in between
-does not release that stage again.
+A site answers only the stages that ask clients, in rounds up to the last one. Under privacy it
+answers each of them once, because its budget was divided among them. What it released is part of
+its state, which is kept before training begins and again before the reply leaves. A site that is
+killed in between does not release that stage again.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Site:
             raise MessageError(problem)
         last = self.task.training.num_rounds
         if asked.round > last:
-            msg = f"round {asked.round} is behind the last one, round {last}"
+            msg = f"round {asked.round} is after the last round, {last}"
             raise MessageError(msg)
         if asked.stage not in self._stages(asked):
             msg = f"a client has no stage {asked.stage!r} in round {asked.round} to {asked.purpose}"
