@@ -71,6 +71,28 @@ class Added(AsFunction):
         return out
 
 
+class OntoItself(Added):
+    """Features with dropped ones added: none of them is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x.flatten(1))
+        out: Tensor = self.head(z + self.drop(z))
+        return out
+
+
+class Recurrent(nn.Module):
+    """Dropout within a recurrent layer, whose weights come after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 5, num_layers=2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x.flatten(1, 2))[0][:, -1])
+        return out
+
+
 MOVED = {
     "before the head": plain(nn.ReLU(), nn.Dropout(0.5)),
     "before ReLU": plain(nn.Dropout(0.5), nn.ReLU()),
@@ -84,6 +106,10 @@ STAYS = {
     "a function": AsFunction,
     "before a bounded activation": plain(nn.Dropout(0.5), nn.ReLU6()),
     "a layer called twice": Twice,
+    "before another activation": plain(nn.Dropout(0.5), nn.Sigmoid()),
+    "alpha dropout": plain(nn.SELU(), nn.AlphaDropout(0.5)),
+    "added to what was not dropped": OntoItself,
+    "changed in place": Added,
     "channels of several places": pooled(nn.Dropout2d(0.5), nn.Flatten(), places=2),
 }
 ELSEWHERE = {
@@ -91,7 +117,7 @@ ELSEWHERE = {
     "nothing is dropped": plain(nn.ReLU(), nn.Dropout(0.0)),
     "before batch norm": plain(nn.Dropout(0.5), nn.BatchNorm1d(8)),
     "inside": plain(nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU()),
-    "changed in place": Added,
+    "within a recurrent layer": Recurrent,
 }
 
 

@@ -7,10 +7,12 @@ to c is ``(z - c)^2 + z^2``. Its minimum is c / 2, not c.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fedgist.core import random
 from fedgist.core.layers import Dropout, Pass, current
@@ -43,34 +45,67 @@ class _Call(NamedTuple):
     output: Tensor  # kept: while it lives, no other tensor gets its address
 
 
+class _LastUse(TorchFunctionMode):
+    """Whether dropout was called after the last function of torch's that took a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_dropout = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],  # noqa: ARG002 - torch's signature
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        name, given = getattr(func, "__name__", ""), [*args, *(kwargs or {}).values()]
+        if "dropout" in name:
+            self.is_dropout = True
+        elif name != "__get__" and any(_is_learned(value) for value in given):
+            self.is_dropout = False
+        return func(*args, **(kwargs or {}))
+
+
+def _is_learned(value: object) -> bool:
+    # torch's LSTM gives its weights as a list
+    several = isinstance(value, (list, tuple))
+    return any(map(_is_learned, value)) if several else isinstance(value, nn.Parameter)
+
+
 def move_trailing(body: nn.Module, x: Tensor) -> Trailing:
     """Switch the dropout before the head off in ``body``, in place, and return it.
 
     It is found by a training pass on ``x``, rows of the body's input: the dropout layer from which
     only Identity, Flatten and ReLU lead to the features. Left in the body are dropout as a
-    function, a layer that is called twice, and the dropout of channels of several places each;
-    then features are dropped out in training. A body that fails on ``x`` is left as it is.
+    function, a layer that is called twice, and the dropout of channels of several places each.
+    Where dropout that stays comes after the last of the body's parameters, features are dropped out
+    in training. A body that fails on ``x`` is left as it is.
     """
     try:
-        features, calls = _pass(body, x, seed=0)
-        layer, output = _last_dropout(features, calls)
-        if layer is None:
-            return Trailing(None, _zeroes(features, _pass(body, x, seed=1)[0]))
+        features, calls, drops = _pass(body, x)
     except FAILURES:  # of a user's module; its first use says how
         return Trailing(None, drops_features=False)
+    layer, output = _last_dropout(features, calls)
+    if layer is None:
+        return Trailing(None, drops)
     called_twice = sum(call.layer is layer for call in calls) > 1
     if called_twice or (layer.channels and output[:1, :1].numel() > 1):
         return Trailing(None, drops_features=True)
     moved = Dropout(layer.p, channels=layer.channels)
     layer.p = 0.0
     # a second layer before it stays in the body
-    dropped = _zeroes(_pass(body, x, seed=0)[0], _pass(body, x, seed=1)[0])
-    return Trailing(moved, drops_features=dropped)
+    return Trailing(moved, drops_features=_pass(body, x)[2])
 
 
-def _pass(body: nn.Module, x: Tensor, seed: int) -> tuple[Tensor, list[_Call]]:
-    """Run a training pass; return the features, and the calls of dropout and commuting layers."""
+def _pass(body: nn.Module, x: Tensor) -> tuple[Tensor, list[_Call], bool]:
+    """Run a training pass.
+
+    Return the features, the calls of dropout and commuting layers, and whether dropout comes after
+    the last parameter.
+    """
     calls: list[_Call] = []
+    last = _LastUse()
     given: dict[nn.Module, _Memory] = {}
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -78,14 +113,16 @@ def _pass(body: nn.Module, x: Tensor, seed: int) -> tuple[Tensor, list[_Call]]:
 
     def after(layer: nn.Module, _: object, output: Tensor) -> None:
         calls.append(_Call(layer, given[layer], _memory(output), output))
+        last.is_dropout |= isinstance(layer, Dropout) and layer.p > 0
 
     watched = [layer for layer in body.modules() if isinstance(layer, (Dropout, *COMMUTING))]
     hooks = [layer.register_forward_pre_hook(before) for layer in watched]
     hooks += [layer.register_forward_hook(after) for layer in watched]
-    token = current.set(Pass(torch.ones(len(x), dtype=torch.bool), random.key(seed)))
+    token = current.set(Pass(torch.ones(len(x), dtype=torch.bool), random.key(0)))
     try:
-        with torch.no_grad(), random.torch_draws(seed):
-            return body.train()(x), calls
+        with torch.no_grad(), random.torch_draws(0), last:
+            features = body.train()(x)
+        return features, calls, last.is_dropout
     finally:
         current.reset(token)
         body.eval()
@@ -108,8 +145,3 @@ def _last_dropout(features: Tensor, calls: list[_Call]) -> tuple[Dropout | None,
 def _memory(tensor: Tensor) -> _Memory:
     # a view, as Flatten makes one, holds the same numbers
     return _Memory(tensor.untyped_storage().data_ptr(), tensor.numel(), tensor._version)
-
-
-def _zeroes(one: Tensor, other: Tensor) -> bool:
-    """Return whether two passes differ only where one has 0: dropout made these features."""
-    return not torch.equal(one, other) and bool(((one == other) | (one == 0) | (other == 0)).all())
