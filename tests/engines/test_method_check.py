@@ -83,8 +83,32 @@ def halving_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
     return server
 
 
+def adding_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
+    server.total.add_(1)
+    return server
+
+
+def erasing_report(self: Any, server: Any, ctx: Any) -> Any:
+    next(iter(ctx.task.starts["mlp"].params.values())).zero_()
+    return {}
+
+
 def growing_update(self: Any, server: Any, replies: Any, ctx: Any) -> Any:
     return Sums(torch.zeros(len(server.total) + 1))
+
+
+def zeroing_receive(self: Any, net: Any, own: Any, down: Any, ctx: Any) -> Any:
+    next(iter(net.params.values())).data.zero_()
+    return net, own
+
+
+def shifting_loss(self: Any, net: Any, batch: Any, own: Any, down: Any, ctx: Any) -> Any:
+    return ctx.task.objective.loss(net(batch.x.sub_(1)), batch)
+
+
+def erasing_download(self: Any, server: Any, order: Any, ctx: Any) -> Any:
+    server.total.data.add_(1)
+    return Nothing()
 
 
 def fails(self: Any, *args: Any) -> Any:
@@ -127,12 +151,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"Mine.server_update changed a tensor of shape \[\] that it was given",
     ),
     (
+        {"server_update": adding_update, "init_server": lambda self, ctx: Sums(torch.zeros(2))},
+        r"Mine.server_update changed a tensor of shape \[2\] that it was given, in place",
+    ),
+    ({"report": erasing_report}, "Mine.report changed a tensor of shape .* that it was given"),
+    (
         {"server_update": growing_update, "init_server": lambda self, ctx: Sums(torch.zeros(2))},
         r"Mine.server_update returned a state with 'total' as \[3\] of float32; it had 'total' as",
     ),
     (
         {"server_update": lambda self, *a: Sums(torch.zeros(2))},
         r"Mine.server_update returned a Sums; the state was a Nothing",
+    ),
+    ({"receive": zeroing_receive}, r"Mine.receive changed a tensor of shape .* it was given, in"),
+    ({"loss": shifting_loss}, r"Mine.loss changed a tensor of shape \[3, 1, 8, 8\] that it was"),
+    (
+        {"download": erasing_download, "init_server": lambda self, ctx: Sums(torch.zeros(2))},
+        r"Mine.download changed a tensor of shape \[2\] that it was given, in place",
     ),
     ({"loss": fails}, "Mine.loss failed in stage 'train': AttributeError: 'Net' object"),
     ({"summarize": forgetful_sums}, "Mine.summarize depends on rows that are absent"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ from typer.testing import CliRunner
 
 import fedgist
 from fedgist.cli.main import app
+from fedgist.core.method import Context
 from fedgist.core.newest import NEVER
+from fedgist.errors import MethodError
 from fedgist.federation.checkpoint import load
 from fedgist.federation.record import read_lines
+from fedgist.methods.fd import FD
+from fedgist.testing import Subject
+from fedgist.testing.small_worlds import federation
 
 
 def recipe(method: str, rounds: int, **sections: Any) -> dict[str, Any]:
@@ -120,3 +126,18 @@ def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path: Path)
     assert forget(tmp_path / "repshare", "2").exit_code == 0
     again = forget(tmp_path / "repshare", "2")
     assert "keeps nothing of client 2 that it could forget" in str(again.exception)
+
+
+@dataclass(frozen=True)
+class ForgetsByLot(FD):
+    """FD, but what is forgotten hangs on a draw that no seed decides."""
+
+    def forget(self, server: Any, client: int, ctx: Context) -> Any:
+        torch.rand(())
+        return super().forget(server, client, ctx)
+
+
+def test_forgetting_is_watched_like_every_function_of_the_server() -> None:
+    fed = federation(Subject(ForgetsByLot()).world())
+    with pytest.raises(MethodError, match=r"ForgetsByLot.forget draws from torch's generator"):
+        fed.forget(0)

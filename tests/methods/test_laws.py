@@ -131,6 +131,15 @@ class HalvesReplies(Method):
 
 
 @dataclass(frozen=True)
+class HalvesNumbers(HalvesReplies):
+    """A method whose server changes replies where torch does not count the change."""
+
+    def server_update(self, server: Count, replies: Any, ctx: Context) -> Count:
+        replies.total().rows.data.div_(2)
+        return server
+
+
+@dataclass(frozen=True)
 class FailsLater(Method):
     """A method whose server fails on what it was sent."""
 
@@ -157,6 +166,15 @@ class CountsTwice(Method):
         return Count(server.rows + replies.total().rows)
 
 
+@dataclass(frozen=True)
+class InsistsLater(CountsTwice):
+    """A method whose server asserts what does not hold."""
+
+    def server_update(self, server: Count, replies: Any, ctx: Context) -> Count:
+        assert not server.rows, "the server begins with nothing"
+        return super().server_update(server, replies, ctx)
+
+
 def test_a_method_that_breaks_a_law_is_told_which() -> None:
     with pytest.raises(LawError, match="Leaks breaks law 10 no raw example appears in a message"):
         check_laws(Leaks(), only=("10",))
@@ -166,6 +184,10 @@ def test_a_method_that_breaks_a_law_is_told_which() -> None:
         LawError, match=r"HalvesReplies breaks law 8 .*: server_update changed a re"
     ):
         check_laws(HalvesReplies(), only=("8",))
+    with pytest.raises(LawError, match=r"HalvesNumbers breaks law 8 .*: server_update changed a"):
+        check_laws(HalvesNumbers(), only=("8",))
+    with pytest.raises(LawError, match=r"InsistsLater.server_update breaks law 8 .* with nothing"):
+        check_laws(InsistsLater(), only=("8",))
     says = "FailsLater.server_update fails under law 4 .*: RuntimeError: The size of tensor a"
     with pytest.raises(LawError, match=says):
         check_laws(FailsLater(), only=("4",))

@@ -1,13 +1,14 @@
 """Checks a method before it runs; an error names the function that breaks the vocabulary.
 
-Each of the client's functions is called once, for one client and a few made-up rows, and what it
-returns is checked. Loss and summaries are evaluated twice, with different numbers in absent rows:
+Each of the client's functions is called once, for one client and a few made-up rows; what it
+returns is checked, and that it changed nothing that it was given. Loss and summaries are evaluated twice, with different numbers in absent rows:
 if that changes them, the method has forgotten ``batch.mask``, and its results would depend on how
 many clients the machine at hand stacks together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -193,7 +194,9 @@ class Trial:
             if not _close(a[:PRESENT], b[:PRESENT]):
                 name = self.order.architecture
                 return [f"{name} mixes the rows of a batch: absent rows can change its results"]
-            losses = [self.losses(self.net, batch, self.own) for batch in (first, other)]
+            given = (self.net, first, other, self.own, self.down)
+            with self._unchanged("loss", given):
+                losses = [self.losses(self.net, batch, self.own) for batch in (first, other)]
         self._check_gradient(first)
         if any(not _close(x, y) for x, y in zip(*losses, strict=True)):
             self._complain("loss", ABSENT)
@@ -256,8 +259,19 @@ class Trial:
         return replace(net, run=Pass(mask, self.ctx.key))
 
     def _call(self, function: str, *args: Any) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), self._unchanged(function, args):
             return self._named(function, getattr(self.method, function), *args)
+
+    @contextlib.contextmanager
+    def _unchanged(self, function: str, given: tuple[Any, ...]) -> Iterator[None]:
+        """Compare the numbers that a function is given with what they are behind it."""
+        tensors = leaves(given)
+        before = [tensor.detach().clone() for tensor in tensors]
+        yield
+        for tensor, was in zip(tensors, before, strict=True):
+            if not torch.allclose(tensor, was, rtol=0.0, atol=0.0, equal_nan=True):
+                problem = f"changed {kind_of(tensor)} that it was given, in place: "
+                self._complain(function, problem + "return a new tensor")
 
     def _named(self, function: str, code: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the method; if it fails, the error names it."""

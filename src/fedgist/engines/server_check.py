@@ -27,7 +27,8 @@ def watched(method: Method, function: str, number: int, *given: Tree) -> Iterato
     """Watch a function of the server in round ``number``, if that is one of the first.
 
     ``given`` are the trees that it gets. Within a method, torch's version counters tell which
-    tensor was changed in place; they cost nothing, whatever its size.
+    tensor was changed in place; they cost nothing, whatever its size. A change of a tensor's
+    ``.data`` escapes them; ``check_laws`` compares the numbers.
 
     Raises
     ------
@@ -77,7 +78,9 @@ def _said(name: str, of: Shapes) -> str:
 def _generators() -> dict[str, object]:
     """Return the states of the global generators, as values that can be compared."""
     kind, keys, place, *gauss = np.random.get_state()
+    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {
+        "torch's generator on a GPU": [bytes(state.cpu().numpy()) for state in gpu],
         "torch's generator": bytes(torch.get_rng_state().numpy()),
         "NumPy's global generator": (kind, bytes(np.asarray(keys)), place, *gauss),
         "Python's random module": random.getstate(),

@@ -297,7 +297,8 @@ class Federation:
 
     def forget(self, client: int) -> None:
         """Drop what the server keeps of one client."""
-        state = self.method.forget(self.server, client, self.context(EVALUATE))
+        with watched(self.method, "forget", 0, *self._held):  # it is rare: in any round
+            state = self.method.forget(self.server, client, self.context(EVALUATE))
         self.server = check_state(state, self.method, "forget")
 
     def keep_this_round(self) -> None:

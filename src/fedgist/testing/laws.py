@@ -97,7 +97,8 @@ def try_law(law: Law, subject: Subject) -> None:
     try:
         law.try_on(subject)
     except AssertionError as error:
-        msg = f"{name} breaks law {law.name}: {error}"
+        place = _function_of(error, subject.method)
+        msg = f"{name}{place} breaks law {law.name}: {error}"
         raise LawError(msg) from error
     except Exception as error:
         place = _function_of(error, subject.method)
@@ -267,11 +268,12 @@ def inputs_stay(subject: Subject) -> None:
         given = [*map(named, (*stage.downs, stage.fed.server)), *(net.state() for net in nets)]
         before = _copied(given)
         answer = stage.ask()
+        assert _same(before, given), "a function of the client changed its net or its message"
         replies = gather(answer.subtotals, answer.each)
         sent = list(map(named, sums_of(replies)))
         sent_before = _copied(sent)
         stage.fed.method.server_update(stage.fed.server, replies, stage.ctx)
-        assert _same(before, given), "an input was changed"
+        assert _same(before, given), "server_update changed its state or a net"
         assert _same(sent_before, sent), "server_update changed a reply"
 
 
