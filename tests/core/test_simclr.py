@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.core import random
 from fedgist.core.batch import Batch
-from fedgist.core.layers import Pass
+from fedgist.core.layers import Pass, current
 from fedgist.core.net import Net, split
 from fedgist.core.simclr import SimCLR
 from fedgist.data.dataset import Dataset
@@ -147,6 +147,27 @@ def test_a_projection_is_two_layers_which_are_the_head() -> None:
     assert torch.allclose(net(x), plain(net.features(x)), atol=1e-6)
     assert torch.equal(net.features(x), small_net(projects=False).features(x))
     assert torch.equal(net.params["5.hidden.weight"], small_net().params["5.hidden.weight"])
+
+
+def test_dropout_of_a_projecting_net_comes_before_the_hidden_layer() -> None:
+    # rejects dropout between the projection's layers, and dropped features
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4))
+
+    net = split(build, (6,), 4, projects=True).start(0)
+    run = Pass(torch.ones(3, dtype=torch.bool), random.key(2))
+    z = torch.ones(3, 5)
+    found = replace(net, run=run).logits(z)
+    assert net.arch.dropout is not None
+    token = current.set(Pass(run.mask, random.key(2)))
+    try:
+        dropped = net.arch.dropout(z)
+    finally:
+        current.reset(token)
+    assert dropped.unique().tolist() == [0.0, 2.0]
+    head = net.part("head")
+    hidden = dropped @ head["3.hidden.weight"].T + head["3.hidden.bias"]
+    torch.testing.assert_close(found, hidden.relu() @ head["3.weight"].T + head["3.bias"])
 
 
 def pictures(count: int = 24, test: int = 9) -> Dataset:

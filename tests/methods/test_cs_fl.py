@@ -194,6 +194,25 @@ def test_measurements_come_down_to_clients_of_the_round_before_and_the_model_to_
     assert len(kinds) > 1
 
 
+def test_a_client_that_holds_another_version_is_refused_and_then_gets_the_model() -> None:
+    # rejects training on from a change that was meant for another model
+    options = {"sparsity": 0.1, "dimension_reduction": 1.0, "down": "measurements"}
+    train = {**ONE_STEP, "num_rounds": 4}
+    fed = federation(world("cs_fl", options=options, train=train, model=MODEL), Plan(2))
+    fed.advance()
+    saved = fed.checkpoint()
+    saved.clients["mlp/own/held/version"][1] = 7.0  # as after a wrong restart of its own
+    fed.restore(saved)
+    line, _ = fed.advance()
+    assert line["clients/replied"] == len(SIZES) - 1
+    assert [entry["client"] for entry in line["refused"]] == [1]
+    assert not fed.server.sent.hold[1]
+    w = flat(fed.server.averages.weights["mlp"].arrays)
+    line, _ = fed.advance()
+    assert line["clients/replied"] == len(SIZES)
+    torch.testing.assert_close(fed.checkpoint().clients["mlp/own/held/numbers"][1], w)
+
+
 def chosen(fed: Federation) -> list[Order]:
     """The orders of the last round."""
     ctx = fed.context("floats")

@@ -131,7 +131,8 @@ class CSFL(Method):
     ``clients`` and averages these, or only sees the ``mean`` of their measurements. With
     ``error_feedback`` a client adds what it has not sent to its next update; without, it is lost.
     What comes ``down`` is the model, or measurements of how it changed, for clients that hold the
-    model of the round before; the server then moves by what they reconstruct.
+    model of the round before; the server then moves by what they reconstruct. A client that holds
+    another version sends NaN, which is refused, so that it gets the model in the next round.
     """
 
     sparsity: Fraction = 0.005  # share of the numbers of an update that are not 0
@@ -192,8 +193,11 @@ class CSFL(Method):
         """Start from the global weights."""
         if isinstance(down, Model):
             return net.having(down.arrays), own
-        numbers = torch.where(down.whole > 0, down.numbers[0], self._moved(held_by(own), down))
-        own = replace(own, held=Held(numbers, down.version))
+        held = held_by(own)
+        numbers = torch.where(down.whole > 0, down.numbers[0], self._moved(held, down))
+        before = (held.version == down.version - 1) | (held.version == down.version)
+        version = torch.where((down.whole > 0) | before, down.version, -1.0)
+        own = replace(own, held=Held(numbers, version.view_as(held.version)))
         return net.having(unflat(numbers, net.state())), own
 
     def _moved(self, held: Held, down: Change) -> Tensor:
@@ -216,6 +220,8 @@ class CSFL(Method):
         update = flat(net.state()) - start + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
+        if isinstance(down, Change):
+            measured = torch.where(held_by(own).version == down.version, measured, torch.nan)
         if self.error_feedback:
             own = replace(own, rest=update - kept)
         if ctx.stage == ONE_BIT:
