@@ -126,6 +126,20 @@ def test_every_body_of_a_run_is_probed(tmp_path: Path) -> None:
     assert "300 training rows, scored on 355 test rows" in shown.output
 
 
+def test_other_probes_stand_beside_the_main_one(tmp_path: Path) -> None:
+    # rejects a kind that is asked for and not run, and columns that are mixed up
+    beside = {"evaluate": {"probe": "logistic", "probes_beside": ["sgd", "knn"]}}
+    result = fedgist.run(RECIPE | beside, out=tmp_path / "run")
+    command = ["probe", str(tmp_path / "run"), "--by", "logistic,sgd,knn", "--json"]
+    *own, of_server = json.loads(CliRunner().invoke(app, command).stdout)["probes"]
+    titles = {"logistic": "probe", "sgd": "probe_sgd", "knn": "probe_knn"}
+    for kind, title in titles.items():
+        mean = np.mean([line[kind] for line in own])
+        assert result.rounds[-1][f"eval/client/{title}_mean"] == pytest.approx(mean)
+        assert result.rounds[-1][f"eval/global/{title}"] == pytest.approx(of_server[kind])
+    assert len({result.rounds[-1][f"eval/global/{title}"] for title in titles.values()}) == 3
+
+
 def test_tables_show_the_probe_of_the_one_model(tmp_path: Path) -> None:
     asked = RECIPE | {
         "data": RECIPE["data"] | {"augment": ["resized_crop"]},

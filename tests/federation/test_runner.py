@@ -17,6 +17,7 @@ from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Method, Replies
 from fedgist.core.net import Net
 from fedgist.errors import RecipeError
+from fedgist.methods.fedavg import FedAvg
 from fedgist.testing.small_worlds import SIZES, blobs, rows
 
 QUICK: dict[str, Any] = {
@@ -58,6 +59,22 @@ def test_a_run_in_which_nobody_could_train_says_so() -> None:
     assert "nothing was learned" in " ".join(result.summary["notes"])
     with_somebody = fedgist.run(QUICK | {"method": {"name": "local"}}, data=blobs())
     assert not [note for note in with_somebody.summary["notes"] if "nothing" in note]
+
+
+class HasNoModel(FedAvg):
+    """A method that has a model at the server only before training."""
+
+    def models(self, server: Any, ctx: Any) -> Any:
+        return {} if ctx.round else super().models(server, ctx)
+
+
+def test_a_run_that_scores_no_model_says_so() -> None:
+    # rejects a success without a word where the data have test rows and nothing asks for them
+    sections = {"data": {"train_rows": 60}, "evaluate": {"on": "global"}}
+    with pytest.warns(UserWarning, match="nothing was measured: no model was scored in any ro"):
+        result = fedgist.run({"train": {"num_rounds": 1}, **sections}, method=HasNoModel())
+    assert not any(name.startswith("eval/") for name in result.rounds[-1])
+    assert "nothing was measured" in " ".join(result.summary["notes"])
 
 
 def test_a_torch_data_set_and_a_model_for_each_group() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterator
 
 import pytest
 
+import fedgist.core
 from fedgist.core.exchange import Silence
 from fedgist.core.method import Context, Method, Phase
 from fedgist.engines.method_check import check_method
@@ -42,3 +44,12 @@ def test_every_field_of_a_phase_has_a_user() -> None:
         values = [getattr(phase, field.name) for phase in seen]
         assert any(value != field.default for value in values), field.name
     assert {phase.remembers for phase in seen} == {None, "epoch", "run"}
+
+
+def test_what_core_lists_for_authors_of_methods_is_there() -> None:
+    table = fedgist.core.__doc__.split("=\n")[2]
+    rows = [line.split("``")[1::2] for line in table.splitlines() if line.startswith("``")]
+    assert len(rows) == 12
+    for module, *names in rows:
+        found = importlib.import_module(f"fedgist.core.{module}")
+        assert [name for name in names if not hasattr(found, name)] == [], module

@@ -162,6 +162,26 @@ def test_a_column_of_one_scale_is_done_at_the_other_by_name_alone(tmp_path: Path
     assert named["imagenet100_1"].model.name == "resnet50"
 
 
+def test_every_column_of_the_papers_table_is_done_at_the_papers_scale(tmp_path: Path) -> None:
+    # rejects a column that no command reaches, or that does what another one does
+    table = read_table(find_table("flesd/table1"))
+    jobs_, recipes = cells(table, "paper", find_recipe, tmp_path, methods=["flesd"], seeds=1)
+    names = {
+        f"{data}_{alpha}": (data, float(f"0.{alpha[1:]}" if alpha[0] == "0" else alpha))
+        for data in ("cifar10", "cifar100", "tiny_imagenet", "imagenet100")
+        for alpha in ("1", "100", "001")
+    }
+    assert set(recipes) == set(names)
+    assert {job.name.split()[0] for job in jobs_} == set(names)
+    for name, (data, alpha) in names.items():
+        recipe = recipes[name]
+        assert recipe.paper.accuracy["flesd"]
+        assert recipe.paper.departs == ()
+        assert getattr(recipe.partition, "alpha", None) == alpha
+        where = str(getattr(recipe.data, "path", "")).replace("-", "_")
+        assert data in (recipe.data.name, where)
+
+
 def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
     table = read_table(find_table("fedlog/table1"))
     with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):

@@ -55,7 +55,7 @@ class _LastUse(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Iterable[type],  # noqa: ARG002 - torch's signature
+        types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
@@ -69,8 +69,9 @@ class _LastUse(TorchFunctionMode):
 
 def _is_learned(value: object) -> bool:
     # torch's LSTM gives its weights as a list
-    several = isinstance(value, (list, tuple))
-    return any(map(_is_learned, value)) if several else isinstance(value, nn.Parameter)
+    if isinstance(value, (list, tuple)):
+        return any(_is_learned(part) for part in value)
+    return isinstance(value, nn.Parameter)
 
 
 def move_trailing(body: nn.Module, x: Tensor) -> Trailing:

@@ -1,9 +1,10 @@
 """Checks a method before it runs; an error names the function that breaks the vocabulary.
 
 Each of the client's functions is called once, for one client and a few made-up rows; what it
-returns is checked, and that it changed nothing that it was given. Loss and summaries are evaluated twice, with different numbers in absent rows:
-if that changes them, the method has forgotten ``batch.mask``, and its results would depend on how
-many clients the machine at hand stacks together.
+returns is checked, and that it changed nothing that it was given. Loss and summaries are evaluated
+twice, with different numbers in absent rows: if that changes them, the method has forgotten
+``batch.mask``, and its results would depend on how many clients the machine at hand stacks
+together.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def _said(name: str, of: Shapes) -> str:
 def _generators() -> dict[str, object]:
     """Return the states of the global generators, as values that can be compared."""
     kind, keys, place, *gauss = np.random.get_state()
-    gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.get_rng_state_all() if begun else []
     return {
         "torch's generator on a GPU": [bytes(state.cpu().numpy()) for state in gpu],
         "torch's generator": bytes(torch.get_rng_state().numpy()),
