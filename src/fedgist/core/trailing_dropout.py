@@ -8,7 +8,7 @@ to c is ``(z - c)^2 + z^2``. Its minimum is c / 2, not c.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,10 +54,10 @@ class _LastUse(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         name, given = getattr(func, "__name__", ""), [*args, *(kwargs or {}).values()]
         if "dropout" in name:

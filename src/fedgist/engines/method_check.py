@@ -264,7 +264,7 @@ class Trial:
             return self._named(function, getattr(self.method, function), *args)
 
     @contextlib.contextmanager
-    def _unchanged(self, function: str, given: tuple[Any, ...]) -> Iterator[None]:
+    def _unchanged(self, function: str, given: tuple[object, ...]) -> Iterator[None]:
         """Compare the numbers that a function is given with what they are behind it."""
         tensors = leaves(given)
         before = [tensor.detach().clone() for tensor in tensors]

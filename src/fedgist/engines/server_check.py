@@ -78,10 +78,9 @@ def _said(name: str, of: Shapes) -> str:
 def _generators() -> dict[str, object]:
     """Return the states of the global generators, as values that can be compared."""
     kind, keys, place, *gauss = np.random.get_state()
-    begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu = torch.cuda.get_rng_state_all() if begun else []
+    gpus = torch.cuda.default_generators  # none before CUDA is used
     return {
-        "torch's generator on a GPU": [bytes(state.cpu().numpy()) for state in gpu],
+        "torch's generator on a GPU": [bytes(g.get_state().numpy()) for g in gpus],
         "torch's generator": bytes(torch.get_rng_state().numpy()),
         "NumPy's global generator": (kind, bytes(np.asarray(keys)), place, *gauss),
         "Python's random module": random.getstate(),
