@@ -70,6 +70,11 @@ class Experiment:
     cells: tuple[Cell, ...]
     options: Mapping[str, Any]
     reference: str = ""
+    data: Path = Path()
+
+    def beside(self, label: str, folder: str) -> Cell:
+        """Return the cell of another folder: runs of the same row in another experiment."""
+        return _cell(label, self.data / folder, self.paper)
 
     @property
     def metric(self) -> str:
@@ -80,6 +85,11 @@ class Experiment:
     def runs(self) -> list[RunFiles]:
         """All of its runs."""
         return [run for cell in self.cells if cell.row for run in cell.row.runs]
+
+    def papers(self, cell: Cell) -> Sequence[float] | None:
+        """Return what the paper printed for a row: its own number, or that of its method."""
+        own: Mapping[str, Sequence[float]] = self.options.get("papers", {})
+        return own.get(cell.label) or self.paper.accuracy.get(cell.method)
 
 
 def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
@@ -117,6 +127,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
         tuple(_cell(label, data / place, paper) for label, place in (places | also).items()),
         about,
         reference,
+        data,
     )
 
 

@@ -21,7 +21,7 @@ from fedgist.report.stats import Estimate, compare, estimate
 from fedgist.report.study_rows import Row
 from results_cells import Cell, Experiment, by_method, experiment, over
 from results_pictures import pictures, write
-from results_prose import check_sources, rendered
+from results_prose import Sources, rendered
 
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "data"
@@ -39,7 +39,7 @@ def accuracies(found: Experiment) -> Table:
     head += [f"p against {found.reference}", f"after {other} rounds", "best round"]
     lines = [head]
     for cell in found.cells:
-        theirs = None if found.metric else _papers(cell, found)
+        theirs = None if found.metric else found.papers(cell)
         paper = printed(theirs) if theirs else ""
         seen = cell.values(found.metric)
         ours = estimate([*seen.values()])
@@ -49,7 +49,8 @@ def accuracies(found: Experiment) -> Table:
         base, best = (_values_of(name, found, cell) for name in (REFERENCE, found.reference))
         gain = compare(seen, base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
-        away = _away(ours, theirs) if theirs and found.options.get("comparable", True) else ""
+        whole = found.options.get("comparable", True) and not _cut(cell)
+        away = _away(ours, theirs) if theirs and whole else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
         test = compare(seen, best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
@@ -63,12 +64,6 @@ def accuracies(found: Experiment) -> Table:
             label, count = f"{cell.label}, fine-tuned", str(tuned.count)
             lines.append([label, rounds, count, plus_minus(tuned), *[""] * 6])
     return _without_empty_columns(lines)
-
-
-def _papers(cell: Cell, found: Experiment) -> Sequence[float] | None:
-    """Return what the paper printed for a row: its own number, or that of its method."""
-    own: dict[str, list[float]] = found.options.get("papers", {})
-    return own.get(cell.label) or found.paper.accuracy.get(cell.method)
 
 
 def _values_of(method: str, found: Experiment, beside: Cell) -> dict[int, float]:
@@ -193,11 +188,11 @@ def in_markdown(table: Table) -> Iterator[str]:
     yield from ("| " + " | ".join(markdown_text(cell) for cell in row) + " |" for row in rows)
 
 
-def section(found: Experiment, drawn: Sequence[Picture]) -> Iterator[str]:
+def section(found: Experiment, drawn: Sequence[Picture], text: str = "") -> Iterator[str]:
     """Yield the lines of an experiment's section."""
     yield from ("", f"## {found.title}{_stale(found)}", "")
-    if found.text:
-        yield from (*_paragraphs(rendered(found.text, found)), "")
+    if text:
+        yield from (*_paragraphs(text), "")
     yield from ("```sh", *found.commands, "```", "") if found.commands else ()
     figure = found.options.get("figure")  # one that a script of its own makes
     if not found.runs and not (figure and (RESULTS / figure).is_file()):
@@ -244,24 +239,28 @@ def _tables(found: Experiment) -> list[Table]:
 def readings(found: Experiment) -> Table:
     """Return what a row comes to if the paper's number is read in other ways, beside the paper's.
 
-    ``readings`` are titles with what is read: ``round 50``, or ``best 50``, the best of so many.
+    ``readings`` are titles with what is read: ``round 50``, ``best 50``, the best of so many, or
+    ``folder F``, the last round of other runs, in F with the row's method in place of its braces.
     """
     chosen: list[list[str]] = found.options["readings"]
     head = ["", "the paper's", "last round"]
     lines = [[*head, *(title for title, _ in chosen)]]
     for cell in found.cells:
-        theirs = _papers(cell, found)
+        theirs = found.papers(cell)
         if theirs is None or cell.row is None:
             continue
-        every = [cell.values(), *(_read(cell, what) for _, what in chosen)]
+        every = [cell.values(), *(_read(cell, what, found) for _, what in chosen)]
         found_ones = [estimate([*values.values()]) for values in every]
         away = [f"{plus_minus(e)}, {_away(e, theirs)}" if e else "" for e in found_ones]
         lines.append([cell.label, printed(theirs), *away])
-    return lines
+    return _without_empty_columns(lines)
 
 
-def _read(cell: Cell, what: str) -> dict[int, float]:
+def _read(cell: Cell, what: str, found: Experiment) -> dict[int, float]:
     word, _, number = what.partition(" ")
+    if word == "folder":
+        other = found.beside(cell.label, number.format(cell.method))
+        return {} if _is_old(other) else other.values()
     if word == "round":
         return cell.at(int(number))
     until = {
@@ -300,12 +299,16 @@ def _wrapped(text: str) -> list[str]:
 def make(path: Path, data: Path = DATA) -> tuple[str, list[Picture]]:
     """Return the page that a file describes, and its pictures."""
     about = tomllib.loads(path.read_text(encoding="utf-8"))
-    check_sources(about["text"], about.get("plain", {}), path.stem)
-    lines, drawn = [f"# {about['title']}", "", *_paragraphs(about["text"])], []
-    for one in about["experiments"]:
-        found = experiment({**one, "name": f"{path.stem}-{one['name']}"}, data)
+    experiments = {
+        one["name"]: experiment({**one, "name": f"{path.stem}-{one['name']}"}, data)
+        for one in about["experiments"]
+    }
+    lead = rendered(about["text"], Sources(experiments, plain=about.get("plain", {})))
+    lines, drawn = [f"# {about['title']}", "", *_paragraphs(lead)], []
+    for name, found in experiments.items():
         drawn.append(pictures(found))
-        lines += section(found, drawn[-1])
+        sources = Sources(experiments, name, found.options.get("plain", {}))
+        lines += section(found, drawn[-1], rendered(found.text, sources))
     return "\n".join(lines) + "\n", [picture for some in drawn for picture in some]
 
 

@@ -4,36 +4,53 @@ In a text, ``{98.30|fedproto: last}`` is printed as 98.30. Behind the bar stands
 row of the experiment, a seed of it if ``#0`` follows the row, and what of it: ``last`` (its result,
 the mean over seeds), ``best`` (the mean of each seed's best round), ``round 20``, ``paper`` (what
 the paper printed) or ``count`` (seeds). A column follows after a comma, and differences are written
-with a minus between blanks::
+with a minus between blanks. Another experiment of the page is named first, as it must be in the
+page's own text::
 
     {+0.46|fedlog: last - local: last}      {41.3|local#0: last, eval/client/probe_max}
+    {98.30|mnist: fedproto: last}
 
-Numbers of settings need no source: a recipe states them. Any other is listed in the table ``plain``
-of its experiment, a snippet of the text and the reason why no run can tell it.
+A number of a setting needs no source if a recipe of the runs has it, or if a command or the title
+says it. Any other is listed in the table ``plain`` of its experiment, a snippet of the text and the
+reason why no run can tell it. Results in words, "five points", are refused: they would escape.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from results_cells import Cell, Experiment
 
 MARKED = re.compile(r"\{([^|{}]+)\|([^{}]+)\}")
-TERM = re.compile(r"(?P<row>[^#:]+)(#(?P<seed>\d+))?: (?P<what>[^,]+)(, (?P<column>\S+))?")
+TERM = re.compile(
+    r"((?P<experiment>[^#:]+): )?(?P<row>[^#:]+)(#(?P<seed>\d+))?: (?P<what>[^:,]+)"
+    r"(, (?P<column>\S+))?"
+)
 NUMBER = re.compile(r"(?<![\w.,/=-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w/]*\d)")
-# numbers that a recipe states, or that name a part of a paper
-BEFORE = re.compile(
-    r"(\b(alpha|beta|epsilon|delta|gamma|mu|seed|fig\.|table|section|eq\.|correction|round|rounds"
-    r"|lambda\w*)|=)\s*$"
-)
-BEHIND = re.compile(
-    r"^[\s-]*(rounds?|seeds?|clients?|classes|class|images?|rows?|epochs?|steps?|iterations?|layers?"
-    r"|pools?|users?|sentences|trials|people|activities|cores?|observations?|neighbou?rs)\b"
+PART_OF_A_PAPER = re.compile(r"\b(fig\.|table|section|eq\.|algorithm|appendix|correction)\s*$")
+IN_WORDS = re.compile(
+    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|half)"
+    r"( and a half| a)? (points?|percent|standard errors?|times as)\b"
 )
 
 
-def rendered(text: str, found: Experiment) -> str:
+@dataclass(frozen=True)
+class Sources:
+    """What the numbers of a text may come from: a page's experiments, of which it may be one's."""
+
+    experiments: Mapping[str, Experiment]
+    own: str = ""
+    plain: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self) -> set[float]:
+        """Return the numbers of the runs' recipes, of commands and titles."""
+        chosen = [self.experiments[self.own]] if self.own else self.experiments.values()
+        return {abs(number) for found in chosen for number in _settings(found)}
+
+
+def rendered(text: str, sources: Sources) -> str:
     """Return a text with its marked numbers as they are printed.
 
     Raises
@@ -41,57 +58,89 @@ def rendered(text: str, found: Experiment) -> str:
     ValueError
         If a number is not what its source says, or has none.
     """
-    if wrong := list(_differing(text, found)):
-        msg = f"{found.name}: " + "; ".join(wrong)
+    wrong = [*_differing(text, sources), *_without_source(text, sources)]
+    if wrong:
+        msg = f"{sources.own or 'the page'}: " + "; ".join(wrong)
         raise ValueError(msg)
-    check_sources(text, found.options.get("plain", {}), found.name)
     return MARKED.sub(r"\1", text)
 
 
-def check_sources(text: str, plain: Mapping[str, str], name: str) -> None:
-    """Raise ValueError if a number of a text has neither a source nor a reason to have none."""
-    if wrong := list(_without_source(text, plain)):
-        msg = f"{name}: " + "; ".join(wrong)
-        raise ValueError(msg)
-
-
-def _differing(text: str, found: Experiment) -> Iterator[str]:
+def _differing(text: str, sources: Sources) -> Iterator[str]:
     for shown, source in MARKED.findall(text):
-        value = _value(source, found)
+        value = _value(source, sources)
         digits = len(shown.partition(".")[2])
         printed = float(shown.replace(",", ""))
         if abs(round(value, digits) - printed) > 10.0**-digits / 1000:
             yield f"{shown} is {value:.{digits + 2}f} by {source!r}"
 
 
-def _without_source(text: str, plain: Mapping[str, str]) -> Iterator[str]:
+def _without_source(text: str, sources: Sources) -> Iterator[str]:
     """Yield the numbers of a text that have no source and no reason to have none."""
     bare = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", MARKED.sub(" ", text))
     bare = " ".join(bare.split())
-    for snippet in plain:
+    for snippet in sources.plain:
         if snippet not in bare:
             yield f"the text has no {snippet!r}, which is listed as plain"
         bare = bare.replace(snippet, " ")
+    known = sources.settings()
     for match in NUMBER.finditer(bare):
         before, behind = bare[: match.start()], bare[match.end() :]
-        if not (BEFORE.search(before) or BEHIND.match(behind)):
+        is_known = abs(float(match.group().replace(",", ""))) in known
+        if not (is_known or PART_OF_A_PAPER.search(before)):
             yield f"{match.group()} in {before[-30:] + match.group() + behind[:20]!r} has no source"
+    for match in IN_WORDS.finditer(bare):
+        yield f"{match.group()!r} is a result in words: write it as a number, with its source"
 
 
-def _value(source: str, found: Experiment) -> float:
+def _settings(found: Experiment) -> Iterator[float]:
+    """Yield the numbers of the settings of an experiment's runs, and how many runs there are."""
+    rows = [cell.row for cell in found.cells if cell.row]
+    yield from (float(len(row.runs)) for row in rows)
+    for run in (run for row in rows for run in row.runs):
+        yield from _numbers(run.recipe)
+    for text in (*found.commands, found.title):
+        yield from (
+            float(n.replace(",", "")) for n in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text)
+        )
+    yield from (float(value) for value in (found.options.get("at"),) if value)
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, Mapping):
+        # what the paper found is a result
+        inner: Iterable[object] = (v for name, v in value.items() if name != "paper")
+    else:
+        inner = value if isinstance(value, (list, tuple)) else ()
+    for part in inner:
+        yield from _numbers(part)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)
+
+
+def _value(source: str, sources: Sources) -> float:
     first, *others = source.split(" - ")
-    return _term(first.strip(), found) - sum(_term(other.strip(), found) for other in others)
+    return _term(first.strip(), sources) - sum(_term(o.strip(), sources) for o in others)
 
 
-def _term(text: str, found: Experiment) -> float:
+def _term(text: str, sources: Sources) -> float:
     match = TERM.fullmatch(text)
     if match is None:
-        msg = f"{found.name}: {text!r} is no source of a number"
+        msg = f"{text!r} is no source of a number"
         raise ValueError(msg)
+    name = match["experiment"] or sources.own
+    if name not in sources.experiments:
+        names = ", ".join(sources.experiments)
+        msg = f"{text!r}: the page has no experiment {name!r}; it has {names}"
+        raise ValueError(msg)
+    found = sources.experiments[name]
     cell = _cell_of(match["row"].strip(), found)
     what, column = match["what"].strip(), match["column"] or found.metric
     if what == "paper":
-        return found.paper.accuracy[cell.method][0]
+        printed = found.papers(cell)
+        if not printed:
+            msg = f"{name}: the paper has no number of {cell.label!r}"
+            raise ValueError(msg)
+        return printed[0]
     by_seed = _by_seed(cell, what, column)
     if match["seed"] is not None:
         return by_seed[int(match["seed"])]

@@ -15,6 +15,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pytest
 
 import results_prose
 from results_cells import Experiment, experiment
+from results_prose import Sources
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 DATA = RESULTS / "data"
@@ -126,12 +128,14 @@ def check_accuracies(found: Experiment, rows: list[Row]) -> int:
         label = label_of(row)
         if row["ours"] == "not yet run":
             assert label not in runs
+            check_paper(found, row, label)
             continue
         if label.endswith(", fine-tuned"):
             of = runs[label.removesuffix(", fine-tuned")]
             check(row["ours"], of.last("eval/client/finetuned_accuracy_mean"))
             continue
         mine = runs[label]
+        check_paper(found, row, label)
         last = mine.last(column)
         check(row["ours"], last)
         assert row["seeds"] == str(len(last))
@@ -156,6 +160,32 @@ def check_accuracies(found: Experiment, rows: list[Row]) -> int:
     return checked
 
 
+def papers_of(found: Experiment, method: str) -> list[float]:
+    """The paper's number of a method, read from the recipe's file or the table's column."""
+    about, folder = found.options, Path(__file__).parents[2] / "recipes"
+    if not about.get("paper", True):
+        return []
+    column: dict[str, Any] = {}
+    name = about.get("recipe", "")
+    if "table" in about:
+        table = tomllib.loads((folder / f"{about['table']}.toml").read_text("utf-8"))
+        column = table["columns"][about["column"]]
+        name = column["recipe"]
+    recipe = tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))
+    own = column.get("paper", recipe.get("paper", {}).get("accuracy", {}))
+    printed = own.get(method, [])
+    return [printed] if isinstance(printed, float) else list(printed)
+
+
+def check_paper(found: Experiment, row: Row, label: str) -> None:
+    if "the paper's" not in row or found.metric:
+        return
+    method = next(cell.method for cell in found.cells if cell.label == label)
+    own = found.options.get("papers", {}).get(label)
+    printed = [float(x) for x in re.findall(r"[\d.]+", row["the paper's"])]
+    assert printed == pytest.approx(own or papers_of(found, method)), label
+
+
 def check_difference(row: Row, ours: Any) -> int:
     theirs = [float(x) for x in re.findall(r"[\d.]+", row.get("the paper's", ""))]
     if not theirs or row.get("difference", "-") == "-":
@@ -174,9 +204,18 @@ def check_bits(found: Experiment, rows: list[Row]) -> int:
     runs, goal = runs_by_label(found), found.paper.target_accuracy or 0.0
     for row in rows:
         mine = runs[label_of(row)]
-        of_round = np.mean([mine.bits(s) / r[-1]["round"] for s, r in mine.rounds.items()])
+        of_round = of_a_round(mine)
         assert near(row["a round"], of_round), (label_of(row), row["a round"], of_round)
         text = row.get(f"to {goal:g} %", "-")
+        method = next(cell.method for cell in found.cells if cell.label == label_of(row))
+        if theirs := row.get(f"the paper's to {goal:g} %", "-").strip("-"):
+            assert near(theirs, found.paper.communication[method])
+        if list(row)[2:3] == ["share of FedAvg's"] and row["share of FedAvg's"] != "-":
+            averaging = (c for c in found.cells if c.row and c.method.startswith("fedavg"))
+            whole = of_a_round(runs[next(averaging).label])
+            ratio = row["share of FedAvg's"].removeprefix("1/")
+            digits = len(ratio.partition(".")[2])
+            assert abs(float(ratio) - whole / of_round) <= 0.501 * 10.0**-digits
         if text == "-":
             continue
         ends = {}
@@ -191,6 +230,10 @@ def check_bits(found: Experiment, rows: list[Row]) -> int:
     return len(rows)
 
 
+def of_a_round(runs: Runs) -> float:
+    return float(np.mean([runs.bits(s) / r[-1]["round"] for s, r in runs.rounds.items()]))
+
+
 def near(text: str, value: Any) -> bool:
     number, unit = text.split()
     digits = len(number.partition(".")[2])
@@ -202,16 +245,23 @@ def check_readings(found: Experiment, rows: list[Row]) -> int:
     for row in rows:
         mine = runs[label_of(row)]
         for title, what in (("last round", "last"), *found.options["readings"]):
-            values = read(mine, *what.split())
+            values = read(mine, what, label_of(row))
             mean, _, difference = row[title].partition(", ")
+            if mean == "-":  # no runs, or some of before a correction
+                assert what.startswith("folder")
+                continue
             check(mean, values)
             of = {"the paper's": row["the paper's"], "difference": difference}
             assert check_difference(of, np.array(list(values.values()))) == 1
     return len(rows)
 
 
-def read(runs: Runs, word: str, number: str = "") -> dict[int, float]:
+def read(runs: Runs, what: str, label: str) -> dict[int, float]:
+    word, _, number = what.partition(" ")
     curves = runs.curves().items()
+    if word == "folder":
+        folder = DATA / number.format(label)
+        return Runs(sorted(folder.glob("seed-*.csv"))).last() if folder.is_dir() else {}
     if word == "round":
         return {seed: curve[int(number)] for seed, curve in curves}
     if word == "best":
@@ -223,6 +273,8 @@ def read(runs: Runs, word: str, number: str = "") -> dict[int, float]:
 def test_every_number_of_every_table_is_that_of_the_archive(page: str) -> None:
     checked = 0
     for found, section in experiments(page):
+        if count := re.search(r"(?:^|\s)(\d+) runs?,", section.rpartition("|")[2]):
+            assert int(count[1]) == len({run.folder for run in found.runs})
         for rows in tables(section) if found.runs else ():
             if "ours" in rows[0]:
                 checked += check_accuracies(found, rows)
@@ -263,50 +315,78 @@ def check_gains(found: Experiment, rows: list[Row]) -> int:
 
 
 def check_by_setting(found: Experiment, rows: list[Row]) -> int:
+    """A cell stands in the line of its settings, in the column of the one that is varied."""
     key, runs = found.options["over"], runs_by_label(found)
-    printed = [text for row in rows for text in list(row.values())[1:] if text != "-"]
-    shown = {float(x) for x in list(rows[0])[1:] if x != "without it"}
-    expected = []
-    for cell in found.cells:
-        value = cell.row.settings.get(key) if cell.row else None
-        if cell.row and (not value or float(value) in shown):  # 0 stands as "without it"
-            values = np.array(list(runs[cell.label].last(found.metric).values()))
-            error = (
-                f" ± {values.std(ddof=1) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
-            )
-            expected.append(f"{values.mean():.2f}{error}")
-    assert sorted(printed) == sorted(expected)
-    return len(printed)
+    (_, *titles), cells = rows[0], [cell for cell in found.cells if cell.row]
+    expected: dict[str, dict[str, dict[int, float]]] = {}
+    methods: dict[str, set[str]] = {}
+    for cell in cells:
+        assert cell.row is not None
+        value = cell.row.settings.get(key)  # 0 stands as "without it"
+        title = f"{float(value):g}" if value and float(value) else "without it"
+        line = cell.label if title == "without it" else label_without(cell.label, key)
+        expected.setdefault(line, {})[title] = runs[cell.label].last(found.metric)
+        methods.setdefault(line, set()).add(cell.method)
+    checked = 0
+    for row in rows:
+        label = label_of(row)
+        if label not in expected:  # named by its method, or by values without their keys
+            words, alone = set(label.split()), {"without it"}
+            varied = [x for x, values in expected.items() if set(values) != alone]
+            (label,) = [x for x in varied if {*re.split("[ =]", x), *methods[x]} >= words]
+        for title in titles:
+            values = expected[label].pop(title, None)
+            assert (row[title] == "-") == (values is None), (label, title)
+            if values is not None:
+                check(row[title], values)
+                checked += 1
+        left = {float(title) for title in expected.pop(label)}
+        assert not left & {float(x) for x in titles if x != "without it"}
+    assert not expected
+    return checked
+
+
+def label_without(label: str, key: str) -> str:
+    short = key.rpartition(".")[2]
+    return " ".join(word for word in label.split() if not word.startswith(f"{short}="))
 
 
 # the prose
 
 
 @pytest.fixture
-def found() -> Experiment:
+def sources() -> Sources:
+    """The experiments of a page, without the snippets of their own texts."""
     about = tomllib.loads((RESULTS / "fedlog.toml").read_text("utf-8"))
-    return experiment(about["experiments"][0], DATA)
+    return Sources(
+        {one["name"]: experiment(one, DATA) for one in about["experiments"][:2]}, "mnist"
+    )
 
 
-def test_a_number_of_the_prose_is_that_of_its_source(found: Experiment) -> None:
+def test_a_number_of_the_prose_is_that_of_its_source(sources: Sources) -> None:
     paths = sorted((DATA / "fedlog" / "table1" / "mnist" / "local").glob("seed-*.csv"))
     local = Runs(paths).last()
     mean, second = np.mean(list(local.values())), local[1]
-    found = replaced(found)
     text = f"Local: {{{mean:.2f}|local: last}} %, {{{second:.1f}|local#1: last}} by one seed."
-    assert results_prose.rendered(text, found) == f"Local: {mean:.2f} %, {second:.1f} by one seed."
-    with pytest.raises(ValueError, match=r"12\.34 is 97\.\d+ by 'local: last'"):
-        results_prose.rendered("Local: {12.34|local: last} %.", found)
-    with pytest.raises(ValueError, match="has no runs of a row 'nobody'"):
-        results_prose.rendered("{1.0|nobody: last}", found)
-    with pytest.raises(ValueError, match="'lowest' of local"):
-        results_prose.rendered("{1.0|local: lowest}", found)
-
-
-def replaced(found: Experiment) -> Experiment:
-    """The experiment without snippets of its own text."""
-    options = {key: value for key, value in found.options.items() if key != "plain"}
-    return Experiment(**{**vars(found), "options": options})
+    shown = f"Local: {mean:.2f} %, {second:.1f} by one seed."
+    assert results_prose.rendered(text, sources) == shown
+    # a page's own text names the experiment
+    lead = text.replace("|", "|mnist: ")
+    assert results_prose.rendered(lead, replace(sources, own="")) == shown
+    for wrong, says in (
+        ("Local: {12.34|local: last} %.", r"12\.34 is 97\.\d+ by 'local: last'"),
+        ("{1.0|nobody: last}", "has no runs of a row 'nobody'"),
+        ("{1.0|local: lowest}", "'lowest' of local"),
+        ("{1.0|local: paper}", "the paper has no number of 'local'"),
+        (
+            "{1.0|celeba: local: last}",
+            "the page has no experiment 'celeba'; it has mnist, fedproto",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            results_prose.rendered(wrong, sources)
+    with pytest.raises(ValueError, match="the page has no experiment ''"):
+        results_prose.rendered(text, replace(sources, own=""))
 
 
 @pytest.mark.parametrize(
@@ -314,17 +394,22 @@ def replaced(found: Experiment) -> Experiment:
     [
         ("It gains 3.2 points.", "3.2"),
         ("It gains 1,234.", "1,234"),
-        ("From alpha 100 to 0.01.", "0.01"),
-        ("In 20 rounds of 5 clients, seed 0, alpha 0.1, fig. 2, CIFAR-10 and `x = 3.5`.", ""),
+        ("From alpha 3 to 0.02.", "0.02"),
+        ("After 73 rounds of 100 clients.", "73"),  # the runs have 100 of both
+        ("In 77 images.", "77"),
+        ("It gains five points.", "five points"),
+        ("It is twice as good.", ""),
+        ("In 100 rounds of 100 clients, 5 seeds, fig. 2, CIFAR-10, `x = 3.5`.", ""),
         ("ResNet18 and [a page](x-12.md) of FedLog-C.", ""),
     ],
 )
-def test_a_number_without_a_source_is_refused(text: str, refused: str) -> None:
+def test_a_number_without_a_source_is_refused(sources: Sources, text: str, refused: str) -> None:
     if not refused:
-        results_prose.check_sources(text, {}, "some")
+        assert results_prose.rendered(text, sources) == text
         return
     with pytest.raises(ValueError, match=re.escape(refused)):
-        results_prose.check_sources(text, {}, "some")
-    results_prose.check_sources(text, {refused: "a reason"}, "some")
+        results_prose.rendered(text, sources)
+    listed = replace(sources, plain={refused: "a reason"})
+    assert results_prose.rendered(text, listed) == text
     with pytest.raises(ValueError, match="the text has no '99', which is listed as plain"):
-        results_prose.check_sources(text, {refused: "a reason", "99": "not there"}, "some")
+        results_prose.rendered(text, replace(sources, plain={refused: "a reason", "99": "no"}))
