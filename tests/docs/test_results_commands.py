@@ -45,14 +45,15 @@ def parsed(command: str) -> argparse.Namespace:
 def jobs_of(asked: argparse.Namespace) -> list[Job]:
     if asked.study == "sweep":
         return grid(find_recipe(asked.what), asked.set, asked.grid, asked.seeds or 1, OUT)
-    table, scale = read_table(find_table(asked.what)), asked.scale or "small"
-    columns, methods, settings = asked.column, asked.method, asked.set
     return cells(
-        *(table, scale, find_recipe, OUT),
+        read_table(find_table(asked.what)),
+        "paper" if asked.scale == "paper" else "small",
+        find_recipe,
+        OUT,
         seeds=asked.seeds,
-        columns=columns,
-        methods=methods,
-        settings=settings,
+        columns=asked.column,
+        methods=asked.method,
+        settings=asked.set,
     )[0]
 
 

@@ -24,6 +24,7 @@ class Column:
     name: str
     categories: tuple[str, ...] | None = None
     closed: bool = False  # another category is an error; else it is 0 in all of them
+    found: bool = False  # its categories are those of the training rows
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -48,7 +49,9 @@ class Dataset:
     belongs, and ``client_names`` what the source calls each of them. ``annotations`` are further
     numbers of each training row, float32 (rows,) by name, which are no inputs: what it weighs, for
     instance, in what its client releases. ``superclasses`` are the number of the group that each
-    class belongs to, where classes form groups.
+    class belongs to, where classes form groups. ``measured`` are the parts of it that were found
+    in the training rows, so that they tell something about them: ``"moments"``, ``"fill"``,
+    ``"categories"``, ``"vocabulary"``.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Dataset:
     annotations: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     vocabulary: Vocabulary | None = field(default=None, repr=False)
     superclasses: tuple[int, ...] = field(default=(), repr=False)
+    measured: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def with_moments(
         if mean or std:
             msg = "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
             raise DataError(msg)
-        return replace(data, mean=(0.0,), std=(1.0,))
+        return replace(data, mean=(0.0,), std=(1.0,), measured=data.measured - {"moments"})
     if not mean and not std:
         return data
     used = _numbers(data)
@@ -44,7 +44,8 @@ def with_moments(
             needed = f"{data.name} needs {sum(used)}, or 1 for all"
             msg = f"data.{key} has {len(values)} numbers; {needed}"
             raise DataError(msg)
-    return replace(data, mean=_spread(mean, used, 0.0), std=_spread(std, used, 1.0))
+    stated = _spread(mean, used, 0.0), _spread(std, used, 1.0)
+    return replace(data, mean=stated[0], std=stated[1], measured=data.measured - {"moments"})
 
 
 def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ from fedgist.core.message import Form, reduction
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.privacy import Privacy, PrivateSteps, sensitivity
 from fedgist.core.wire_form import Bits, form_of
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
 from fedgist.errors import RecipeError
 from fedgist.federation.accounting import Schedule, multiplier, spent
@@ -121,6 +123,37 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise))
     return replace(task, privacy=privacy), Spending(section, schedule, noise)
+
+
+MEASURES = {
+    "moments": "means and deviations of the inputs are measured on the training rows: state "
+    "data.mean and data.std, or use data.normalize = 'none'",
+    "fill": "missing numbers are replaced by means of the training rows: replace them before",
+    "categories": "the categories of columns are those of the training rows: list them in "
+    "data.columns",
+    "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
+    "data.words.file",
+}
+
+
+def check_rows(section: PrivacySection, data: Dataset, train: Rows) -> None:
+    """Raise RecipeError for what the training rows of all clients tell beside the releases.
+
+    What was measured on the rows enters the input of every row, with no noise. And where a row is
+    in several clients, its terms enter a total once for each of them, so that it moves the total by
+    more than the sensitivity; it cannot be told which of a user's rows are one record.
+    """
+    unit = section.unit
+    if unit == "none":
+        return
+    for part, problem in MEASURES.items():
+        if part in data.measured:
+            msg = f"privacy.unit = {unit!r}: {data.name}: {problem}"
+            raise RecipeError(msg)
+    times = train.rows.bincount()
+    if unit == "record" and int(times.max()) > 1:
+        msg = f"privacy.unit = 'record': row {int(times.argmax())} is in {int(times.max())} "
+        raise RecipeError(msg + "clients, and each would release it: give each row to one client")
 
 
 def _steps(section: PrivacySection, noise: float) -> PrivateSteps | None:

@@ -47,7 +47,7 @@ from fedgist.federation.pools import (
     members_of_pools,
     task_pools,
 )
-from fedgist.federation.private_run import Spending, private_task
+from fedgist.federation.private_run import Spending, check_rows, private_task
 from fedgist.federation.public_data import (
     Public,
     client_of,
@@ -120,6 +120,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients)
+        check_rows(recipe.privacy, data, train)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online, hears, settings, lonely = _who(recipe, method, task, clients, train)

@@ -57,7 +57,9 @@ def in_memory(data: object) -> Dataset:
     x, y, x_test, y_test = xs[0], ys[0], (*xs, xs[0][:0])[1], (*ys, ys[0][:0])[1]
     scale = _WHITE if x.dtype == torch.uint8 else 1.0
     mean, std = moments(x, scale) if len(x) else ((0.0,), (1.0,))
-    found = Dataset("your data", x, y, x_test, y_test, num_classes, scale, mean, std, classes)
+    about = num_classes, scale, mean, std, classes
+    measured = frozenset({"moments"})
+    found = Dataset("your data", x, y, x_test, y_test, *about, measured=measured)
     return check(with_columns(found, columns) if columns and len(x) else found)
 
 

@@ -240,6 +240,7 @@ def dataset(
         clients=None if train.clients is None else codes(train.clients, clients),
         clients_test=None if test.clients is None else codes(test.clients, clients),
         client_names=clients,
+        measured=frozenset({"moments", "fill"} if fill is not None else {"moments"}),
     )
 
 

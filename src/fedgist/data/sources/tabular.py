@@ -231,7 +231,7 @@ def column_of(train: Table, name: str) -> Column:
             f"than {_MOST_CATEGORIES}; name it in ignore, or replace it with numbers"
         )
         raise DataError(msg)
-    return Column(name, categories)
+    return Column(name, categories, found=True)
 
 
 def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
@@ -297,4 +297,6 @@ def with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
     is_real = [column.categories is None for column in columns for _ in column.inputs]
     mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))
     std = tuple(s if real else 1.0 for s, real in zip(data.std, is_real, strict=True))
-    return replace(data, mean=mean, std=std, columns=tuple(columns))
+    measured = data.measured | {"categories"} if any(c.found for c in columns) else data.measured
+    measured = measured if any(is_real) else measured - {"moments"}
+    return replace(data, mean=mean, std=std, columns=tuple(columns), measured=measured)

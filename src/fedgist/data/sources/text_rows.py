@@ -41,6 +41,11 @@ class Reading:
     file: str | None = None
     known: Vocabulary | None = None
 
+    @property
+    def is_stated(self) -> bool:
+        """Whether the vocabulary is there before any text is looked at."""
+        return self.known is not None or self.file is not None
+
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
         """Return the vocabulary for some training texts."""
         if self.known is not None:
@@ -126,6 +131,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
         clients_test=None if test.clients is None else _codes(test.clients, clients),
         client_names=clients,
         vocabulary=vocabulary,
+        measured=frozenset() if reading.is_stated else frozenset({"vocabulary"}),
     )
 
 
