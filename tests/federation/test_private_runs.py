@@ -369,7 +369,7 @@ def test_what_is_measured_on_the_rows_is_stated_or_refused(
         "partition": {"name": "iid"},
         "train": {"num_rounds": 1},
         "privacy": (RECORD | STEPS) if unit == "record" else CLIENT,
-        **({"objective": {"name": "next_word"}, "model": {"name": "lstm"}} if text else {}),
+        **({"objective": {"name": "next_word"}, "model": {"name": "word_lstm"}} if text else {}),
     }
     if text and unit == "record":  # texts are refused before, whatever their vocabulary
         return
