@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import fedgist
-from fedgist.core.method import Order
+from fedgist.core.method import Context, Order
 from fedgist.core.replies import gather
 from fedgist.core.tree import leaves, named
 from fedgist.engines.envelope import Header, seal
+from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import RUN
 from fedgist.engines.site import Site, population_of_one
 from fedgist.engines.stacking_plan import Plan
@@ -24,10 +25,11 @@ from fedgist.errors import RecipeError
 from fedgist.federation.central_privacy import central_seam
 from fedgist.federation.checkpoint import load
 from fedgist.federation.recipe import make
-from fedgist.federation.record import read_lines
+from fedgist.federation.record import RELEASES, read_lines
 from fedgist.federation.server_run import Place, run_server
 from fedgist.federation.world import make_world
 from fedgist.methods import METHODS
+from fedgist.methods.fedlog import FedLog
 from fedgist.testing.laws import close
 from fedgist.testing.small_worlds import (
     ALONE,
@@ -43,7 +45,9 @@ from fedgist.testing.small_worlds import (
 )
 
 # in Python, what is promised and on which condition is a warning
-pytestmark = pytest.mark.filterwarnings("ignore:privacy:UserWarning", "ignore:losses:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:privacy:UserWarning", "ignore:losses:UserWarning", "ignore:simulated:UserWarning"
+)
 
 RECORD = {"unit": "record", "epsilon": 2.0, "delta": 0.01, "clip": 3.0}
 CLIENT = RECORD | {"unit": "client"}
@@ -491,28 +495,173 @@ def test_real_sites_keep_their_measurements_and_draw_noise_of_their_own() -> Non
     assert replies[0] != replies[1]
 
 
-def test_a_server_with_noise_of_the_system_is_charged_for_rounds_done_again(tmp_path: Path) -> None:
-    small = world("fedlog", privacy=RECORD, train={"num_rounds": 6}, engine={"checkpoint_every": 2})
-    folder = tmp_path / "run"
+# noise of the system
 
-    class Quiet:
-        def __init__(self, last: int) -> None:
-            self.last = last
 
-        def began(self, server: Any, folder: str, done: int) -> None: ...
-        def note(self, text: str) -> None: ...
-        def finished_round(self, line: dict[str, Any]) -> None:
-            if line["round"] == self.last:
-                raise KeyboardInterrupt
+class Killed(BaseException):
+    """The process dies."""
 
-    with pytest.raises(KeyboardInterrupt):
-        run_server(small.server, local_engine(small), Place(folder, source="system"), Quiet(3))
-    before = read_lines(folder / "rounds.jsonl")
-    place = Place(folder, load(folder), source="system")
-    with pytest.raises(RecipeError, match="is spent before round"):
-        run_server(small.server, local_engine(small), place, Quiet(99))
-    lines = read_lines(folder / "rounds.jsonl")
-    # the round after the checkpoint was done twice, and going on counts as one
-    assert lines[2]["privacy/epsilon"] > before[2]["privacy/epsilon"]
-    assert lines[-1]["round"] == 4
-    assert lines[-1]["privacy/epsilon"] <= 2.0 + 1e-9
+
+class Quiet:
+    """An observer that collects notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def began(self, server: Any, folder: str, done: int) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finished_round(self, line: dict[str, Any]) -> None: ...
+
+
+class RealRun:
+    """A private run with noise of the system, which dies where it is told to.
+
+    ``where`` is ``"asked"``, when the clients have answered, or ``"released"``, when the method has
+    seen the totals.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> None:
+        privacy = RECORD | {"noise": "system"} | sections.pop("privacy", {})
+        train = {"num_rounds": 6, "sampling": "poisson", "fraction_train": 0.7}
+        engine = sections.pop("engine", {"checkpoint_every": 2})
+        self.world = world("fedlog", privacy=privacy, train=train, engine=engine)
+        self.folder = folder
+        self.seen: list[tuple[int, torch.Tensor]] = []  # every total that a method saw, by round
+        self.dies: tuple[int, str] | None = None
+        asked = LocalEngine.ask
+
+        def ask(engine: LocalEngine, ctx: Context, *others: Any) -> Any:
+            answer = asked(engine, ctx, *others)
+            self._die(ctx.round, "asked")
+            return answer
+
+        learnt = FedLog.server_update
+
+        def server_update(method: FedLog, server: Any, replies: Any, ctx: Context) -> Any:
+            self.seen.append((ctx.round, replies.total().total.clone()))
+            self._die(ctx.round, "released")
+            return learnt(method, server, replies, ctx)
+
+        monkeypatch.setattr(LocalEngine, "ask", ask)
+        monkeypatch.setattr(FedLog, "server_update", server_update)
+
+    def _die(self, number: int, where: str) -> None:
+        if self.dies == (number, where):
+            raise Killed
+
+    def go(self, dies: tuple[int, str] | None = None) -> tuple[Any, dict[str, Any], Quiet]:
+        self.dies = dies
+        observer = Quiet()
+        saved = load(self.folder)
+        place = Place(self.folder, saved, source="system")
+        fed, _, end = run_server(self.world.server, local_engine(self.world), place, observer)
+        return fed, end, observer
+
+    def kill(self, number: int, where: str) -> None:
+        with pytest.raises(Killed):
+            self.go((number, where))
+
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder / "rounds.jsonl")
+
+
+def distinct(seen: list[tuple[int, torch.Tensor]], number: int) -> int:
+    """How many different totals of a round a method saw."""
+    totals = [total for n, total in seen if n == number]
+    return len({tuple(total.flatten().tolist()) for total in totals})
+
+
+def test_a_total_that_was_released_is_seen_again_after_a_kill_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # seen: 21 kills behind the release of a round gave 21 totals of it; epsilon 2.64 of 1.0
+    real = RealRun(tmp_path / "run", monkeypatch)
+    for _ in range(5):
+        real.kill(3, "released")
+    fed, end, observer = real.go()
+    assert distinct(real.seen, 3) == 1
+    assert len([n for n, _ in real.seen if n == 3]) == 6
+    assert fed.again == 0
+    assert fed.round == end["rounds"] == 6
+    assert real.lines()[-1]["privacy/epsilon"] == pytest.approx(2.0, rel=2e-3)
+    assert not [note for note in observer.notes if "is spent" in note]
+
+
+@pytest.mark.parametrize("bodies", [{}, STEPS])
+def test_each_round_that_is_done_again_is_charged_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bodies: dict[str, Any]
+) -> None:
+    # private steps are taken again also where the total is known
+    real = RealRun(tmp_path / "run", monkeypatch, privacy=bodies | {"repeats": 2})
+    where = "released" if bodies else "asked"
+    for _ in range(3):
+        real.kill(3, where)
+    assert load(real.folder).round == 2  # type: ignore[union-attr]
+    fed, end, observer = real.go()
+    assert fed.again == 3  # the second, the third and the last attempt
+    assert end["rounds"] == 5
+    (note,) = [note for note in observer.notes if "is spent" in note]
+    assert note in end["notes"]
+    assert "ends after 5 of 6 rounds: 3 were done again" in note
+    spending = fed.side.spending
+    assert real.lines()[-1]["privacy/epsilon"] == spending.epsilon(5, 3) <= 2.0 + 1e-6
+    assert spending.epsilon(6, 2) == pytest.approx(2.0, rel=2e-3)
+    assert not spending.allows(6, 3)
+
+
+def test_rounds_behind_an_old_checkpoint_are_charged_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RealRun(tmp_path / "run", monkeypatch, engine={"checkpoint_every": 10})
+    real.kill(3, "released")
+    assert load(real.folder) is None
+    assert [line["round"] for line in real.lines()] == [1, 2]
+    fed, _, _ = real.go()
+    # rounds 1 and 2 were released and not kept; round 3's total is seen again
+    assert fed.again == 2
+    assert distinct(real.seen, 1) == distinct(real.seen, 2) == 2
+    assert distinct(real.seen, 3) == 1
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut"])
+def test_where_the_book_of_releases_is_lost_what_may_have_been_released_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    real = RealRun(tmp_path / "run", monkeypatch, privacy={"repeats": 5})
+    real.kill(4, "released")
+    file = real.folder / RELEASES
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-7])
+    else:
+        file.unlink()
+    fed, _, _ = real.go()
+    assert fed.again == 2  # round 3, whose line is there, and round 4, which may be
+    assert distinct(real.seen, 4) == 2
+
+
+def test_a_run_of_the_system_is_not_repeated_and_says_that_epsilons_add_up(tmp_path: Path) -> None:
+    recipe = {
+        "method": {"name": "fedlog"},
+        "train": {"num_rounds": 2},
+        "privacy": RECORD | {"noise": "system"},
+        "engine": {"workers": 1, "cohort_size": 2},
+    }
+    given: dict[str, Any] = {"data": blobs(), "clients": rows(), "out": tmp_path / "run"}
+    first = fedgist.run(recipe, **given)
+    assert first.summary["privacy"]["noise"] == "system"
+    assert "simulated: noise" not in " ".join(first.summary["notes"])
+    with pytest.warns(
+        UserWarning, match="released its sums; its epsilon and that of this run add up"
+    ):
+        second = fedgist.run(recipe, overwrite=True, **given)
+    assert first.rounds[-1]["train/loss"] != second.rounds[-1]["train/loss"]
+    (tmp_path / "run/checkpoint/state.safetensors").unlink()
+    with pytest.raises(RecipeError, match="holds a run"):  # it released something
+        fedgist.run(recipe, **given)
+    with pytest.raises(RecipeError, match="within one process do not: use 'local'"):
+        fedgist.run(recipe | {"engine": {"name": "loopback"}}, data=blobs(), clients=rows())
+    simulated = fedgist.run(recipe | {"privacy": RECORD, "seed": 3}, data=blobs(), clients=rows())
+    says = "simulated: noise from seed 3, which anyone can subtract"
+    assert any(note.startswith(says) for note in simulated.summary["notes"])

@@ -11,6 +11,7 @@ from fedgist.core.privacy import Source, fresh_keys, with_central_noise
 from fedgist.core.replies import EVERYBODY, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.message_form import upload_form
+from fedgist.federation.releases import Releases
 from fedgist.federation.server_side import ServerSide
 
 
@@ -34,20 +35,28 @@ def central_seam(
     orders: Sequence[Order],
     ctx: Context,
     source: Source,
+    releases: Releases | None = None,
 ) -> Replies:
     """Add central noise to the totals of a stage, and say over how many clients they are expected.
 
-    Without privacy, replies stay as they are.
+    Without privacy, replies stay as they are. Totals that ``releases`` has of this stage were
+    released before the run was stopped: they are seen again, and no others.
     """
     privacy = side.task.privacy
     if privacy is None:
         return replies
     replies = replace(replies, expected=_expected(side, orders))
-    if hides_absence(side.task):
-        replies = _completed(side, server, replies, ctx)
     if privacy.where == "local":
         return replies
-    return with_central_noise(replies, privacy, drawing(ctx, source).draw("privacy"))
+    kept = releases.kept(ctx.round, ctx.stage) if releases is not None else None
+    if kept is not None:
+        return replace(replies, totals=kept)
+    if hides_absence(side.task):
+        replies = _completed(side, server, replies, ctx)
+    replies = with_central_noise(replies, privacy, drawing(ctx, source).draw("privacy"))
+    if releases is not None:
+        releases.keep(ctx.round, ctx.stage, replies.totals)
+    return replies
 
 
 def _expected(side: ServerSide, orders: Sequence[Order]) -> dict[str, float]:

@@ -110,6 +110,9 @@ def _check_loopback(world: World) -> None:
         msg = f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows, "
         msg += "which sites keep to themselves; use 'local'"
         raise RecipeError(msg)
+    if recipe.privacy.noise == "system":
+        msg = "engine.name = 'loopback': with privacy.noise = 'system' a site must keep what it "
+        raise RecipeError(msg + "released, which sites within one process do not: use 'local'")
     if recipe.evaluate.on == "test":
         msg = (
             "evaluate.on = 'test' needs the whole test set at every site, and engine.name = "
@@ -129,4 +132,5 @@ def host_settings(world: World) -> HostSettings:
         share_measurements=recipe.privacy.share_measurements,
         trained_every=recipe.evaluate.trained_every,
         own=world.settings,
+        source=recipe.privacy.noise,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from fedgist.core.privacy import Source
 from fedgist.federation.section import CLOSED, Positive
 
 Unit = Literal["none", "record", "client"]
@@ -31,13 +32,20 @@ class PrivacySection(BaseModel):
     clip: Amount | None = None
     # noise once on the total, by a server that is trusted with sums, or at each client
     where: Literal["central", "local"] = "central"
+    # of a simulation, which its seed repeats, or of the operating system: a run that is recorded
+    # and cannot be repeated
+    noise: Source = "seed"
+    # rounds that may be done again with other noise, after a stop: they are paid in advance
+    repeats: Annotated[int, Field(ge=0, le=10_000)] = 0
     accounting: Accounting = "tight"  # or by the formula of FedLog's theorem 4
     # of a record: the promise holds for bodies that do not depend on it, or bodies learn in private
     bodies: Literal["fixed", "dp_sgd"] = "fixed"
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # of rows, in a private step
     gradient_clip: Amount | None = None  # bound of the norm of a row's gradient
 
-    @field_validator("epsilon", "delta", "clip", "where", "accounting", "bodies")
+    @field_validator(
+        "epsilon", "delta", "clip", "where", "noise", "repeats", "accounting", "bodies"
+    )
     @classmethod
     def _read(cls, value: object, info: ValidationInfo) -> object:
         unit = info.data.get("unit")

@@ -28,6 +28,10 @@ MEASURED = (
     "losses and scores in this record are measured by the simulation and are not part of epsilon; "
     "real sites keep theirs (privacy.share_measurements)"
 )
+SIMULATED = (
+    "simulated: noise from seed {seed}, which anyone can subtract (privacy.noise = 'system' draws "
+    "it from the operating system)"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Spending:
     section: PrivacySection
     schedule: Schedule
     noise: float
+    seed: int = 0
 
     @property
     def delta(self) -> float:
@@ -49,26 +54,18 @@ class Spending:
 
     def epsilon(self, number: int, again: int = 0) -> float:
         """Return what is spent up to a round, ``again`` rounds of it having been done twice."""
-        releases, steps = self.schedule.releases, self.schedule.steps
-        repeated = (max(releases),) * again, (max(steps, default=0),) * again
-        longer = replace(
-            self.schedule,
-            releases=repeated[0] + releases[: number + 1],
-            steps=repeated[1] + steps[: number + 1],
-        )
+        longer = repeated(self.schedule, again, number)
         return spent(longer, self.noise, self.delta, number + again)
 
-    def check(self, number: int, again: int) -> None:
-        """Raise RecipeError if a round would spend more than there is."""
+    def allows(self, number: int, again: int) -> bool:
+        """Return whether a round would spend no more than there is."""
         budget = self.section.epsilon
         assert budget is not None  # a complete section has one
-        if again and self.epsilon(number, again) > budget * (1.0 + 1e-6):
-            msg = f"privacy.epsilon = {budget:g} is spent before round {number}: {again} rounds "
-            raise RecipeError(msg + "were done again with new noise, and released more")
+        return not again or self.epsilon(number, again) <= budget * (1.0 + 1e-6)
 
     def described(self) -> dict[str, object]:
         """Return what a run's result says about its privacy."""
-        keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies")
+        keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies", "noise")
         releases, steps = self.schedule.until(len(self.schedule.releases))
         facts: dict[str, object] = {key: getattr(self.section, key) for key in keys}
         facts |= {"noise_multiplier": self.noise, "releases": releases}
@@ -84,7 +81,18 @@ class Spending:
             f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
         )
         conditional = s.unit == "record" and s.bodies == "fixed"
-        return [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
+        notes = [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
+        return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
+
+
+def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
+    """Return the schedule up to a round, before it the costliest round ``again`` times."""
+    releases, steps = schedule.releases, schedule.steps
+    return replace(
+        schedule,
+        releases=(max(releases),) * again + releases[: number + 1],
+        steps=(max(steps, default=0),) * again + steps[: number + 1],
+    )
 
 
 def private_task(
@@ -119,10 +127,12 @@ def private_task(
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
-    noise = multiplier(schedule, section.epsilon, section.delta)
+    last = task.training.num_rounds
+    paid = repeated(schedule, section.repeats, last)
+    noise = multiplier(paid, section.epsilon, section.delta)
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise))
-    return replace(task, privacy=privacy), Spending(section, schedule, noise)
+    return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
 
 
 MEASURES = {

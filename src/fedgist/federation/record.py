@@ -23,6 +23,7 @@ ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json"
 EDGES = "edges.jsonl"
 PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
+RELEASES = Path("checkpoint/releases.safetensors")  # of a private run with noise of the system
 LINES = (ROUNDS, CLIENTS, EDGES)
 Line = dict[str, Any]
 

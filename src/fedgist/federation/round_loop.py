@@ -27,6 +27,7 @@ from fedgist.federation.central_privacy import central_seam, drawing, hides_abse
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import EPSILON
 from fedgist.federation.record import Line
+from fedgist.federation.releases import Releases
 from fedgist.federation.round_record import RoundRecord, edges_of
 from fedgist.federation.round_under_way import PausedError, RoundUnderWay, under_way
 from fedgist.federation.server_side import ServerSide
@@ -53,8 +54,8 @@ class Federation:
     """A run at its server: what it knows, the engine that reaches the clients, and its state.
 
     ``best`` is its state after the best round so far, where that is to be kept. ``source`` is where
-    its noise and its draws of clients come from, under privacy; ``again`` counts the rounds that
-    were done once more with other noise, and so released more. ``edges`` says what crossed from
+    its noise and its draws of clients come from, under privacy; where that is the system,
+    ``releases`` remembers what was released. ``edges`` says what crossed from
     peer to peer in the last round. ``under_way`` is a round that was left between two stages.
     ``pause`` is called after each stage that the server did by itself, where the round goes on,
     with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
@@ -66,7 +67,7 @@ class Federation:
     round: int = 0
     best: Checkpoint | None = None
     source: Source = "seed"
-    again: int = 0
+    releases: Releases | None = None
     edges: list[Line] = field(default_factory=list)
     under_way: RoundUnderWay | None = None
     pause: Callable[[str], bool] = lambda _: False
@@ -82,14 +83,37 @@ class Federation:
         """The task."""
         return self.side.task
 
+    @property
+    def again(self) -> int:
+        """How many rounds were done once more with other noise, and so released more."""
+        return self.releases.again if self.releases is not None else 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the next round would spend more privacy than there is."""
+        spending, number = self.side.spending, self.round + 1
+        if spending is None or self.releases is None:
+            return False
+        again = self.releases.after(number, self._stages_done(number), steps=self._steps)
+        return not spending.allows(number, again)
+
+    @property
+    def _steps(self) -> bool:
+        privacy = self.task.privacy
+        return privacy is not None and privacy.steps is not None
+
+    def _stages_done(self, number: int) -> Sequence[str]:
+        """Return the stages of a round that is under way which are done."""
+        if self.under_way is None or self.under_way.record.number != number:
+            return ()
+        return self.method.stages(self.context("", number))[: self.under_way.done]
+
     def context(self, stage: str, number: int | None = None) -> Context:
         """Return the server's context of a stage of a round: by default of the last one done."""
         return context(self.side, self.round if number is None else number, stage)
 
     def advance(self) -> tuple[Line, list[Line]]:
         """Do the next round; return its line and the clients' lines of its evaluation."""
-        if self.side.spending is not None:
-            self.side.spending.check(self.round + 1, self.again)
         self.round += 1
         try:
             return self.do_round(self.round)
@@ -128,6 +152,8 @@ class Federation:
     def _do_stages(self, number: int) -> RoundUnderWay:
         """Do the stages that are left of a round, and return what came of all."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
+        if self.releases is not None:
+            self.releases.begin(number, self._stages_done(number), steps=self._steps)
         if self.under_way is None or self.under_way.record.number != number:
             record = RoundRecord(number, tuple(self.task.training.pools))
             self.under_way = RoundUnderWay(record, self._select(number, stages))
@@ -176,9 +202,12 @@ class Federation:
         downs = self._downloads(orders, ctx)
         record.ordered(orders, downs)
         now.edges += edges_of(self.method, self.server, orders, ctx.round)
+        if self.releases is not None:
+            self.releases.begin_stage(ctx.round, ctx.stage)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)
-        replies = central_seam(self.side, self.server, replies, orders, ctx, self.source)
+        seam = self.source, self.releases
+        replies = central_seam(self.side, self.server, replies, orders, ctx, *seam)
         if replies.totals or len(replies):  # no reply changes nothing
             self._update(replies, ctx, record)
         return False

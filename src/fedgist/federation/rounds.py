@@ -23,13 +23,17 @@ def loop(
 
     ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
     ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
-    ``enough`` says so.
+    ``enough`` says so, or another round would spend more privacy than there is.
     """
     recipe = federation.side.recipe
     last = federation.task.training.num_rounds
+
+    def is_last() -> bool:
+        return federation.round == last or enough() or federation.is_spent
+
     if federation.round == 0 and federation.method.stages(federation.context("", 0)):
         keep(*federation.do_round(0))
-    finished = federation.round == last or enough()
+    finished = is_last()
     while not finished:
         try:
             lines = federation.advance()
@@ -37,7 +41,7 @@ def loop(
             save()
             return False
         keep(*lines)
-        finished = federation.round == last or enough()
+        finished = is_last()
         ending = stop() and not finished
         if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
             save()

@@ -16,6 +16,7 @@ from fedgist.federation.record import (
     METRICS_FILE,
     PARTITION,
     RECIPE,
+    RELEASES,
     RESULT,
     ROUNDS,
     STATE,
@@ -23,6 +24,10 @@ from fedgist.federation.record import (
     read_lines,
 )
 
+OF_A_RUN = (
+    *(str(STATE), str(RELEASES), *LINES),
+    *(RESULT, RECIPE, PARTITION, METRICS_FILE, FEATURES),
+)
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
 
@@ -87,7 +92,7 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             msg = f"{folder} holds no run to resume"
             raise RecipeError(msg)
         return True
-    if (folder / STATE).exists() and not overwrite:
+    if any((folder / name).exists() for name in (STATE, RELEASES)) and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
         msg = (
@@ -95,7 +100,7 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder}; or replace it: --overwrite"
         )
         raise RecipeError(msg)
-    for name in (str(STATE), *LINES, RESULT, RECIPE, PARTITION, METRICS_FILE, FEATURES):
+    for name in OF_A_RUN:
         (folder / name).unlink(missing_ok=True)
     for path in folder.glob(features_of("*")):
         path.unlink()

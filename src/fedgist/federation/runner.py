@@ -19,6 +19,7 @@ from fedgist.federation.record import (
     FEATURES,
     PARTITION,
     RECIPE,
+    RELEASES,
     ROUNDS,
     Line,
     blob_of,
@@ -32,6 +33,8 @@ from fedgist.federation.run_inputs import TEST_SETS, is_sampled, of_world
 from fedgist.federation.server_run import Place, run_server
 from fedgist.federation.training_section import TrainSection
 from fedgist.federation.world import Given, World
+
+ADD_UP = "its epsilon and that of this run add up"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ def run(
             raise RecipeError(msg)
         recipe = _with_rounds(recipe, rounds)
     with alone(folder):
+        notes: tuple[str, ...] = ()
+        if folder and overwrite and (folder / RELEASES).exists():
+            notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
         resuming = enter(folder, resume=resume, overwrite=overwrite)
         saved = checkpoints.load(folder) if resuming and folder else None
         if resuming and folder and saved is None and blob_of(folder / ROUNDS):
@@ -94,7 +100,8 @@ def run(
             section = recipe.engine.model_copy(update=kept)
             recipe = as_begun(recipe, saved.binding.computes)
             recipe = recipe.model_copy(update={"engine": section})
-        place = Place(folder, saved, raising=rounds is not None)
+        place = Place(folder, saved, raising=rounds is not None, notes=notes)
+        place = replace(place, source=recipe.privacy.noise)
         return _run(recipe, given, place, observer)
 
 

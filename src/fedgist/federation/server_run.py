@@ -45,6 +45,7 @@ from fedgist.federation.record import (
     to_json,
     totals,
 )
+from fedgist.federation.releases import Releases, read_releases
 from fedgist.federation.resuming import binding_of, check_binding
 from fedgist.federation.round_loop import Federation, Observer, start_server
 from fedgist.federation.rounds import loop, pausing
@@ -63,14 +64,15 @@ class Place:
 
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
-    server knows. ``raising`` says that more rounds than at first are wanted. ``source`` is where
-    the server's noise comes from, under privacy.
+    server knows. ``notes`` are told with the run's own. ``raising`` says that more rounds than at
+    first are wanted. ``source`` is where the server's noise comes from, under privacy.
     """
 
     folder: Path | None = None
     saved: Checkpoint | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
     raising: bool = False
     source: Source = "seed"
 
@@ -111,47 +113,59 @@ def run_server(
     inputs = of_server(side) if place.inputs is None else place.inputs
     if place.saved and place.folder:
         check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
-    binding = replace(binding_of(side, inputs, place.saved), again=_again(side, place))
+    binding = binding_of(side, inputs, place.saved)
+    releases = _releases(side, place)  # before later lines are cut off
     with _going_on(place.folder):
         record = _open_record(side, place)
         try:
             federation = Federation(side, engine, start_server(side) if state is None else state)
-            federation.source, federation.again = place.source, binding.again
+            federation.source, federation.releases = place.source, releases
             federation.probe = probe
             if place.saved:
                 federation.restore(place.saved)
             if callable(start := getattr(engine, "start", None)):
                 start()  # workers are forked before anything else starts a thread
             observer.began(side, str(place.folder or ""), federation.round)
-            notes = [*start_notes(side), *_corrected(side, binding)]
+            notes = [*place.notes, *start_notes(side), *_corrected(side, binding)]
             _tell(observer, notes)
             _go(federation, record, place.folder, observer, binding, after_round)
             if federation.best is not None:
                 federation.restore(federation.best)
             at_end(federation)
-            empty = _emptiness(side, record.rounds)
+            empty = [*_emptiness(side, record.rounds), *_spent(federation)]
             _tell(observer, empty)
-            end = _end_of(side, record, [*notes, *empty], binding)
-            end["time/total_s"] = time.perf_counter() - began
+            end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
             record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
         finally:
             engine.close()
     return federation, record, end
 
 
-def _again(side: ServerSide, place: Place) -> int:
-    """Return how many rounds released more than once: those done again with noise of the system.
+def _releases(side: ServerSide, place: Place) -> Releases | None:
+    """Return what was released before; None where the same round has the same noise.
 
-    Going on counts as one, too: the round after the checkpoint may have got as far as its release.
+    Where that is not known, the rounds after the checkpoint are charged, and one more, which may
+    have got as far as its release.
     """
-    if place.saved is None or side.task.privacy is None:
-        return 0
-    before = place.saved.binding.again
-    if place.source == "seed":  # the same round has the same noise
-        return before
-    lines = read_lines(place.folder / ROUNDS) if place.folder else []
-    later = [line for line in lines if line["round"] > place.saved.round]
-    return before + 1 + len(later)
+    if side.task.privacy is None or place.source == "seed":
+        return None
+    if place.folder is None:
+        return Releases(None)
+    found = read_releases(place.folder, side.recipe.engine.device)
+    if found is not None or place.saved is None:
+        return found or Releases(place.folder)
+    lines, saved = read_lines(place.folder / ROUNDS), place.saved
+    later = sum(line["round"] > saved.round for line in lines)
+    return Releases(place.folder, again=saved.binding.again + 1 + later)
+
+
+def _spent(federation: Federation) -> list[str]:
+    """Return a note if the run ends early because its privacy is spent."""
+    planned, done = federation.task.training.num_rounds, federation.round
+    if done == planned or not federation.is_spent:
+        return []
+    note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
+    return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
 
 
 @contextlib.contextmanager
@@ -237,7 +251,7 @@ def _go(
 def _save(folder: Path | None, federation: Federation, record: Record, binding: Binding) -> None:
     """Write a checkpoint into the folder, if there is one."""
     if folder:
-        sealed = replace(binding, lines=record.seal())
+        sealed = replace(binding, lines=record.seal(), again=federation.again)
         checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
 
 
@@ -247,7 +261,7 @@ def _tell(observer: Observer, notes: Sequence[str]) -> None:
 
 
 def _end_of(
-    side: ServerSide, record: Record, notes: Sequence[str], binding: Binding
+    side: ServerSide, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
     selection, planned = selection_of(side), side.task.training.num_rounds
@@ -271,6 +285,7 @@ def _end_of(
         **({"privacy": side.spending.described()} if side.spending else {}),
         "digests": record.seal() if record.folder else {},
         **({"rounds_raised": binding.raised} if binding.raised else {}),
+        "time/total_s": seconds,
     }
 
 

@@ -111,8 +111,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
     clients, train, pools = _clients(recipe, groups, method, parts)
     try:
         on_train, on_test = examples(data, recipe.data.augment, device, objective.views)
-        held_out = on_train.only(parts.validation.rows)
-        held_out = on_test.others(central.x, central.y) if central is not None else held_out
+        held_out = _held_out(on_train, on_test, central, parts)
         sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
         training = replace(training_of(recipe.train), pools=pools)
         about = training, objective, sets, recipe.privacy.min_replies
@@ -167,6 +166,15 @@ def _with_public(
         public_client=client_of(recipe, parts),
         public_digest=digest_of(rows),
     )
+
+
+def _held_out(
+    on_train: Examples, on_test: Examples, central: Dataset | None, parts: Partition
+) -> Examples:
+    """Return the rows that are held out: the clients' together, or those of the server."""
+    if central is None:
+        return on_train.only(parts.validation.rows)
+    return on_test.others(central.x, central.y)
 
 
 def _clients(

@@ -42,9 +42,16 @@ class Reading:
     known: Vocabulary | None = None
 
     @property
-    def is_stated(self) -> bool:
-        """Whether the vocabulary is there before any text is looked at."""
-        return self.known is not None or self.file is not None
+    def measured(self) -> frozenset[str]:
+        """What is found in the training texts: the vocabulary, if it is not there before."""
+        is_stated = self.known is not None or self.file is not None
+        return frozenset() if is_stated else frozenset({"vocabulary"})
+
+    def check(self) -> None:
+        """Raise DataError if there is no place for a word."""
+        if self.length < 1:
+            msg = f"data.words.length must be at least 1, not {self.length}"
+            raise DataError(msg)
 
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
         """Return the vocabulary for some training texts."""
@@ -102,9 +109,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
     DataError
         If there are no texts, no word of them is known, or ``length`` is below 1.
     """
-    if reading.length < 1:
-        msg = f"data.words.length must be at least 1, not {reading.length}"
-        raise DataError(msg)
+    reading.check()
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
     if not train.texts:
         msg = f"{name} has no texts with a word in them"
@@ -131,7 +136,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
         clients_test=None if test.clients is None else _codes(test.clients, clients),
         client_names=clients,
         vocabulary=vocabulary,
-        measured=frozenset() if reading.is_stated else frozenset({"vocabulary"}),
+        measured=reading.measured,
     )
 
 
