@@ -28,6 +28,7 @@ from fedgist.federation.record import read_lines
 from fedgist.federation.round_loop import Federation, start_server
 from fedgist.federation.server_run import Place, run_server
 from fedgist.methods import METHODS
+from fedgist.methods.fedavg import FedAvg
 from fedgist.testing.example_methods import EXAMPLES, Relay
 from fedgist.testing.small_worlds import (
     ALONE,
@@ -44,6 +45,7 @@ from fedgist.testing.small_worlds import (
 from method_objects import METHOD_OBJECTS, each
 
 ANY_SIZE = 1 << 30
+SILENT = ("local", "centralized")  # these send nothing
 Change = Callable[[int, bytes], list[bytes]]
 
 
@@ -82,6 +84,9 @@ def only(client: int, change: Callable[[bytes], list[bytes]]) -> Change:
 BAD: list[tuple[Callable[[bytes], list[bytes]], str]] = [
     (lambda b: [b[:-5]], "not what its digest says"),
     (lambda b: [resealed(b, lambda a: a * float("nan"))], "is not finite"),
+    # five such numbers overflow in the sum
+    (lambda b: [resealed(b, lambda a: torch.full_like(a, 3e38))], "the sum over 5 clients would n"),
+    (lambda b: [resealed(b, lambda a: torch.full_like(a, -8e37))], "the sum over 5 clients would"),
     (lambda b: [resealed(b, lambda a: a.double())], "is float64, not float32"),
     (lambda b: [resealed(b, lambda a: a.unsqueeze(0))], "has shape"),
     (lambda b: [b + b"x" * (2 << 20)], "bytes; at most"),
@@ -112,6 +117,49 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
     others = [i for i in range(5) if i != 2]
     answer = without.engine.ask(ctx, [orders[i] for i in others], [downs[i] for i in others])
     assert line["comm/up_bytes"] == sum(answer.upload_bytes.values())
+
+
+SUMMED = [name for name in METHOD_OBJECTS if name in METHODS and name not in SILENT]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUMMED)
+def test_sites_that_send_the_largest_numbers_spoil_no_servers_state(name: str) -> None:
+    # seen: in nine of twelve methods the state was infinite, and all sites refused it for good
+    small_world = law_world(METHOD_OBJECTS[name])
+
+    def largest(array: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(array, 3.4e38) if array.is_floating_point() else array
+
+    def change(client: int, blob: bytes) -> list[bytes]:
+        return [resealed(blob, largest) if client < 2 else blob]
+
+    fed = with_wire(small_world, change)
+    for number in range(3):
+        fed.do_round(number)
+        fed.round = number
+        for array in named(fed.server).values():
+            assert not array.is_floating_point() or bool(torch.isfinite(array).all())
+
+
+def test_a_state_that_is_not_finite_is_not_taken_and_the_record_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_world, learnt = world("fedavg"), FedAvg.server_update
+
+    def server_update(self: Any, server: Any, replies: Any, ctx: Context) -> Any:
+        new = learnt(self, server, replies, ctx)
+        return map_leaves(lambda leaf: leaf / 0.0, new) if ctx.round == 2 else new
+
+    monkeypatch.setattr(FedAvg, "server_update", server_update)
+    fed = federation(small_world, ALONE)
+    fed.advance()
+    before = named(fed.server)
+    line, _ = fed.advance()
+    (event,) = line["events"]
+    assert "was not finite after round 2 in stage 'train': its state of before is kept" in event
+    assert all(torch.equal(array, before[name]) for name, array in named(fed.server).items())
+    assert "events" not in fed.advance()[0]
 
 
 def test_silence_is_absence_and_repetition_counts_once() -> None:
@@ -179,6 +227,10 @@ def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
         {"values": {"accuracy": torch.tensor(float("inf"))}},
         {"values": {"[red]": torch.tensor(1.0)}},
         {"values": {"accuracy": torch.ones(3)}},
+        {"values": {"accuracy": torch.tensor(1e30)}},
+        {"values": {"accuracy": torch.tensor(-0.1)}},
+        {"rows": torch.tensor(2**62)},
+        {"confusion": torch.full((3, 3), 2**62)},
         {"rows": torch.tensor(-5)},
         {"confusion": torch.ones(2, 2)},
         {"confusion": torch.full((3, 3), float("nan"))},

@@ -21,7 +21,6 @@ from fedgist.core import random, similarity_distillation
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Order, Replies
 from fedgist.core.net import Net
-from fedgist.core.replies import Reply
 from fedgist.core.similarity_distillation import (
     Ensemble,
     SimilarityDistillation,
@@ -29,18 +28,22 @@ from fedgist.core.similarity_distillation import (
     representations,
 )
 from fedgist.data.dataset import Dataset
+from fedgist.engines.envelope import seal, unseal
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.stacking_plan import Plan
+from fedgist.engines.wire import LoopbackWire
 from fedgist.errors import InputError, MethodError
 from fedgist.federation import rounds
 from fedgist.federation.recipe import read
-from fedgist.federation.round_loop import Federation
+from fedgist.federation.round_loop import Federation, start_server
 from fedgist.federation.world import World
 from fedgist.methods.flesd import FLESD, Quantized, Representations
 from fedgist.testing.small_worlds import (
+    ALONE,
     SIZES,
     blobs,
     federation,
+    loopback,
     public_rows,
     trace,
     world,
@@ -349,14 +352,37 @@ def test_other_public_rows_than_the_servers_are_named() -> None:
             Representations(values, other),
             Quantized((127 * values).to(torch.int8), torch.ones(n) / 127, other),
         ):
-            replies = Replies(each=(Reply(Order(3, "mlp"), 1, "train", message),))
-            if other is digest:
-                assert fed.method.server_update(fed.server, replies, ctx).ensemble.count() == 1
-                continue
-            with pytest.raises(InputError, match="client 3 has other public data than the server"):
-                fed.method.server_update(fed.server, replies, ctx)
+            objection = fed.method.objection(message, ctx)
+            assert objection.startswith("" if other is digest else "it has other public data than")
+            assert bool(objection) == (other is not digest)
     turned = world(flesd(), given={"public": public_rows().flip(0)})
     assert turned.server.task.public_digest != fed.task.public_digest
+
+
+def test_a_site_with_other_public_rows_is_refused_and_the_others_go_on() -> None:
+    # seen: one such site ended the run for all
+    class Other(LoopbackWire):
+        def exchange(self, envelopes: Any, deadline_s: Any) -> Any:
+            replies = super().exchange(envelopes, deadline_s)
+            return [(client, change(blob) if client == 2 else blob) for client, blob in replies]
+
+    def change(blob: bytes) -> bytes:
+        header, messages = unseal(blob, 1 << 30)
+        if "upload" in messages:
+            sent = messages["upload"]
+            messages["upload"] = replace(sent, digest=sent.digest + 1)
+        return seal(header, messages)
+
+    small_world, wire = world(flesd()), Other({})
+    engine = loopback(small_world, ALONE, wire)
+    wire.clients = {client: site.handle for client, site in engine.sites.items()}
+    fed = Federation(small_world.server, engine, start_server(small_world.server))
+    line, _ = fed.advance()
+    (refused,) = line["refused"]
+    assert refused["client"] == 2
+    assert "it has other public data than the server" in refused["reason"]
+    assert line["clients/replied"] == line["clients/asked"] - 1
+    assert torch.isfinite(torch.tensor(line["server/distillation"]))
 
 
 def test_nothing_of_a_client_is_kept_after_a_round_or_when_it_is_forgotten() -> None:

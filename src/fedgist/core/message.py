@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import safetensors
@@ -165,10 +165,15 @@ def shapes(value: object) -> Shapes:
 
 @dataclass(frozen=True)
 class Form:
-    """What a valid message looks like: its type, and the type and shape of every array by name."""
+    """What a valid message looks like: its type, and the type and shape of every array by name.
+
+    ``terms`` says how many such messages may be added up: none of their numbers is above so many
+    times less than the largest number of its type, so that a few cannot spoil the sum of all.
+    """
 
     kind: type
     arrays: Shapes
+    terms: int = field(default=1, compare=False)
 
     @staticmethod
     def of(value: object) -> Form:
@@ -193,7 +198,8 @@ def refuse(value: object, form: Form) -> str | None:
     """Return why a message is unacceptable, or None: the one gate that all messages pass.
 
     It checks the type, the arrays' names, element types and shapes (and so the size), that every
-    number is finite, and that the message can travel in the form that its type declares.
+    number is finite and small enough for a sum of such messages, and that the message can travel in
+    the form that its type declares.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -202,7 +208,9 @@ def refuse(value: object, form: Form) -> str | None:
         return f"{missing[0]} is missing"
     if extra := sorted(set(arrays) - set(expected)):
         return f"{extra[0]} was not asked for"
-    reasons = (_refuse_array(name, array, *expected[name]) for name, array in arrays.items())
+    reasons = (
+        _refuse_array(name, array, *expected[name], form.terms) for name, array in arrays.items()
+    )
     return next((reason for reason in reasons if reason), wire_form.misfit(form.kind, arrays))
 
 
@@ -229,14 +237,27 @@ def is_finite(array: torch.Tensor) -> bool:
     return bool(torch.isfinite(array.sum(dtype=torch.float64)))
 
 
+def can_be_summed(array: torch.Tensor, terms: int) -> bool:
+    """Return whether all numbers are finite, and would be if so many of them were added up."""
+    if terms == 1 or array.dtype not in SUMMED or not array.numel():
+        return is_finite(array)
+    most = torch.finfo(array.dtype).max / terms
+    least, largest = array.aminmax()  # NaN, if one is, which no comparison holds for
+    return bool(-most <= least) and bool(largest <= most)
+
+
 def _refuse_array(
-    name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+    name: str, array: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], terms: int
 ) -> str | None:
     if array.dtype != dtype:
         return f"{name} is {_short(array.dtype)}, not {_short(dtype)}"
     if tuple(array.shape) != shape:
         return f"{name} has shape {list(array.shape)}, not {list(shape)}"
-    return None if is_finite(array) else f"{name} is not finite"
+    if not is_finite(array):
+        return f"{name} is not finite"
+    if not can_be_summed(array, terms):
+        return f"{name} holds a number of which the sum over {terms} clients would not be finite"
+    return None
 
 
 def _short(dtype: torch.dtype) -> str:

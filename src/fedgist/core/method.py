@@ -273,6 +273,14 @@ class Method:
         """Return the server's new state; any non-empty subset of those asked may have answered."""
         return self.exchange.server_update(server, replies, ctx)
 
+    def objection(self, message: Tree, ctx: Context) -> str:
+        """Return why a client's message cannot be used, though it has the right form; else "".
+
+        The server asks it of each message that is not summed; the client is refused then, and the
+        others count. By default nothing is objected to.
+        """
+        return ""
+
     def forget(self, server: Tree, client: int, ctx: Context) -> Tree:
         """Return the server's state without what it keeps of one client: by default as it is."""
         return server

@@ -22,12 +22,29 @@ Direction = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which models are judged: what it is called, its unit, and which end is better."""
+    """A number by which models are judged: what it is called, its unit, and which end is better.
+
+    A score of a site that is below ``least`` or above ``most`` is refused. Losses and R2 have no
+    such bounds.
+    """
 
     name: str
     title: str
     unit: Unit
     better: Direction
+    least: float | None = None
+    most: float | None = None
+
+    def allows(self, value: float) -> bool:
+        """Return whether a model can have this score."""
+        return (self.least is None or value >= self.least) and (
+            self.most is None or value <= self.most
+        )
+
+
+def share(name: str, title: str) -> Metric:
+    """Return a metric that is a share of rows, from 0 to 1; more is better."""
+    return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
 
 
 LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
@@ -38,7 +55,7 @@ INFORMATION = Metric("information_bound", "Mutual information, at least", "nats"
 #: The metrics of classification, by name.
 CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        name: Metric(name, title, "fraction", "higher")
+        name: share(name, title)
         for name, title in (
             ("accuracy", "Accuracy"),
             ("balanced_accuracy", "Balanced accuracy"),
@@ -51,15 +68,15 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
 WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         "accuracy": CLASS_METRICS["accuracy"],
-        "perplexity": Metric("perplexity", "Perplexity", "", "lower"),
+        "perplexity": Metric("perplexity", "Perplexity", "", "lower", least=0.0),
     }
 )
 #: What a probe of a model's features finds.
-PROBE = Metric("probe", "Linear probe", "fraction", "higher")
+PROBE = share("probe", "Linear probe")
 #: What further probes find, by the names of their columns.
 PROBES_BESIDE: Mapping[str, Metric] = MappingProxyType(
     {
-        f"{PROBE.name}_{kind}": Metric(f"{PROBE.name}_{kind}", title, "fraction", "higher")
+        f"{PROBE.name}_{kind}": share(f"{PROBE.name}_{kind}", title)
         for kind, title in (
             ("sgd", "Linear probe by SGD"),
             ("logistic", "Linear probe by logistic regression"),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, Labels, made_up
-from fedgist.core.message import Form, is_finite, reduction, refuse, unaddable
+from fedgist.core.message import Form, can_be_summed, reduction, refuse, unaddable
 from fedgist.core.method import Context, Method, Order
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
 from fedgist.core.wire_form import misfit
@@ -42,7 +42,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         return Form.of(message)
 
     form: Form = _on_fakes(upload, ctx, ctx.task.starts[architecture], down)
-    return addable(form)
+    return addable(form, ctx.task.num_clients)
 
 
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
@@ -78,8 +78,8 @@ def _fake(leaf: Tensor) -> Tensor:
     return leaf.to(FAKE)
 
 
-def addable(form: Form) -> Form:
-    """Return the form of an upload.
+def addable(form: Form, clients: int) -> Form:
+    """Return the form of an upload, of which as many may be added up as there are clients.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def addable(form: Form) -> Form:
     """
     if reason := unaddable(form):
         raise MethodError(reason)
-    return form
+    return replace(form, terms=clients)
 
 
 def form_of_stack(message: Tree) -> Form:
@@ -100,14 +100,14 @@ def form_of_stack(message: Tree) -> Form:
 def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
 
-    Messages that sum are added up first: if the total is finite, so is every term, and the terms
-    need not be checked one by one.
+    Messages that sum are added up first: if the total is finite and small enough to be added to
+    others, its terms need not be checked one by one.
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message
     if (
         form_of_stack(message) == form
-        and all(is_finite(a) for a in leaves(seen))
+        and all(can_be_summed(a, form.terms) for a in leaves(seen))
         and misfit(form.kind, named(message)) is None
     ):
         return seen, {}

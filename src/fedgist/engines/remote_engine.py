@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedgist.core.message import Form, is_finite, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
+from fedgist.core.metrics import Metric
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import (
@@ -40,6 +41,8 @@ from fedgist.errors import MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds: a reply that is later still is dropped
 StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
+
+MOST_ROWS = 2**31  # that a site may say it scored
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ class RemoteEngine:
             If something else than valid scores of known models was sent.
         """
         classes = ctx.task.num_classes
-        known = [metric.name for metric in metrics_of(self.method, ctx.task)]
+        known = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
         tables = {}
         for name, score in messages.items():
             model = name.removeprefix("score-")
@@ -251,16 +254,20 @@ def _key(ctx: Context, order: Order) -> StageKey:
     return ctx.round, ctx.stage, order.client, order.architecture
 
 
-def _sound(score: Any, known: Sequence[str], classes: int) -> bool:
-    """Return whether a message is a score: finite numbers of known metrics, and valid counts."""
+def _sound(score: Any, known: Mapping[str, Metric], classes: int) -> bool:
+    """Return whether a message is a score: possible numbers of known metrics, and valid counts."""
     if not isinstance(score, Score) or not set(score.values) <= set(known):
         return False
-    numbers = score.values.values()
-    if not all(v.shape == () and v.is_floating_point() and is_finite(v) for v in numbers):
-        return False
+    for name, v in score.values.items():
+        if not (v.shape == () and v.is_floating_point() and is_finite(v)):
+            return False
+        if not known[name].allows(float(v)):
+            return False
     shapes: list[tuple[Tensor, tuple[int, ...]]] = [(score.rows, ())]
     shapes += [] if score.confusion is None else [(score.confusion, (classes, classes))]
     return all(
-        counts.dtype == torch.int64 and counts.shape == shape and bool((counts >= 0).all())
+        counts.dtype == torch.int64
+        and counts.shape == shape
+        and bool(((counts >= 0) & (counts <= MOST_ROWS)).all())
         for counts, shape in shapes
     )

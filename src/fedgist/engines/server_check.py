@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from fedgist.core.message import Shapes, shapes
+from fedgist.core.message import Shapes, is_finite, shapes
 from fedgist.core.method import Method, Replies
-from fedgist.core.tree import Tree, leaves
+from fedgist.core.tree import Tree, leaves, named
 from fedgist.engines.method_check import broken, kind_of
 
 LAST_WATCHED = 1  # the rounds 0 and 1 reach every function
@@ -66,6 +66,15 @@ def check_shapes(method: Method, function: str, before: Tree, after: Tree) -> No
         if old.get(name) != new.get(name):
             problem = f"returned a state with {_said(name, new)}; it had {_said(name, old)}"
             broken(method, function, problem)
+
+
+def lost_numbers(before: Tree, after: Tree) -> str | None:
+    """Return the name of an array of a server's state that was finite and is not any more."""
+    old = named(before)
+    for name, array in named(after).items():
+        if not is_finite(array) and is_finite(old[name]):
+            return name
+    return None
 
 
 def _said(name: str, of: Shapes) -> str:

@@ -12,7 +12,6 @@ out itself, its models' mean on it is ``eval/validation/<metric>_mean``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fedgist.core.metrics import LOSS, METRICS, PROBES_BESIDE, Metric
@@ -144,9 +143,14 @@ def spread_of(column: str) -> str | None:
     return f"{column.removesuffix(MEAN)}{STD}" if column.endswith(MEAN) else None
 
 
+DESCRIBED = ("name", "title", "unit", "better")  # of a metric, in a run's folder
+
+
 def described(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Return metrics as plain values, for a run's ``metrics.json``."""
-    return {name: asdict(metric) for name, metric in metrics.items()}
+    return {
+        name: {key: getattr(metric, key) for key in DESCRIBED} for name, metric in metrics.items()
+    }
 
 
 def read_described(table: Mapping[str, Any]) -> dict[str, Metric]:
@@ -159,6 +163,6 @@ def read_described(table: Mapping[str, Any]) -> dict[str, Metric]:
 
 
 def _describes_a_metric(values: Mapping[str, Any]) -> bool:
-    whole = set(values) == {"name", "title", "unit", "better"}
+    whole = set(values) == set(DESCRIBED)
     texts = all(isinstance(value, str) for value in values.values())
     return whole and texts and values["better"] in {"higher", "lower"}

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
 from fedgist.core.privacy import Source
-from fedgist.core.replies import Subtotal, gather
+from fedgist.core.replies import Asked, Subtotal, gather
 from fedgist.core.tree import Tree, added_later, build, named
 from fedgist.engines.client_store import check_alike
 from fedgist.engines.engine import EVALUATE, Answer, Engine, Simulation, Split
 from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
 from fedgist.engines.process_control import as_workers_do, on_threads
-from fedgist.engines.server_check import check_shapes, sums_of, watched
+from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
 from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
@@ -222,6 +222,11 @@ class Federation:
         else:
             check_state(server, self.method, "server_update")
             check_shapes(self.method, "server_update", self.server, server)
+            if lost := lost_numbers(self.server, server):
+                stage = f" in stage {ctx.stage!r}" if ctx.stage else ""
+                event = f"the server's {lost} was not finite after round {ctx.round}{stage}: "
+                record.events.append(event + "its state of before is kept")
+                return
             self.server = server
 
     @property
@@ -244,11 +249,25 @@ class Federation:
         used = [part for part in parts if usable(part)]
         totals = [part for part in used if isinstance(part, Subtotal)]
         each = [part for part in used if isinstance(part, Reply)]
+        if wrong := self._objected(each, ctx):
+            record.refused += wrong.items()
+            used = [part for part in used if not wrong.keys() & set(part.asked)]
+            each = [part for part in each if part.order.asked not in wrong]
         replies = gather(totals, each, self.side.recipe.privacy.min_replies)
         record.answered(answer, [asked for part in used for asked in part.asked], replies)
         unused = [part for part in parts if not usable(part)]
         record.too_late((asked, part.round) for part in unused for asked in part.asked)
         return replies
+
+    def _objected(self, each: Sequence[Reply], ctx: Context) -> dict[Asked, str]:
+        """Return whose messages the method cannot use, and why."""
+        found = {}
+        for reply in each:
+            with watched(self.method, "objection", ctx.round, reply.message):
+                why = self.method.objection(reply.message, ctx)
+            if check_returned(why, self.method, "objection"):
+                found[reply.order.asked] = str(why)
+        return found
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds

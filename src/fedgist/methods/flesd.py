@@ -188,10 +188,19 @@ class FLESD(Method):
             return Quantized(values, scales, digest), own
         return Representations(r.to(getattr(torch, self.wire)), digest), own
 
+    def objection(self, message: Sent, ctx: Context) -> str:
+        """Object to what is said of other rows than the server's."""
+        if int(message.digest) == ctx.task.public_digest:
+            return ""
+        why = (
+            "it has other public data than the server: the same rows are needed, in the same order"
+        )
+        return why + ", normalized alike"
+
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
         """Take what clients sent (line 10), or go on with the distillation (lines 11 to 18)."""
         if not is_server_stage(ctx.stage):
-            return replace(server, ensemble=self._heard(server, replies, ctx.task))
+            return replace(server, ensemble=self._heard(server, replies))
         if not server.ensemble.count():  # nobody answered
             zero = torch.zeros_like(server.student.steps)
             return replace(server, student=replace(server.student, losses=zero, steps=zero))
@@ -217,20 +226,11 @@ class FLESD(Method):
         steps = float(server.student.steps)
         return {"distillation": float(server.student.losses) / steps} if steps else {}
 
-    def _heard(self, server: Server, replies: Replies, task: Task) -> Ensemble:
-        """Return an ensemble of the replies alone.
-
-        Raises
-        ------
-        MethodError
-            If a client's public rows are not the server's.
-        """
+    def _heard(self, server: Server, replies: Replies) -> Ensemble:
+        """Return an ensemble of the replies alone."""
         new = _emptied(server.ensemble)
         for place, reply in enumerate(replies):
             sent: Sent = reply.message
-            if int(sent.digest) != task.public_digest:
-                msg = f"client {reply.order.client} has other public data than the server: the "
-                raise MethodError(msg + "same rows are needed, in the same order, normalized alike")
             new.filled[place] = 1.0
             if isinstance(sent, Similarities | Nearest):
                 _add(new.total, sent, self.distillation.target_temperature)
