@@ -23,10 +23,11 @@ from fedgist.engines.population import HostSettings
 from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
-from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.engine_choice import host_settings, open_world
 from fedgist.federation.model_groups import Group
+from fedgist.federation.recipe import make
 from fedgist.federation.round_loop import start_server
-from fedgist.federation.world import World
+from fedgist.federation.world import Given, World
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 
 
@@ -358,3 +359,17 @@ def test_the_memory_limit_bounds_the_stack() -> None:
         memory_limit=1,
     )
     assert tight["mlp"].cohort_size == 1
+
+
+def test_workers_that_would_have_nothing_to_do_are_left_out_with_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # seen: 150 processes for 20 clients
+    assert host_settings(world("fedavg", engine={"workers": 3})).workers == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert host_settings(world("fedavg", engine={"workers": 150})).workers == 4  # of five clients
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert host_settings(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
+    recipe = make({"engine": {"workers": 150, "cohort_size": 2}, "clients": {"num_clients": 3}})
+    opened, _ = open_world(recipe, Given())
+    assert any("engine.workers = 150 is lowered to 3: more" in n for n in opened.server.notes)

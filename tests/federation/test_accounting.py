@@ -8,7 +8,7 @@ import dp_accounting
 import pytest
 from scipy import stats
 
-from fedgist.federation.accounting import Schedule, multiplier, spent
+from fedgist.federation.accounting import LEAST_NOISE, Schedule, multiplier, spent
 
 
 def delta_of(noise: float, epsilon: float) -> float:
@@ -71,3 +71,16 @@ def test_private_steps_and_releases_add_up_and_stay_below_renyi_accounting() -> 
     other.compose(dp_accounting.PoissonSampledDpEvent(0.2, gaussian), 200)
     assert 0.7 * other.get_epsilon(1e-3) < found < other.get_epsilon(1e-3)
     assert found > spent(Schedule((0, *[1] * 5)), 4.0, 1e-3, 5)
+
+
+@pytest.mark.parametrize("epsilon", [30.0, 100.0, 200.0, 1000.0, 1e4])
+def test_a_large_epsilon_is_accounted_for_without_amplification_below_a_least_noise(
+    epsilon: float,
+) -> None:
+    # seen: accounting of noise that hides nothing took minutes, in silence
+    schedule = Schedule((0, *[1] * 100), chance=0.1)
+    noise = multiplier(schedule, epsilon, 1e-5)
+    whole = multiplier(Schedule((0, *[1] * 100)), epsilon, 1e-5)
+    assert noise == pytest.approx(whole) if whole < LEAST_NOISE else LEAST_NOISE <= noise <= whole
+    assert spent(schedule, noise, 1e-5, 100) <= epsilon * (1 + 1e-6)
+    assert spent(schedule, noise, 1e-5, 50) < spent(schedule, noise, 1e-5, 100)

@@ -58,6 +58,16 @@ from fedgist.studies.paper_table import is_table
         ({"method": {"name": "fedprox", "mu": True}}, "method.mu = True: must be a number"),
         ({"method": {"name": "fedprox", "mu": "12"}}, "method.mu = '12': must be a number"),
         ({"train": {"lr": True}}, "train.lr = True: must be a number"),
+        # also a value that the method's own table replaces
+        (
+            {
+                "train": {"local_epochs": float("nan")},
+                "methods": {"fedavg": {"train": {"local_epochs": 1}}},
+                "method": {"name": "fedavg"},
+            },
+            "train.local_epochs = nan: must be",
+        ),
+        ({"engine": {"workers": 100_000}}, "engine.workers = 100000: .*1024"),
         ({"train": {"num_rounds": "12"}}, "train.num_rounds = '12': must be a whole number"),
         ({"train": {"num_rounds": 12.5}}, "train.num_rounds = 12.5: must be a whole number"),
         ({"train": {"batch_size": 10**30}}, r"train.batch_size = 10+: must be at most \d+$"),

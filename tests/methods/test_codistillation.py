@@ -379,8 +379,10 @@ def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rounds, "SAVE_AFTER_S", 0.0)
+    # not in the order of the alphabet, in which a checkpoint's arrays come back
+    pools = {"b": {"model": "mlp"}, "a": {"model": "logistic"}}
     recipe = {
-        "clients": {"num_clients": 4, "pools": {"a": {"model": "mlp"}, "b": {"model": "logistic"}}},
+        "clients": {"num_clients": 4, "pools": pools},
         "train": {"num_rounds": 5},
         "engine": {
             "workers": 1,

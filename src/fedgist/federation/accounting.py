@@ -19,7 +19,10 @@ import numpy as np
 from fedgist.errors import RecipeError
 from fedgist.federation.privacy_section import Accounting
 
-LEAST_NOISE = 0.3  # of amplified releases: below, nearly nothing is hidden and accounting is slow
+# of amplified releases: below, nearly nothing is hidden, accounting would take minutes, and they
+# are counted as if nothing amplified them
+LEAST_NOISE = 0.3
+LITTLE_NOISE = 0.7  # below, epsilons are above 10: they are worked out in larger steps
 BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 
 
@@ -96,8 +99,11 @@ def _without_warnings() -> np.errstate:
 def _epsilon(
     releases: int, steps: int, chance: float, rate: float, noise: float, delta: float
 ) -> float:
+    if noise < LEAST_NOISE:
+        return _gaussian("epsilon", noise / math.sqrt(releases + steps), delta)
     # losses in steps of a thousandth: epsilons come out too large by less than that
-    accountant = _library().pld.PLDAccountant(value_discretization_interval=1e-3)
+    interval = 1e-3 if noise >= LITTLE_NOISE else 1e-2
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=interval)
     accountant.compose(_event(releases, steps, chance, rate, noise))
     with _without_warnings():
         epsilon: float = accountant.get_epsilon(delta)
@@ -113,6 +119,8 @@ def _calibrated(
 
     # without amplification more noise is needed: an upper end
     most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
+    if most <= LEAST_NOISE:
+        return most
     least = most / 2
     while least > LEAST_NOISE and enough(least):
         most, least = least, least / 2

@@ -22,6 +22,9 @@ from fedgist.federation.recipe_sections import EngineSection
 from fedgist.federation.round_loop import start_server
 from fedgist.federation.world import Given, World, make_world
 
+PER_CORE = 4  # workers: more of them only wait for each other
+USEFUL = f"more have no client of their own, or a core has more than {PER_CORE}"
+
 
 def open_world(
     recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
@@ -41,6 +44,9 @@ def open_world(
     settings = host_settings(world)
     key = random.key(recipe.seed).to(settings.device)
     found = check_method(side.method, side.task, server, key)
+    asked, useful = side.recipe.engine.workers, settings.workers
+    if useful is not None and useful != asked:
+        found.append(f"engine.workers = {asked} is lowered to {useful}: {USEFUL}")
     world = replace(world, server=replace(side, notes=(*side.notes, *found)))
     check_loss_settings(side.method, side.task, server, key)
     engine = recipe.engine
@@ -121,6 +127,13 @@ def _check_loopback(world: World) -> None:
         raise RecipeError(msg)
 
 
+def _useful_workers(world: World) -> int | None:
+    """Return how many workers of those that a recipe asks for have work; None: it asks for none."""
+    asked = world.server.recipe.engine.workers
+    most = min(len(world.server.clients), PER_CORE * default_workers("cpu"))
+    return None if asked == "auto" else min(asked, max(1, most))
+
+
 def host_settings(world: World) -> HostSettings:
     """Return how the clients of a world are hosted on this machine."""
     recipe = world.server.recipe
@@ -128,7 +141,7 @@ def host_settings(world: World) -> HostSettings:
         seed=recipe.seed,
         own_start=recipe.clients.init == "own",
         device=recipe.engine.device,
-        workers=None if recipe.engine.workers == "auto" else recipe.engine.workers,
+        workers=_useful_workers(world),
         share_measurements=recipe.privacy.share_measurements,
         trained_every=recipe.evaluate.trained_every,
         own=world.settings,

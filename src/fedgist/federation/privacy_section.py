@@ -11,7 +11,9 @@ from fedgist.federation.section import CLOSED, Positive
 
 Unit = Literal["none", "record", "client"]
 Accounting = Literal["tight", "paper"]
-Amount = Annotated[float, Field(gt=0)]
+# 1e4 hides nothing, and with larger numbers the arithmetic of noise has no digits left
+Amount = Annotated[float, Field(gt=0, le=1e4)]
+Bound = Annotated[float, Field(gt=0, le=1e6)]
 NEEDED = ("epsilon", "delta", "clip")
 NEEDED_BY_STEPS = ("sampling_rate", "gradient_clip")
 
@@ -29,7 +31,7 @@ class PrivacySection(BaseModel):
     epsilon: Amount | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     # bound of the norm of a row's features, or of a client's message
-    clip: Amount | None = None
+    clip: Bound | None = None
     # noise once on the total, by a server that is trusted with sums, or at each client
     where: Literal["central", "local"] = "central"
     # of a simulation, which its seed repeats, or of the operating system: a run that is recorded
@@ -41,7 +43,7 @@ class PrivacySection(BaseModel):
     # of a record: the promise holds for bodies that do not depend on it, or bodies learn in private
     bodies: Literal["fixed", "dp_sgd"] = "fixed"
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # of rows, in a private step
-    gradient_clip: Amount | None = None  # bound of the norm of a row's gradient
+    gradient_clip: Bound | None = None  # bound of the norm of a row's gradient
 
     @field_validator(
         "epsilon", "delta", "clip", "where", "noise", "repeats", "accounting", "bodies"

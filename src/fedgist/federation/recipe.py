@@ -104,8 +104,9 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     tables = {name: _table(all_tables, name, "methods.") for name in all_tables}
     merged, changed, left_over = _merged(raw, tables, changes)
     recipe: Recipe = checked(Recipe, merged)
-    for name, table in tables.items():
-        for key, section in OF_A_METHOD.items():
+    for key, section in OF_A_METHOD.items():
+        checked(section, _table(raw, key), key)  # also what the method's own table replaces
+        for name, table in tables.items():
             checked(section, table.get(key, {}), f"methods.{name}.{key}")
     if "paper" in merged:
         recipe = _departing(recipe, changes)

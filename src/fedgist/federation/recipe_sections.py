@@ -36,6 +36,7 @@ from fedgist.federation.training_section import TrainSection
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
 
+MOST_WORKERS = 1024  # each is a process that holds torch
 Role = Literal["seed", "work", "record", "printed"]
 
 
@@ -188,7 +189,7 @@ class EngineSection(_Section):
 
     name: EngineName = "local"
     device: Device = "cpu"
-    workers: Literal["auto"] | Positive = "auto"
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_WORKERS)] = "auto"
     cohort_size: Literal["auto"] | Positive = "auto"
     # bytes for stacks of clients; half of the machine's if not given
     memory_limit: Annotated[int, Field(ge=1)] | None = None

@@ -141,7 +141,8 @@ class Federation:
             numbers = self.method.report(self.server, self.context(EVALUATE, number))
         if not isinstance(numbers, Mapping):
             broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
-        line |= {f"server/{name}": float(value) for name, value in numbers.items()}
+        # in one order: a state that was restored has its arrays in another
+        line |= {f"server/{name}": float(numbers[name]) for name in sorted(numbers)}
         if self.side.spending is not None:
             line[EPSILON] = self.side.spending.epsilon(number, self.again)
         line["time/train_s"] = time.perf_counter() - begin
