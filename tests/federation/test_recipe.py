@@ -84,6 +84,11 @@ from fedgist.studies.paper_table import is_table
         ),
         ({"clients": {"architectures": {"a": {"share": True}}}}, "share must be a number"),
         (
+            {"clients": {"architectures": {"a": {"share": 1, "model": 1}}}},
+            "clients.architectures.a.model = 1: must be text",
+        ),
+        ({"clients": {"pools": {"a": {"model": 1}}}}, "clients.pools.a.model = 1: must be text"),
+        (
             {"clients": {"architectures": {"mlp": {"share": 1, "clients": [0]}}}},
             "clients.architectures.mlp: give share or clients, not both",
         ),

@@ -19,7 +19,7 @@ from torch import nn
 from fedgist.core.objective import Objective
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.errors import DataError, RecipeError, first_line
+from fedgist.errors import DataError, RecipeError, first_line, shown
 
 Build = Callable[[], nn.Module]
 Factory = Callable[..., nn.Module]
@@ -84,7 +84,8 @@ def builder(
             raise RecipeError(msg)
         return module
 
-    _check_size(build, where)
+    stated = ", ".join(f"{key} = {shown(value)}" for key, value in options.items())
+    _check_size(build, f"{where} ({stated})" if stated else where)
     return build
 
 

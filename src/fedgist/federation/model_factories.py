@@ -89,9 +89,14 @@ def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSe
         If the model or one of its options is not valid.
     """
     options = {key: value for key, value in table.items() if key != "model"}
-    section: ModelSection = checked(
-        ModelSection, {"name": table.get("model", name), **options}, where
-    )
+    named = {"name": table.get("model", name), **options}
+    try:
+        section: ModelSection = checked(ModelSection, named, where)
+    except RecipeError as error:  # the key is called "model" here
+        if "model" not in table:
+            raise
+        msg = str(error).replace(f"{where}.name", f"{where}.model", 1)
+        raise RecipeError(msg) from error
     factory = model_factory(section.name)
     check_options(factory, section.options, section.name, where, sizes_of(factory))
     return section

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import nn
 
 Last = Literal["relu", "tanh", "clamp", "none"]
+LARGEST = 1e30  # float32 ends at 3e38
 BOUND = 2.0  # of "clamp", where a recipe does not say: FedLog's b
 LAYERS = MappingProxyType({"relu": nn.ReLU, "tanh": nn.Tanh, "none": nn.Identity})
 
@@ -28,8 +29,8 @@ def last_activation(last: Last, bound: float | None) -> nn.Module:
     if bound is not None and last != "clamp":
         msg = f"model.last_bound = {bound!r}: model.last = {last!r} does not read it, 'clamp' does"
         raise ValueError(msg)
-    if bound is not None and (isinstance(bound, bool) or not bound > 0):
-        msg = f"model.last_bound must be above 0, not {bound!r}"
+    if bound is not None and (isinstance(bound, bool) or not 0 < bound <= LARGEST):
+        msg = f"model.last_bound must be above 0 and at most {LARGEST:g}, not {bound!r}"
         raise ValueError(msg)
     bound = BOUND if bound is None else bound
     return nn.Hardtanh(-bound, bound) if last == "clamp" else LAYERS[last]()
