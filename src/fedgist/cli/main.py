@@ -29,6 +29,7 @@ from fedgist.errors import (
 from fedgist.federation.own_code import asking
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
+from fedgist.report.plain_signs import use_plain_signs
 from fedgist.report.terminal import console, paragraph, words
 
 # each module of commands registers them with ``app`` when it is imported
@@ -42,6 +43,7 @@ def main() -> None:
     """Run the command line: bad input is one line and exit code 2, Ctrl-C is exit code 130."""
     # "fedgist run RECIPE --no-code" is what one types: the option may stand anywhere
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
+    use_plain_signs()
     try:
         with asking(_refuse if NO_CODE in arguments else _tell()):
             app(arguments)

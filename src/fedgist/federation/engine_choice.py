@@ -44,10 +44,8 @@ def open_world(
     settings = host_settings(world)
     key = random.key(recipe.seed).to(settings.device)
     found = check_method(side.method, side.task, server, key)
-    asked, useful = side.recipe.engine.workers, settings.workers
-    if useful is not None and useful != asked:
-        found.append(f"engine.workers = {asked} is lowered to {useful}: {USEFUL}")
-    world = replace(world, server=replace(side, notes=(*side.notes, *found)))
+    notes = (*side.notes, *found, *_lowered(world))
+    world = replace(world, server=replace(side, notes=notes))
     check_loss_settings(side.method, side.task, server, key)
     engine = recipe.engine
     threads = _server_threads(engine)
@@ -132,6 +130,13 @@ def _useful_workers(world: World) -> int | None:
     asked = world.server.recipe.engine.workers
     most = min(len(world.server.clients), PER_CORE * default_workers("cpu"))
     return None if asked == "auto" else min(asked, max(1, most))
+
+
+def _lowered(world: World) -> list[str]:
+    asked, useful = world.server.recipe.engine.workers, _useful_workers(world)
+    if useful is None or useful == asked:
+        return []
+    return [f"engine.workers = {asked} is lowered to {useful}: {USEFUL}"]
 
 
 def host_settings(world: World) -> HostSettings:
