@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.core.privacy import Source
 from fedgist.federation.section import CLOSED, Positive
 
 Unit = Literal["none", "record", "client"]
@@ -36,7 +35,7 @@ class PrivacySection(BaseModel):
     where: Literal["central", "local"] = "central"
     # of a simulation, which its seed repeats, or of the operating system: a run that is recorded
     # and cannot be repeated
-    noise: Source = "seed"
+    noise: Literal["seed", "system"] = "seed"
     # rounds that may be done again with other noise, after a stop: they are paid in advance
     repeats: Annotated[int, Field(ge=0, le=10_000)] = 0
     accounting: Accounting = "tight"  # or by the formula of FedLog's theorem 4
