@@ -159,7 +159,7 @@ def test_who_fails_in_one_pool_answers_in_the_other() -> None:
         ({"small": SMALL, "large": {"clients": 9}}, r"clients = 9: there are 5 clients"),
         ({"small": SMALL, "large": {"clients": [7]}}, r"client 7 does not exist, there are 5"),
         ({"small": SMALL, "large": {"clients": 2, "per_round": 3}}, r"per_round = 3: the pool has"),
-        ({"small": SMALL, "large": {"model": "mpl"}}, r"clients\.pools\.large\.name.*'mlp'"),
+        ({"small": SMALL, "large": {"model": "mpl"}}, r"clients\.pools\.large\.model.*'mlp'"),
         ({"small": SMALL | {"hiden": [3]}}, r"clients\.pools\.small\.hiden: unknown key"),
         ({"small": SMALL | {"per_round": "all"}}, r"clients\.pools\.small\.per_round = 'all'"),
     ],
