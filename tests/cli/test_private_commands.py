@@ -32,11 +32,14 @@ def test_what_was_spent_is_shown_wherever_a_run_is(tmp_path: Path) -> None:
         out = fedgist(*command, cwd=tmp_path).stdout
         assert "epsilon" in out, command
         assert " 2 " in out, command
+        told = "epsilon: simulated, noise from seed 0, which anyone can subtract"
+        assert told in " ".join(out.split()), command
     assert "epsilon" not in fedgist("show", "plain", cwd=tmp_path).stdout
     fedgist("report", "private", "plain", "-o", "page.html", cwd=tmp_path)
     page = (tmp_path / "page.html").read_text()
     assert "epsilon" in page
     assert "Privacy spent" in page
+    assert "simulated, noise from seed 0, which anyone can subtract" in page
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,15 @@ class AsFunction(nn.Module):
         return out
 
 
+class OffAsFunction(AsFunction):
+    """Functions that drop nothing: with a rate of 0, and switched off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.dropout(F.dropout(self.first(x.flatten(1)), 0.0, self.training), training=False)
+        out: Tensor = self.head(z)
+        return out
+
+
 class Added(AsFunction):
     """A layer of dropout whose numbers are changed in place before the head."""
 
@@ -118,6 +127,7 @@ ELSEWHERE = {
     "before batch norm": plain(nn.Dropout(0.5), nn.BatchNorm1d(8)),
     "inside": plain(nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU()),
     "within a recurrent layer": Recurrent,
+    "functions that drop nothing": OffAsFunction,
 }
 
 

@@ -233,7 +233,7 @@ def test_pictures_carry_the_digest_of_their_numbers(about: dict[str, Any], tmp_p
         assert digest_in(tmp_path / f"{picture.name}.png") == digest(picture)
     text = "\n".join(section(experiment(about, tmp_path), drawn))
     assert "| By round | By communication |\n|---|---|\n| ![Some: By round](img/some-by" in text
-    assert "9 runs, 4 min 30 s in all." in text.replace("\n", " ")
+    assert "9 runs, 4 min 30 s in all; what else" in text.replace("\n", " ")
     rows = {row[0] for row in drawn[2].table[1:]}
     assert rows == {"fedlog", "local"}  # fedavg ends below 70 %
     archived(tmp_path / "some" / "fedlog", "fedlog", 0, [0.5, 0.8, 0.911], 1000)

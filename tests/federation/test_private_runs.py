@@ -30,6 +30,7 @@ from fedgist.federation.server_run import Place, run_server
 from fedgist.federation.world import make_world
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
+from fedgist.report import run_files
 from fedgist.testing.laws import close
 from fedgist.testing.small_worlds import (
     ALONE,
@@ -605,6 +606,8 @@ def test_each_round_that_is_done_again_is_charged_before_it(
     fed, end, observer = real.go()
     assert fed.again == 3  # the second, the third and the last attempt
     assert end["rounds"] == 5
+    (files,) = run_files.find([real.folder])
+    assert files.finished  # not a run to go on with: its budget is spent
     (note,) = [note for note in observer.notes if "is spent" in note]
     assert note in end["notes"]
     assert "ends after 5 of 6 rounds: 3 were done again" in note
@@ -612,6 +615,16 @@ def test_each_round_that_is_done_again_is_charged_before_it(
     assert real.lines()[-1]["privacy/epsilon"] == spending.epsilon(5, 3) <= 2.0 + 1e-6
     assert spending.epsilon(6, 2) == pytest.approx(2.0, rel=2e-3)
     assert not spending.allows(6, 3)
+
+
+def test_a_budget_that_is_spent_before_a_round_is_finished_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RealRun(tmp_path / "run", monkeypatch)
+    for _ in range(6):
+        real.kill(1, "asked")  # six releases are paid for
+    with pytest.raises(RecipeError, match="no round is finished: 5 were begun again with other no"):
+        real.go()
 
 
 def test_rounds_behind_an_old_checkpoint_are_charged_each(
@@ -626,6 +639,19 @@ def test_rounds_behind_an_old_checkpoint_are_charged_each(
     assert fed.again == 2
     assert distinct(real.seen, 1) == distinct(real.seen, 2) == 2
     assert distinct(real.seen, 3) == 1
+
+
+def test_a_lost_book_without_a_checkpoint_is_charged_for_all_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # rejects a run that begins anew and has forgotten what it released
+    real = RealRun(
+        tmp_path / "run", monkeypatch, engine={"checkpoint_every": 9}, privacy={"repeats": 9}
+    )
+    real.kill(3, "released")
+    (real.folder / RELEASES).unlink()
+    fed, _, _ = real.go()
+    assert fed.again == 3  # rounds 1 and 2, and round 3, which may have been released
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut"])

@@ -7,7 +7,7 @@ to c is ``(z - c)^2 + z^2``. Its minimum is c / 2, not c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,10 +61,17 @@ class _LastUse(TorchFunctionMode):
     ) -> object:
         name, given = getattr(func, "__name__", ""), [*args, *(kwargs or {}).values()]
         if "dropout" in name:
-            self.is_dropout = True
+            self.is_dropout |= _drops(args, kwargs or {})
         elif name != "__get__" and any(_is_learned(value) for value in given):
             self.is_dropout = False
         return func(*args, **(kwargs or {}))
+
+
+def _drops(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Return whether a call f(x, p=0.5, training=True) of torch's drops anything."""
+    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
+    p = given.get("p", 0.5)
+    return bool(given.get("training", True)) and p != 0.0
 
 
 def _is_learned(value: object) -> bool:

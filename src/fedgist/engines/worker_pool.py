@@ -41,7 +41,14 @@ def default_workers(device: str) -> int:
     """Return one worker per core; on a GPU, and where processes cannot be forked safely, one."""
     if device != "cpu" or not sys.platform.startswith("linux"):
         return 1
-    return len(os.sched_getaffinity(0))
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if sys.platform.startswith("linux"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class WorkerPool:

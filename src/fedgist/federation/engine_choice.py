@@ -15,7 +15,7 @@ from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.engines.method_check import check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
-from fedgist.engines.worker_pool import default_workers
+from fedgist.engines.worker_pool import default_workers, usable_cores
 from fedgist.errors import RecipeError
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import EngineSection
@@ -128,7 +128,7 @@ def _check_loopback(world: World) -> None:
 def _useful_workers(world: World) -> int | None:
     """Return how many workers of those that a recipe asks for have work; None: it asks for none."""
     asked = world.server.recipe.engine.workers
-    most = min(len(world.server.clients), PER_CORE * default_workers("cpu"))
+    most = min(len(world.server.clients), PER_CORE * usable_cores())
     return None if asked == "auto" else min(asked, max(1, most))
 
 

@@ -33,6 +33,16 @@ SIMULATED = (
     "it from the operating system)"
 )
 
+FOUND_IN_ROWS = {
+    "moments": "means and deviations of the inputs are measured on the training rows: state "
+    "data.mean and data.std, or use data.normalize = 'none'",
+    "fill": "missing numbers are replaced by means of the training rows: replace them before",
+    "categories": "the categories of columns are those of the training rows: list them in "
+    "data.columns",
+    "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
+    "data.words.file",
+}
+
 
 @dataclass(frozen=True)
 class Spending:
@@ -135,28 +145,16 @@ def private_task(
     return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
 
 
-MEASURES = {
-    "moments": "means and deviations of the inputs are measured on the training rows: state "
-    "data.mean and data.std, or use data.normalize = 'none'",
-    "fill": "missing numbers are replaced by means of the training rows: replace them before",
-    "categories": "the categories of columns are those of the training rows: list them in "
-    "data.columns",
-    "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
-    "data.words.file",
-}
-
-
 def check_rows(section: PrivacySection, data: Dataset, train: Rows) -> None:
-    """Raise RecipeError for what the training rows of all clients tell beside the releases.
+    """Raise RecipeError if more of the training rows becomes known than what is released.
 
-    What was measured on the rows enters the input of every row, with no noise. And where a row is
-    in several clients, its terms enter a total once for each of them, so that it moves the total by
-    more than the sensitivity; it cannot be told which of a user's rows are one record.
+    Numbers that were measured on the rows enter every input, without noise. And each client of a
+    row adds it to the total, so a row of several moves a total by more than its sensitivity.
     """
     unit = section.unit
     if unit == "none":
         return
-    for part, problem in MEASURES.items():
+    for part, problem in FOUND_IN_ROWS.items():
         if part in data.measured:
             msg = f"privacy.unit = {unit!r}: {data.name}: {problem}"
             raise RecipeError(msg)

@@ -21,7 +21,7 @@ from typing import Any
 from fedgist.core.privacy import Source
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
-from fedgist.errors import DiskFullError, Stopped, resume_command
+from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.best_round import said, selection_of
 from fedgist.federation.checkpoint import Binding, Checkpoint
@@ -35,6 +35,7 @@ from fedgist.federation.corrections import lacking
 from fedgist.federation.record import (
     METRICS_FILE,
     RECIPE,
+    RELEASES,
     RESULT,
     ROUNDS,
     STATE,
@@ -144,26 +145,38 @@ def run_server(
 def _releases(side: ServerSide, place: Place) -> Releases | None:
     """Return what was released before; None where the same round has the same noise.
 
-    Where that is not known, the rounds after the checkpoint are charged, and one more, which may
+    Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
     have got as far as its release.
     """
     if side.task.privacy is None or place.source == "seed":
         return None
     if place.folder is None:
         return Releases(None)
-    found = read_releases(place.folder, side.recipe.engine.device)
-    if found is not None or place.saved is None:
-        return found or Releases(place.folder)
-    lines, saved = read_lines(place.folder / ROUNDS), place.saved
-    later = sum(line["round"] > saved.round for line in lines)
-    return Releases(place.folder, again=saved.binding.again + 1 + later)
+    found, saved = read_releases(place.folder, side.recipe.engine.device), place.saved
+    if found is not None:
+        return found
+    lines = read_lines(place.folder / ROUNDS)
+    if saved is None and not lines and not (place.folder / RELEASES).exists():  # a new run
+        return Releases(place.folder)
+    before, done = (saved.binding.again, saved.round) if saved else (0, -1)
+    later = sum(line["round"] > done for line in lines)
+    return Releases(place.folder, again=before + 1 + later)
 
 
 def _spent(federation: Federation) -> list[str]:
-    """Return a note if the run ends early because its privacy is spent."""
+    """Return a note if the run ends early because its privacy is spent.
+
+    Raises
+    ------
+    RecipeError
+        If it was spent before a round was finished.
+    """
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
         return []
+    if not done:
+        msg = f"privacy: the budget is spent, and no round is finished: {federation.again} were "
+        raise RecipeError(msg + "begun again with other noise; what they released stays released")
     note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
     return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
 
@@ -271,6 +284,8 @@ def _end_of(
     name = main.name
     columns = [*of_main(name), tuned_over_clients(name)]
     recorded = [c for c in columns if any(c in line for line in record.rounds)]
+    if record.rounds[-1]["round"] < planned:
+        outcome = {**outcome, "stopped_early": True}
     return {
         "status": "finished",
         "computes": binding.computes,

@@ -74,6 +74,13 @@ class RunFiles:
         return read_checked(self.folder / CLIENTS, fault_of_client)
 
     @property
+    def public_noise(self) -> int | None:
+        """The seed of its noise, which anyone can subtract; None: no noise, or the system's."""
+        privacy = self.recipe.get("privacy", {})
+        simulated = privacy.get("unit", "none") != "none" and privacy.get("noise", "seed") == "seed"
+        return self.seed if simulated else None
+
+    @property
     def done(self) -> int:
         """The number of the last round done, or 0."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0

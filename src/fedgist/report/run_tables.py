@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.federation.columns import (
@@ -57,7 +57,7 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
         ("method", *titles, "rounds", "sent up", "sent down") + (("epsilon",) if private else ()),
         lines,
-        _legend(titles, [name for name in models if name in titles]),
+        "; ".join([_legend(titles, [n for n in models if n in titles]), *simulated(runs)]),
     )
 
 
@@ -72,6 +72,15 @@ def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[s
     """Return the titles of which any line has a value, and those that are ``always`` there."""
     titles = cells[0] if cells else always
     return [t for t in titles if t in always or any(line[t] != NONE for line in cells)]
+
+
+def simulated(runs: Iterable[RunFiles]) -> list[str]:
+    """Return what stands beside the epsilons of runs: whose noise is public, if any is."""
+    seeds = sorted({run.public_noise for run in runs if run.public_noise is not None})
+    if not seeds:
+        return []
+    whose = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    return [f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
 
 
 def spent(epsilon: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fedgist.core.metrics import Metric
 from fedgist.federation.columns import over_clients, spread_of
 from fedgist.report.formatting import bits, percent, printed, size
+from fedgist.report.run_tables import simulated
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Paper, Row, Study, Target
@@ -54,6 +55,7 @@ def _results(study: Study) -> Sheet:
     papers = [row.paper for row in study.rows if row.paper]
     sources = dict.fromkeys(paper.source for paper in papers if paper.source)
     caption = [CAPTION, *(f"paper: {source}" for source in sources)]
+    caption += simulated(run for row in study.rows for run in row.runs)
     if any(row.unfinished for row in study.rows):
         caption.append("*: not every run is finished")
     return _sheet(_title(study), columns, study, ". ".join(caption))
