@@ -25,8 +25,9 @@ CONDITION = (
     "promise about the sums alone (privacy.bodies = 'dp_sgd' makes it unconditional)"
 )
 MEASURED = (
-    "losses and scores in this record are measured by the simulation and are not part of epsilon; "
-    "real sites keep theirs (privacy.share_measurements)"
+    "losses and scores in this record are measured by the simulation and are not part of epsilon, "
+    "nor is what else its folder holds of the rows: class counts, and clients' models in the "
+    "checkpoint and in exports; real sites keep theirs (privacy.share_measurements)"
 )
 SIMULATED = (
     "simulated: noise from seed {seed}, which anyone can subtract (privacy.noise = 'system' draws "
