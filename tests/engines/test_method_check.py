@@ -217,6 +217,14 @@ def test_a_boolean_index_runs_client_by_client_and_python_is_told_why() -> None:
     assert "use masks" in result.summary["notes"][0]
 
 
+def test_a_plan_is_not_remembered_for_other_code_of_the_same_name() -> None:
+    # seen: a plan of another method, whose object had lain at the same address
+    named = {"__repr__": lambda self: "Mine()"}
+    fedgist.run(RECIPE, method=method(**named))
+    with pytest.warns(UserWarning, match=r"mlp runs client by client: Mine.loss cannot be stacked"):
+        fedgist.run(RECIPE, method=method(loss=boolean_loss, **named))
+
+
 class CentersBatches(nn.Module):
     """A model that mixes the rows of a batch."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import inspect
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -87,7 +89,8 @@ class _Probe:
         description = {
             "model": repr(arch.module),
             "input": arch.input_shape,
-            "method": repr(self.method),
+            "method": [type(self.method).__qualname__, repr(vars(self.method))],
+            "code": _code_of([self.method, *arch.module.modules()]),
             "training": repr(self.task.training),
             "sizes": candidates,
             "device": self.settings.device,
@@ -150,3 +153,21 @@ class _Probe:
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
         numbers = sum(a.numel() for a in clients.net.params.values())
         return 16 * numbers + 2 * held
+
+
+def _code_of(values: Iterable[object]) -> str:
+    """Return a digest of the functions of the classes of values, of torch's own aside.
+
+    What a user has edited since a plan was measured may no longer be stackable, whatever it is
+    called.
+    """
+    found = hashlib.sha256()
+    bases = dict.fromkeys(base for value in values for base in type(value).__mro__)
+    for base in bases:
+        if base.__module__.partition(".")[0] in {"torch", "builtins"}:
+            continue
+        for name, function in sorted(vars(base).items()):
+            if inspect.isfunction(function):
+                code = function.__code__
+                found.update(f"{name} {code.co_names} ".encode() + code.co_code)
+    return found.hexdigest()
