@@ -283,7 +283,8 @@ def _remarks(found: Experiment) -> Iterator[str]:
         yield f"Epsilon spent: {min(spent):.4g} to {max(spent):.4g}."
     seconds = sum(float(run.result.get("time/total_s", 0)) for run in found.runs)
     runs = f"{len(found.runs)} run{'s' if len(found.runs) > 1 else ''}"
-    yield f"{runs}, {duration(seconds)} in all; what else the machine did meanwhile was not recorded."
+    beside = "what else the machine did meanwhile was not recorded"
+    yield f"{runs}, {duration(seconds)} in all; {beside}."
 
 
 def _paragraphs(text: str) -> Iterator[str]:
