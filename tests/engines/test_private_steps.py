@@ -55,10 +55,13 @@ def gradient_of_row(clients: Clients, client: int, x: Tensor, y: Tensor) -> dict
     return dict(zip(names, found, strict=True))
 
 
+@pytest.mark.parametrize("grid", [0.0, 2.0**-30])
 @pytest.mark.parametrize("clip", [1e9, 0.4])
-def test_a_step_is_the_sum_of_clipped_gradients_by_the_public_batch_size(clip: float) -> None:
+def test_a_step_is_the_sum_of_clipped_gradients_by_the_public_batch_size(
+    clip: float, grid: float
+) -> None:
     # rejects clipping the mean, dividing by the rows drawn, and clipping layer by layer
-    small = private_world(PrivateSteps(clip, 0.0, ALL_IN))
+    small = private_world(PrivateSteps(clip, 0.1 * grid, ALL_IN, grid))  # the system's would be 0
     cohort, before, after = trained(small, Plan(5))
     for k, client in enumerate(cohort.ids.tolist()):
         rows = small.population.train[client]
@@ -113,14 +116,15 @@ def test_rows_are_drawn_one_by_one() -> None:
     table = torch.arange(30).repeat(400, 1)
     table[:, 25:] = -1
     keys = random.fold(random.key(1), "client", torch.arange(400))
-    rows = private_steps.drawn_rows(table, keys, 0.2)
+    draws = random.uniform(keys.unsqueeze(1), (1, 30))
+    rows = private_steps.drawn_rows(table, draws, 0.2)
     counts = (rows >= 0).sum(1)
     assert abs(float(counts.double().mean()) - 5.0) < 0.3
     assert abs(float(counts.double().var()) - 4.0) < 0.8, "binomial, not of one size"
     often = torch.bincount(rows[rows >= 0], minlength=25).double() / 400
     assert float((often - 0.2).abs().max()) < 0.08
     assert all(len(set(r[r >= 0].tolist())) == int((r >= 0).sum()) for r in rows)
-    assert private_steps.drawn_rows(table[:, :0], keys, 0.2).shape == (400, 1)
+    assert private_steps.drawn_rows(table[:, :0], draws[:, :0], 0.2).shape == (400, 1)
 
 
 def test_gradients_do_not_depend_on_how_many_rows_are_done_at_once(

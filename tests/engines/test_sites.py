@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +19,24 @@ from fedgist.federation.round_loop import context, start_server
 from fedgist.federation.world import World
 from fedgist.testing.small_worlds import SIZES, world
 
-LOCAL = {"unit": "record", "epsilon": 1.0, "delta": 1e-3, "clip": 1.0, "where": "local"}
+SEEDED: dict[str, Any] = {
+    "unit": "record",
+    "epsilon": 1.0,
+    "delta": 1e-3,
+    "clip": 1.0,
+    "where": "local",
+}
+LOCAL = SEEDED | {"noise": "system"}
 RUN = "r"
 LAST = 3  # the rounds of a small world
 ANY_SIZE = 1 << 30
 
 
-def site_of(small: World, keep: Keep | None = None, source: Any = "system") -> Site:
+def site_of(small: World, keep: Keep | None = None) -> Site:
     side, client = small.server, small.population.clients[0]
     task = task_of_site(side.task, client.architectures)
-    settings = replace(host_settings(small), source=source)
     mine = population_of_one(small.population, 0)
-    return Site(side.method, task, mine, settings, run=RUN, keep=keep)
+    return Site(side.method, task, mine, host_settings(small), run=RUN, keep=keep)
 
 
 def request(
@@ -99,7 +104,7 @@ def test_what_the_server_does_by_itself_is_not_answered(method: str) -> None:
     small = world(method, **OWN_WORK[method], **(pooled if method != "flesd" else {}))
     stages = small.server.method.stages(context(small.server, 1, ""))
     assert "distill-0" in stages, "the world has such a stage"
-    site = site_of(small, source="seed")
+    site = site_of(small)
     purpose, reason = answer(site, request(small, 1, "distill-0"))
     assert (purpose, reason) == ("refusal", "a client has no stage 'distill-0' in round 1 to train")
     assert answer(site, request(small, 1))[0] == "reply"
@@ -107,7 +112,7 @@ def test_what_the_server_does_by_itself_is_not_answered(method: str) -> None:
 
 def test_scores_are_asked_for_in_one_stage() -> None:
     small = world("fedavg")
-    site = site_of(small, source="seed")
+    site = site_of(small)
     assert answer(site, request(small, 1, EVALUATE, split="train"))[0] == "reply"
     known = len(site.forms)
     for number in range(20):
@@ -121,11 +126,13 @@ def test_noise_of_the_system_needs_a_place_where_releases_are_kept() -> None:
         site_of(world("fedlog", privacy=LOCAL))
 
 
-@pytest.mark.parametrize("source", ["seed", "system"])
-def test_a_restarted_site_sends_the_same_reply_and_releases_nothing_again(source: str) -> None:
-    small, kept = world("fedlog", privacy=LOCAL), Kept()
-    first = site_of(small, kept, source).handle(request(small, 1))
-    second = site_of(small, Kept(), source)
+@pytest.mark.parametrize("privacy", [SEEDED, LOCAL], ids=["seed", "system"])
+def test_a_restarted_site_sends_the_same_reply_and_releases_nothing_again(
+    privacy: dict[str, Any],
+) -> None:
+    small, kept = world("fedlog", privacy=privacy), Kept()
+    first = site_of(small, kept).handle(request(small, 1))
+    second = site_of(small, Kept())
     second.restore(kept.states[-1])
     assert second.handle(request(small, 1)) == first
     assert "was made" in answer(second, request(small, 1, scale=2.0))[1]

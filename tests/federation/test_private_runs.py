@@ -24,6 +24,7 @@ from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
 from fedgist.federation.central_privacy import central_seam
 from fedgist.federation.checkpoint import load
+from fedgist.federation.engine_choice import host_settings
 from fedgist.federation.recipe import make
 from fedgist.federation.record import RELEASES, read_lines
 from fedgist.federation.server_run import Place, run_server
@@ -233,7 +234,7 @@ def test_private_averages_move_by_the_mean_of_the_differences(name: str) -> None
     downs = [fed.method.download(fed.server, order, ctx) for order in orders]
     answer = fed.engine.ask(ctx, orders[:4], downs[:4])  # one of five does not answer
     replies = gather(answer.subtotals, answer.each)
-    replies = central_seam(small.server, fed.server, replies, orders, ctx, "seed")
+    replies = central_seam(small.server, fed.server, replies, orders, ctx)
     after = named(fed.method.server_update(fed.server, replies, ctx))
     total = gather(answer.subtotals, ()).total()
     for key, array in before.items():
@@ -467,10 +468,10 @@ def envelope(fed: Any, number: int, shift: float = 0.0) -> bytes:
 
 @pytest.mark.parametrize("source", ["seed", "system"])
 def test_a_site_does_not_release_twice_what_is_accounted_for_once(source: str) -> None:
-    small = world("fedlog", privacy=RECORD | {"where": "local"})
-    fed = federation(small, ALONE, loopback)
-    site = fed.engine.sites[0]  # type: ignore[attr-defined]
-    site.host.settings = site.settings = replace(site.settings, source=source)
+    small = world("fedlog", privacy=RECORD | {"where": "local", "noise": source})
+    fed, mine = federation(small, ALONE), population_of_one(small.population, 0)
+    side, settings = small.server, host_settings(small)
+    site = Site(side.method, side.task, mine, settings, run=RUN, keep=lambda _: None)
     first = site.handle(envelope(fed, 1))
     assert site.handle(envelope(fed, 1)) == first, "the same reply, no other noise"
     assert b"was made" in site.handle(envelope(fed, 1, shift=0.5))
@@ -481,11 +482,11 @@ def test_a_site_does_not_release_twice_what_is_accounted_for_once(source: str) -
 
 
 def test_real_sites_keep_their_measurements_and_draw_noise_of_their_own() -> None:
-    small = world("fedlog", privacy=RECORD | {"where": "local"})
+    small = world("fedlog", privacy=RECORD | {"where": "local", "noise": "system"})
     replies = []
     for _ in range(2):
-        fed = federation(small, ALONE, loopback)
-        settings = replace(fed.engine.sites[0].settings, source="system")  # type: ignore[attr-defined]
+        fed = federation(small, ALONE)
+        settings = host_settings(small)
         mine = population_of_one(small.population, 0)
         site = Site(
             small.server.method, small.server.task, mine, settings, run=RUN, keep=lambda _: None
@@ -559,7 +560,7 @@ class RealRun:
         self.dies = dies
         observer = Quiet()
         saved = load(self.folder)
-        place = Place(self.folder, saved, source="system")
+        place = Place(self.folder, saved)
         fed, _, end = run_server(self.world.server, local_engine(self.world), place, observer)
         return fed, end, observer
 

@@ -224,8 +224,9 @@ class Method:
         Called once a round, with the context of its first stage; ``online`` holds the clients that
         are online in this round.
         """
-        key = ctx.draw("select", ctx.stage)
-        return drawn_clients(online, ctx.task.training, ctx.task.num_clients, key)
+        key, privacy = ctx.draw("select", ctx.stage), ctx.task.privacy
+        source = "seed" if privacy is None else privacy.source
+        return drawn_clients(online, ctx.task.training, ctx.task.num_clients, key, source)
 
     def orders(
         self, server: Tree, selected: Sequence[Order], ctx: Context

@@ -10,12 +10,15 @@ normal noise of one deviation (Dwork and Roth 2014, appendix A).
 sum is made of terms of single rows bounds each of them, inside the sum (:func:`bounded`), and says
 so (``Method.record_terms``). ``"client"``: federations in which one client sends its message or a
 zero; the whole message is clipped.
+
+Noise of the seed is what a simulation repeats. Noise of the system is a whole number of a *grid*,
+and so is every term before it is bounded: sums of such terms are exact in float32, so no rounding
+moves a total further than the sensitivity (docs/decisions/0038-noise-on-a-grid.md).
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -23,9 +26,9 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from fedgist.core import random
+from fedgist.core import random, system_noise
 from fedgist.core.replies import Replies
-from fedgist.core.tree import Tree, build, leaves, map_leaves, named
+from fedgist.core.tree import build, leaves, map_leaves, named
 from fedgist.errors import MethodError
 
 Unit = Literal["record", "client"]
@@ -44,12 +47,14 @@ class PrivateSteps:
     """How bodies learn in private (DP-SGD; Abadi et al. 2016, algorithm 1).
 
     Each row takes part in a step with chance ``rate``; its gradient is clipped to ``clip``; the sum
-    of the gradients gets noise of ``deviation`` and is divided by the public batch size.
+    of the gradients gets noise of ``deviation`` and is divided by the public batch size. ``grid``
+    is as that of :class:`Privacy`.
     """
 
     clip: float
     deviation: float
     rate: float
+    grid: float = 0.0
 
     def count(self, epochs: int) -> int:
         """Return how many steps take the place of so many passes over the rows."""
@@ -62,7 +67,8 @@ class Privacy:
 
     ``clip`` bounds the norm of a row's features, or of a client's message; ``deviation`` is that of
     the noise on every number of a release. With ``steps``, bodies learn in private, too; without,
-    a promise to records holds for bodies that do not depend on them.
+    a promise to records holds for bodies that do not depend on them. ``grid`` is that of noise of
+    the system, a power of two; 0: noise comes from the seed.
     """
 
     unit: Unit
@@ -70,6 +76,17 @@ class Privacy:
     clip: float
     deviation: float
     steps: PrivateSteps | None = None
+    grid: float = 0.0
+
+    @property
+    def source(self) -> Source:
+        """Where noise comes from, and the draws that privacy rests on."""
+        return "system" if self.grid else "seed"
+
+
+def grid_of(largest: float, digits: int) -> float:
+    """Return the finest power of two of which sums up to ``largest`` have so many binary digits."""
+    return 2.0 ** (math.ceil(math.log2(largest)) - digits)
 
 
 def sensitivity(unit: Unit, clip: float) -> float:
@@ -85,31 +102,67 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
     """Return features (batch, m) whose norms are at most the clip, where records are protected."""
     if privacy is None or privacy.unit != "record":
         return z
-    norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    fine = on_grid(z, privacy.grid)
+    norm = torch.linalg.vector_norm(fine, dim=1, keepdim=True)
     # a number that is not finite stays one, for the gate to refuse
-    return z * torch.where(norm > privacy.clip, privacy.clip * _BELOW / norm, 1.0)
+    factor = torch.where(norm > privacy.clip * _BELOW, privacy.clip * _BELOW / norm, 1.0)
+    return shrunk(fine, factor, privacy.grid).to(z.dtype)
 
 
-def clipped(message: M, most: float) -> M:
-    """Return a message whose norm over all its numbers is at most ``most``."""
-    norm = torch.stack([leaf.square().sum() for leaf in leaves(message)]).sum().sqrt()
-    scale = torch.where(norm > most, most * _BELOW / norm, torch.ones_like(norm))
-    return map_leaves(lambda leaf: leaf * scale, message)
+def clipped(message: M, privacy: Privacy) -> M:
+    """Return a message whose norm over all its numbers is at most the clip."""
+    most = privacy.clip * _BELOW
+    fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]
+    norm = torch.stack([leaf.square().sum() for leaf in fine]).sum().sqrt()
+    factor = torch.where(norm > most, most / norm, torch.ones_like(norm))
+
+    def bound(leaf: Tensor) -> Tensor:
+        return shrunk(on_grid(leaf, privacy.grid), factor, privacy.grid).to(leaf.dtype)
+
+    return map_leaves(bound, message)
 
 
-def noised(message: M, deviation: float, key: Tensor) -> M:
-    """Return a message with independent normal noise on each of its numbers."""
+def on_grid(values: Tensor, grid: float) -> Tensor:
+    """Return the multiples of the grid that are nearest, float64; with grid 0 the values."""
+    return torch.round(values.double() / grid) * grid if grid else values
 
-    def array(place: int, values: Tensor) -> Tensor:
-        noise = random.normal(random.fold(key, "noise", place), tuple(values.shape))
-        return values + deviation * noise.to(values.dtype)
 
-    arrays = {name: array(i, values) for i, (name, values) in enumerate(named(message).items())}
+def shrunk(values: Tensor, factor: Tensor, grid: float) -> Tensor:
+    """Return values times a factor of at most 1, rounded towards 0 on the grid.
+
+    Rounding to the nearest could carry a norm above its bound.
+    """
+    return torch.trunc(values * factor / grid) * grid if grid else values * factor
+
+
+def noised(message: M, deviation: float, key: Tensor, grid: float = 0.0) -> M:
+    """Return a message with independent normal noise on each of its numbers.
+
+    The message is one client's, or stacked as the keys are. With a grid the noise is the system's.
+    """
+    arrays = {
+        name: noised_array(values, deviation, random.fold(key, "noise", place), grid)
+        for place, (name, values) in enumerate(named(message).items())
+    }
     noisy: M = build(type(message), arrays)
     return noisy
 
 
-def check_weights(annotations: Mapping[str, tuple[float, float]], name: str) -> None:
+def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.0) -> Tensor:
+    """Return numbers with noise; a key that has dimensions is of as many first ones of them."""
+    if grid:
+        noise = system_noise.discrete_gaussian(deviation / grid, tuple(values.shape))
+        # whole numbers of the grid below 2^53: their sum is exact
+        return (on_grid(values, grid) + grid * noise.to(values.device)).to(values.dtype)
+    clients, own = key.shape, values.shape[key.ndim :]
+    keys = key.view((*clients, *(1 for _ in own)))
+    noise = random.normal(keys, (*(1 for _ in clients), *own))
+    return values + deviation * noise.to(values.dtype)
+
+
+def check_weights(
+    annotations: Mapping[str, tuple[float, float]], name: str, privacy: Privacy | None
+) -> None:
     """Raise MethodError unless rows have an annotation of this name, whose range is in [0, 1].
 
     A row whose terms are multiplied by w moves a release by w times as much at most: noise hides it
@@ -123,6 +176,9 @@ def check_weights(annotations: Mapping[str, tuple[float, float]], name: str) -> 
     if least < 0.0 or most > 1.0:
         msg = f"method.release_weight = {name!r}: it goes from {least:g} to {most:g}; a row weighs "
         raise MethodError(msg + "from 0, which is never released, to 1")
+    if privacy is not None and privacy.grid:
+        msg = f"method.release_weight = {name!r} takes rows off the grid of privacy.noise = "
+        raise MethodError(msg + "'system': use 'seed', or no weights")
 
 
 def noise_floor(privacy: Privacy | None) -> float:
@@ -133,13 +189,6 @@ def noise_floor(privacy: Privacy | None) -> float:
     return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
 
 
-def protected(message: Tree, privacy: Privacy, key: Tensor) -> Tree:
-    """Return a client's message as it may leave the client: the first seam."""
-    if privacy.unit == "client":
-        message = clipped(message, privacy.clip)
-    return noised(message, privacy.deviation, key) if privacy.where == "local" else message
-
-
 def with_central_noise(replies: Replies, privacy: Privacy, key: Tensor) -> Replies:
     """Return replies whose totals have their noise: the second seam, passed once a stage.
 
@@ -148,13 +197,13 @@ def with_central_noise(replies: Replies, privacy: Privacy, key: Tensor) -> Repli
     totals = tuple(
         replace(
             total,
-            message=noised(total.message, privacy.deviation, random.fold(key, total.architecture)),
+            message=noised(
+                total.message,
+                privacy.deviation,
+                random.fold(key, total.architecture),
+                privacy.grid,
+            ),
         )
         for total in replies.totals
     )
     return replace(replies, totals=totals)
-
-
-def fresh_keys(count: int) -> Tensor:
-    """Return keys (count,) from the operating system: nobody can draw the same again."""
-    return torch.tensor([secrets.randbits(63) for _ in range(count)], dtype=torch.int64)

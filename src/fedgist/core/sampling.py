@@ -8,25 +8,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedgist.core import random
+from fedgist.core import random, system_noise
 from fedgist.core.batch import Labels
+from fedgist.core.privacy import Source
 from fedgist.core.replies import ClientInfo, Order
 from fedgist.core.training import Training
 
 
 def drawn_clients(
-    online: Sequence[ClientInfo], training: Training, num_clients: int, key: Tensor
+    online: Sequence[ClientInfo],
+    training: Training,
+    num_clients: int,
+    key: Tensor,
+    source: Source = "seed",
 ) -> list[Order]:
     """Return an order for each client of a round, drawn from those that are online.
 
     With ``"fixed"`` sampling they are ``fraction_train`` of all clients, at least one. With
     ``"poisson"`` each is drawn by itself, by its own number, whoever else is online. Of pools each
-    is drawn from alone: a client that is in several may be asked for several models.
+    is drawn from alone: a client that is in several may be asked for several models. Privacy rests
+    on poisson draws, which are the system's where ``source`` says so.
     """
 
     def drawn(clients: Sequence[ClientInfo], size: int, share: float, own: Tensor) -> list[int]:
         if training.sampling == "poisson":
-            heads = (random.uniform(own, (num_clients,)) < share).tolist()
+            places = (num_clients,)
+            secret = source == "system"
+            draws = system_noise.uniform(places) if secret else random.uniform(own, places)
+            heads = (draws < share).tolist()
             return [client.id for client in clients if heads[client.id]]
         return [clients[i].id for i in random.choice(own, len(clients), size)]
 

@@ -140,7 +140,6 @@ class ClientHost:
             self.population.examples,
             self.population.table("train", sent.ids).to(device),
             stack_them,
-            self.settings.source,
         )
 
     def clients(self, sent: Sent) -> Clients:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core import losses, random
+from fedgist.core import losses, random, system_noise
 from fedgist.core.method import Context, Method, Net
 from fedgist.core.net import stacked
 from fedgist.core.optim import OptimizerState
-from fedgist.core.privacy import PrivateSteps, Source, fresh_keys
+from fedgist.core.privacy import PrivateSteps
 from fedgist.core.tree import Tree, map_leaves, take, tree
 from fedgist.data.examples import Examples
 
@@ -48,7 +48,6 @@ class Cohort:
     examples: Examples
     table: Tensor  # (K, rows), -1 where there is none
     stack: bool = True  # False: K = 1, without vmap
-    source: Source = "seed"  # of the noise and the draws that privacy rests on
 
     @functools.cached_property
     def keys(self) -> Tensor:
@@ -62,10 +61,15 @@ class Cohort:
         return None if privacy is None else privacy.steps
 
     def private_keys(self, *purpose: random.Word) -> Tensor:
-        """Return each client's key for noise or draws that privacy rests on, (K,)."""
-        if self.source == "system":
-            return fresh_keys(len(self.ids)).to(self.keys.device)
+        """Return each client's key for noise of the seed, (K,)."""
         return random.fold(self.keys, "privacy", *purpose)
+
+    def private_draws(self, width: int, *purpose: random.Word) -> Tensor:
+        """Return uniform numbers (K, width) for draws that privacy rests on."""
+        privacy = self.ctx.task.privacy
+        if privacy is not None and privacy.source == "system":
+            return system_noise.uniform((len(self.ids), width)).to(self.keys.device)
+        return random.uniform(self.private_keys(*purpose).unsqueeze(1), (1, width))
 
     @functools.cached_property
     def class_weights(self) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgist.core.batch import made_up
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
 from fedgist.core.objective import Marks
-from fedgist.core.privacy import protected
+from fedgist.core.privacy import clipped, noised
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples, labels_of
 from fedgist.engines.cohort import Clients, Cohort
@@ -47,9 +47,12 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
         return message
 
     with torch.no_grad():
-        return cohort.lift(lambda one, key: protected(one, privacy, key), (0, 0))(
-            message, cohort.private_keys("upload")
-        )
+        if privacy.unit == "client":
+            message = cohort.lift(lambda one: clipped(one, privacy), (0,))(message)
+        if privacy.where == "local":
+            keys = cohort.private_keys("upload")
+            message = noised(message, privacy.deviation, keys, privacy.grid)
+    return message
 
 
 def _summaries(cohort: Cohort, clients: Clients) -> Tree:

@@ -125,7 +125,8 @@ def _batches(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterator[
         return
     # of everybody, whether rows are drawn or not: nobody may see which
     for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
-        yield drawn_rows(cohort.table, cohort.private_keys("rows", name, s), steps.rate)
+        draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
+        yield drawn_rows(cohort.table, draws, steps.rate)
 
 
 def _steps_per_epoch(cohort: Cohort) -> Tensor:
@@ -232,8 +233,9 @@ class _Step:
             steps=steps,
         )
         secret = random.fold(self.cohort.private_keys("steps"), "step", keys)
-        noisy = with_noise(sums, steps.deviation, secret)
-        return losses, {name: g / self.training.batch_size for name, g in noisy.items()}
+        noisy = with_noise(sums, steps, secret)
+        size = self.training.batch_size
+        return losses, {name: g.to(self.params[name].dtype) / size for name, g in noisy.items()}
 
     def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
         batch = self.cohort.examples.batch(rows, keys)

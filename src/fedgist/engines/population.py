@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import ClientInfo, Settings
-from fedgist.core.privacy import Source
 from fedgist.data.client_rows import Rows
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import Split
@@ -65,6 +64,5 @@ class HostSettings:
     share_measurements: bool = True  # losses and scores leave the clients
     # rounds after which copies of the models are tested once more, trained; 0: never
     trained_every: int = 0
-    source: Source = "seed"  # of noise and of the draws that privacy rests on
     # clients' own settings, of those that have any
     own: Mapping[int, Settings] = field(default_factory=dict)

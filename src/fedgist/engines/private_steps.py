@@ -16,7 +16,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.net import Net
-from fedgist.core.privacy import PrivateSteps
+from fedgist.core.privacy import PrivateSteps, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
@@ -25,15 +25,15 @@ Tensors = dict[str, Tensor]
 Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Tree]]
 
 
-def drawn_rows(table: Tensor, keys: Tensor, rate: float) -> Tensor:
+def drawn_rows(table: Tensor, draws: Tensor, rate: float) -> Tensor:
     """Return the rows of one step, each drawn by itself with chance ``rate``.
 
-    ``table`` is (clients, rows), -1 where there is none; ``keys`` (clients,). The result is as wide
-    as the longest draw, and at least 1 wide.
+    ``table`` is (clients, rows), -1 where there is none; ``draws`` are uniform numbers of its
+    shape. The result is as wide as the longest draw, and at least 1 wide.
     """
     table = torch.cat([table, table.new_full((len(table), 1), ABSENT)], dim=1)
-    chance = random.uniform(keys.unsqueeze(1), (1, table.shape[1]))
-    drawn = (chance < rate) & (table >= 0)
+    draws = torch.cat([draws, draws.new_ones(len(draws), 1)], dim=1)
+    drawn = (draws < rate) & (table >= 0)
     first = torch.argsort((~drawn).to(torch.int8), dim=1, stable=True)
     rows = torch.where(drawn.gather(1, first), table.gather(1, first), ABSENT)
     return rows[:, : max(1, int(drawn.sum(1).max()))]
@@ -67,31 +67,36 @@ def private_gradients(
     stack
         Whether clients can be stacked; otherwise K is 1 and rows go one by one.
     """
-    sums = {name: torch.zeros_like(p) for name, p in params.items()}
+    exact = torch.float64 if steps.grid else None  # holds sums of multiples of the grid
+    sums = {name: torch.zeros_like(p, dtype=exact) for name, p in params.items()}
     total = torch.zeros(len(keys), device=keys.device)
     for piece in _pieces(params, batch.mask.shape, stack=stack):
         rows = map_leaves(operator.itemgetter((slice(None), piece)), batch)
         place = torch.arange(piece.start, piece.stop, device=keys.device)
         row_keys = random.fold(keys.unsqueeze(1), "row", place).flatten()
         losses, found = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
-        weight = torch.where(rows.mask, _scale(found, steps.clip).view(rows.mask.shape), 0.0)
+        weight = torch.where(rows.mask, _scale(found, steps).view(rows.mask.shape), 0.0)
         for name, gradient in found.items():
             by_client = gradient.reshape(*weight.shape, -1)
             present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
-            summed = torch.einsum("kb,kbp->kp", weight.to(gradient.dtype), present)
-            sums[name] += summed.view_as(sums[name])
+            sums[name] += _summed(present, weight, steps.grid).view_as(sums[name])
         total += torch.where(rows.mask, losses.view(rows.mask.shape), 0.0).sum(1)
     return total / batch.mask.sum(1).clamp(min=1), sums
 
 
-def with_noise(sums: Mapping[str, Tensor], deviation: float, keys: Tensor) -> Tensors:
-    """Return sums of gradients, each (K, ...), with normal noise drawn from each client's key."""
-    out = {}
-    for place, (name, values) in enumerate(sums.items()):
-        own = random.fold(keys, "noise", place).view(-1, *(1 for _ in values.shape[1:]))
-        noise = random.normal(own, (1, *values.shape[1:]))
-        out[name] = values + deviation * noise.to(values.dtype)
-    return out
+def with_noise(sums: Mapping[str, Tensor], steps: PrivateSteps, keys: Tensor) -> Tensors:
+    """Return sums of gradients, each (K, ...), with noise; that of the seed by clients' keys."""
+    return {
+        name: noised_array(values, steps.deviation, random.fold(keys, "noise", place), steps.grid)
+        for place, (name, values) in enumerate(sums.items())
+    }
+
+
+def _summed(rows: Tensor, weight: Tensor, grid: float) -> Tensor:
+    """Return the sum (K, p) of rows (K, b, p) that are multiplied by ``weight`` (K, b)."""
+    if not grid:
+        return torch.einsum("kb,kbp->kp", weight.to(rows.dtype), rows)
+    return shrunk(rows.double(), weight.unsqueeze(2), grid).sum(1)
 
 
 def _pieces(params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool) -> Iterator[slice]:
@@ -127,8 +132,9 @@ def _of_rows(
     return losses.detach(), dict(zip(values, found, strict=True))
 
 
-def _scale(gradients: Mapping[str, Tensor], most: float) -> Tensor:
+def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
     """Return by what each row's gradient is multiplied, (rows,), so that its norm is in bounds."""
-    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
-    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    return torch.where(norm > most, most * (1.0 - 1e-6) / norm, 1.0)
+    exact = torch.float64 if steps.grid else None
+    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=exact) for g in gradients.values()]
+    norm, most = torch.linalg.vector_norm(torch.stack(norms), dim=0), steps.clip * (1.0 - 1e-6)
+    return torch.where(norm > most, most / norm, 1.0)

@@ -88,7 +88,7 @@ class Site:
             would release a stage again, with other noise.
         """
         (self.client,) = population.clients
-        if task.privacy is not None and settings.source == "system":
+        if task.privacy is not None and task.privacy.source == "system":
             if keep is None:
                 msg = "a site whose noise comes from the system must keep what it released: "
                 raise MethodError(msg + "give Site(keep=...)")
@@ -245,10 +245,11 @@ class Site:
         MessageError
             If this stage was answered before, and the answer now would be another one.
         """
-        if self.task.privacy is None:
+        privacy = self.task.privacy
+        if privacy is None:
             return
         before = self.released.get(key)
-        if before is not None and (before != digest or self.settings.source == "system"):
+        if before is not None and (before != digest or privacy.source == "system"):
             msg = f"the release of round {key[0]} was made: another one would cost more privacy"
             raise MessageError(msg)
         self.released[key] = digest

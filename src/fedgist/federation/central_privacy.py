@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedgist.core.message import scope
 from fedgist.core.method import Context, Order, Replies, Task
-from fedgist.core.privacy import Source, fresh_keys, with_central_noise
+from fedgist.core.privacy import with_central_noise
 from fedgist.core.replies import EVERYBODY, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.message_form import upload_form
@@ -21,20 +21,12 @@ def hides_absence(task: Task) -> bool:
     return central and task.training.sampling == "poisson"
 
 
-def drawing(ctx: Context, source: Source) -> Context:
-    """Return a context whose key nobody else knows, where noise comes from the system."""
-    if source == "seed" or ctx.task.privacy is None:
-        return ctx
-    return replace(ctx, key=fresh_keys(1)[0].to(ctx.key.device))
-
-
 def central_seam(
     side: ServerSide,
     server: Tree,
     replies: Replies,
     orders: Sequence[Order],
     ctx: Context,
-    source: Source,
     releases: Releases | None = None,
 ) -> Replies:
     """Add central noise to the totals of a stage, and say over how many clients they are expected.
@@ -53,7 +45,7 @@ def central_seam(
         return replace(replies, totals=kept)
     if hides_absence(side.task):
         replies = _completed(side, server, replies, ctx)
-    replies = with_central_noise(replies, privacy, drawing(ctx, source).draw("privacy"))
+    replies = with_central_noise(replies, privacy, ctx.draw("privacy"))
     if releases is not None:
         releases.keep(ctx.round, ctx.stage, replies.totals)
     return replies

@@ -150,5 +150,4 @@ def host_settings(world: World) -> HostSettings:
         share_measurements=recipe.privacy.share_measurements,
         trained_every=recipe.evaluate.trained_every,
         own=world.settings,
-        source=recipe.privacy.noise,
     )

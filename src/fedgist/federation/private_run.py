@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fedgist.core import random
@@ -17,6 +17,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
 from fedgist.errors import RecipeError
 from fedgist.federation.accounting import Schedule, multiplier, spent
+from fedgist.federation.noise_grid import check_noise, grids
 from fedgist.federation.privacy_section import PrivacySection
 from fedgist.federation.recipe import Recipe
 
@@ -107,9 +108,15 @@ def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
 
 
 def private_task(
-    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
+    recipe: Recipe,
+    method: Method,
+    task: Task,
+    clients: tuple[ClientInfo, ...],
+    sizes: Sequence[int],
 ) -> tuple[Task, Spending | None]:
     """Return the task with its privacy, and what the run spends; None where nothing is protected.
+
+    ``sizes`` are the clients' numbers of training rows.
 
     Raises
     ------
@@ -123,26 +130,27 @@ def private_task(
     assert section.epsilon is not None  # the same
     assert section.delta is not None  # the same
     _check_settings(recipe)
-    silent = Privacy(section.unit, section.where, section.clip, 0.0, _steps(section, 0.0))
+    grid, fine = grids(section, sizes)
+    about = section.unit, section.where, section.clip
+    silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
     if silent.steps is not None:
         _check_private_steps(recipe, task)
-    trial = replace(task, privacy=silent)
-    method.check(trial)
+    method.check(trial := replace(task, privacy=silent))
     releases = _releases(recipe, method, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
     amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
     schedule = Schedule(
         releases,
-        _private_steps(method, trial) if silent.steps else (),
+        _private_steps(method, trial),
         recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
-    last = task.training.num_rounds
-    paid = repeated(schedule, section.repeats, last)
+    paid = repeated(schedule, section.repeats, task.training.num_rounds)
     noise = multiplier(paid, section.epsilon, section.delta)
     deviation = noise * sensitivity(section.unit, section.clip)
-    privacy = replace(silent, deviation=deviation, steps=_steps(section, noise))
+    privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
+    check_noise(privacy)
     return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
 
 
@@ -165,9 +173,9 @@ def check_rows(section: PrivacySection, data: Dataset, train: Rows) -> None:
         raise RecipeError(msg + "clients, and each would release it: give each row to one client")
 
 
-def _steps(section: PrivacySection, noise: float) -> PrivateSteps | None:
+def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps | None:
     clip, rate = section.gradient_clip, section.sampling_rate
-    return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate)
+    return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate, grid)
 
 
 def _check_settings(recipe: Recipe) -> None:
@@ -235,10 +243,11 @@ def _releases(
 
 
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return how many private steps a client takes in each round, from 0."""
+    """Return how many private steps a client takes in each round, from 0; () without them."""
     assert task.privacy is not None  # that of the caller
     steps = task.privacy.steps
-    assert steps is not None  # the same
+    if steps is None:
+        return ()
     return tuple(
         sum(
             steps.count(phase.epochs) if phase.steps is None else phase.steps

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from fedgist.core import random
 from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
-from fedgist.core.privacy import Source
 from fedgist.core.replies import Asked, Subtotal, gather
 from fedgist.core.tree import Tree, added_later, build, named
 from fedgist.engines.client_store import check_alike
@@ -23,7 +22,7 @@ from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.errors import TooFewRepliesError
 from fedgist.federation import evaluation
-from fedgist.federation.central_privacy import central_seam, drawing, hides_absence
+from fedgist.federation.central_privacy import central_seam, hides_absence
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.columns import EPSILON
 from fedgist.federation.record import Line
@@ -53,10 +52,9 @@ class Observer(Protocol):
 class Federation:
     """A run at its server: what it knows, the engine that reaches the clients, and its state.
 
-    ``best`` is its state after the best round so far, where that is to be kept. ``source`` is where
-    its noise and its draws of clients come from, under privacy; where that is the system,
-    ``releases`` remembers what was released. ``edges`` says what crossed from
-    peer to peer in the last round. ``under_way`` is a round that was left between two stages.
+    ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
+    system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
+    peer in the last round. ``under_way`` is a round that was left between two stages.
     ``pause`` is called after each stage that the server did by itself, where the round goes on,
     with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
     """
@@ -66,7 +64,6 @@ class Federation:
     server: Tree
     round: int = 0
     best: Checkpoint | None = None
-    source: Source = "seed"
     releases: Releases | None = None
     edges: list[Line] = field(default_factory=list)
     under_way: RoundUnderWay | None = None
@@ -175,7 +172,7 @@ class Federation:
         online = self.side.online(number)
         if not (stages and online):
             return []
-        ctx = drawing(self.context(stages[0], number), self.source)
+        ctx = self.context(stages[0], number)
         with watched(self.method, "select", number, *self._held):
             selected = self.method.select(self.server, online, ctx)
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
@@ -207,8 +204,7 @@ class Federation:
             self.releases.begin_stage(ctx.round, ctx.stage)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)
-        seam = self.source, self.releases
-        replies = central_seam(self.side, self.server, replies, orders, ctx, *seam)
+        replies = central_seam(self.side, self.server, replies, orders, ctx, self.releases)
         if replies.totals or len(replies):  # no reply changes nothing
             self._update(replies, ctx, record)
         return False

@@ -101,7 +101,6 @@ def run(
             recipe = as_begun(recipe, saved.binding.computes)
             recipe = recipe.model_copy(update={"engine": section})
         place = Place(folder, saved, raising=rounds is not None, notes=notes)
-        place = replace(place, source=recipe.privacy.noise)
         return _run(recipe, given, place, observer)
 
 

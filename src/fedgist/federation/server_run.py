@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.privacy import Source
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
@@ -66,7 +65,7 @@ class Place:
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
     server knows. ``notes`` are told with the run's own. ``raising`` says that more rounds than at
-    first are wanted. ``source`` is where the server's noise comes from, under privacy.
+    first are wanted.
     """
 
     folder: Path | None = None
@@ -75,7 +74,6 @@ class Place:
     inputs: Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
     raising: bool = False
-    source: Source = "seed"
 
 
 def run_server(
@@ -120,7 +118,7 @@ def run_server(
         record = _open_record(side, place)
         try:
             federation = Federation(side, engine, start_server(side) if state is None else state)
-            federation.source, federation.releases = place.source, releases
+            federation.releases = releases
             federation.probe = probe
             if place.saved:
                 federation.restore(place.saved)
@@ -148,7 +146,7 @@ def _releases(side: ServerSide, place: Place) -> Releases | None:
     Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
     have got as far as its release.
     """
-    if side.task.privacy is None or place.source == "seed":
+    if side.task.privacy is None or side.task.privacy.source == "seed":
         return None
     if place.folder is None:
         return Releases(None)

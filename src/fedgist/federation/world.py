@@ -118,7 +118,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task = _task(data, len(clients), architectures, starts, *about)
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
-        task, spending = private_task(recipe, method, task, clients)
+        task, spending = private_task(recipe, method, task, clients, train.counts.tolist())
         check_rows(recipe.privacy, data, train)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error

@@ -121,7 +121,7 @@ class RepShare(Method):
                 msg = f"method.shared_width = {self.shared_width}: the body of {name} ends in "
                 raise MethodError(msg + f"{arch.feature_width} features")
         if self.release_weight:
-            check_weights(task.annotations, self.release_weight)
+            check_weights(task.annotations, self.release_weight, task.privacy)
         if self.release_weight and self.log_bound:
             msg = "method.log_bound counts rows: it does not go with release_weight"
             raise MethodError(msg)
