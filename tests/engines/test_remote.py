@@ -119,6 +119,48 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(
     assert line["comm/up_bytes"] == sum(answer.upload_bytes.values())
 
 
+COUNTED = {"fedavg": "rows", "fedadam": "rows", "fedlog": "total", "fedproto": "weight"}
+LOCAL = {"unit": "record", "epsilon": 50.0, "delta": 0.01, "clip": 1.0, "where": "local"}
+
+
+def counting(field: str, count: float) -> Callable[[bytes], list[bytes]]:
+    """Return a change of a reply: the first count of its upload is another one."""
+
+    def change(blob: bytes) -> list[bytes]:
+        header, messages = unseal(blob, ANY_SIZE)
+        if "upload" not in messages:
+            return [blob]
+        array = getattr(messages["upload"], field).clone()
+        array.view(-1)[0] = count
+        messages["upload"] = replace(messages["upload"], **{field: array})
+        return [seal(header, messages)]
+
+    return change
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("count", [-3.0, 2.0**32])
+def test_an_impossible_count_is_refused_by_name_and_the_round_goes_on(
+    name: str, count: float
+) -> None:
+    fed = with_wire(world(name), only(2, counting(COUNTED[name], count)))
+    line, _ = fed.advance()
+    (entry,) = line["refused"]
+    assert entry["client"] == 2
+    words = f"{COUNTED[name]} holds the count {count:g}; a count is at least 0 and at most 214748"
+    assert words in entry["reason"]
+    assert line["clients/replied"] == len(SIZES) - 1
+
+
+@pytest.mark.parametrize("name", ["fedlog", "fedproto"])
+def test_counts_with_a_clients_own_noise_may_be_negative_but_not_anything(name: str) -> None:
+    small_world = world(name, privacy=LOCAL)
+    deviation = small_world.server.task.privacy.deviation
+    for far, taken in ((-5.0, True), (-20.0, False)):
+        fed = with_wire(small_world, only(2, counting(COUNTED[name], far * deviation)))
+        assert ("refused" not in fed.advance()[0]) == taken
+
+
 SUMMED = [name for name in METHOD_OBJECTS if name in METHODS and name not in SILENT]
 
 

@@ -11,6 +11,7 @@ module               what an author of a method takes from it
 ``tree``             ``tree``: states of more than one tensor; ``named``, ``map_leaves``
 ``random``           keyed draws: ``uniform``, ``normal``, ``integers``, ``permutation``, ``choice``
 ``wire_form``        forms in which a field of a message travels: ``FLAGS``, ``NONZERO``, ``SIGNS``
+``counts``           fields of a message that count rows: ``COUNTS``, ``COUNTS_FIRST``
 ``bounds``           types of hyper-parameters with bounds: ``Positive``, ``Share``, ``PositiveInt``
 ``losses``           means over the rows that are present: ``masked_mean``
 ``linear_head``      ``class_sums``, ``class_means``, ``LinearHead``

@@ -11,11 +11,12 @@ A method that averages names it in one line, and defines only what it does diffe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedgist.core.batch import Batch
+from fedgist.core.counts import COUNTS
 from fedgist.core.losses import proximal
 from fedgist.core.message import message
 from fedgist.core.net import Net
@@ -37,7 +38,7 @@ class Weighted:
     """``n w`` and ``n``: a client's arrays times its rows, and its rows."""
 
     arrays: dict[str, Tensor]
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @message(reduce="sum", over="architecture")

@@ -17,6 +17,7 @@ A(eta)     ``ln sum_y exp(|eta_y|^2 / 4)``, the log-partition (eq. 11)
 from __future__ import annotations
 
 import math
+from dataclasses import field
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
+from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.linear_head import class_sums, with_constant
 from fedgist.core.message import message
 from fedgist.core.net import Net
@@ -39,7 +41,7 @@ NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the 
 class Sums:
     """S, (classes, m + 1): class sums of features, class counts in the first column."""
 
-    total: Tensor
+    total: Tensor = field(metadata=COUNTS_FIRST)
 
 
 def feature_sums(net: Net, batch: Batch, task: Task) -> Sums:

@@ -29,6 +29,7 @@ import safetensors.torch
 import torch
 
 from fedgist.core import wire_form
+from fedgist.core.counts import CountRange, impossible
 from fedgist.core.tree import Tree, build, map_leaves, named, tree
 from fedgist.errors import MessageError
 
@@ -169,11 +170,13 @@ class Form:
 
     ``terms`` says how many such messages may be added up: none of their numbers is above so many
     times less than the largest number of its type, so that a few cannot spoil the sum of all.
+    ``counts`` says which counts it may hold (:mod:`fedgist.core.counts`); None: any.
     """
 
     kind: type
     arrays: Shapes
     terms: int = field(default=1, compare=False)
+    counts: CountRange | None = field(default=None, compare=False)
 
     @staticmethod
     def of(value: object) -> Form:
@@ -198,8 +201,8 @@ def refuse(value: object, form: Form) -> str | None:
     """Return why a message is unacceptable, or None: the one gate that all messages pass.
 
     It checks the type, the arrays' names, element types and shapes (and so the size), that every
-    number is finite and small enough for a sum of such messages, and that the message can travel in
-    the form that its type declares.
+    number is finite and small enough for a sum of such messages, and that the message fits what its
+    type declares (:func:`misfit`).
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -211,7 +214,17 @@ def refuse(value: object, form: Form) -> str | None:
     reasons = (
         _refuse_array(name, array, *expected[name], form.terms) for name, array in arrays.items()
     )
-    return next((reason for reason in reasons if reason), wire_form.misfit(form.kind, arrays))
+    return next((reason for reason in reasons if reason), None) or misfit(arrays, form)
+
+
+def misfit(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
+    """Return why a message, or a stack of messages, is not what its type declares, or None.
+
+    It must be able to travel in its form on the wire, and its counts must be possible.
+    """
+    if reason := wire_form.misfit(form.kind, arrays):
+        return reason
+    return None if form.counts is None else impossible(form.kind, arrays, form.counts)
 
 
 def unaddable(form: Form) -> str | None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random, system_noise
+from fedgist.core.counts import CountRange
 from fedgist.core.replies import Replies
 from fedgist.core.tree import build, leaves, map_leaves, named
 from fedgist.errors import MethodError
@@ -40,6 +41,7 @@ M = TypeVar("M")  # a message
 
 # rounding may not carry a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
+FARTHEST = 10.0  # deviations: no number that is drawn is farther out (sqrt(2 ln 2^53) = 8.6)
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,15 @@ def noise_floor(privacy: Privacy | None) -> float:
     Where clients add no noise it is 0.
     """
     return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
+
+
+def count_range(privacy: Privacy | None) -> CountRange:
+    """Return which counts a client may send: those of rows, plus the noise that it adds itself."""
+    rows = CountRange()
+    if privacy is None or privacy.where == "central":
+        return rows
+    noise = FARTHEST * privacy.deviation
+    return CountRange(rows.least - noise, rows.most + noise)
 
 
 def with_central_noise(replies: Replies, privacy: Privacy, key: Tensor) -> Replies:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedgist.core.counts import COUNTS
 from fedgist.core.message import message, scope, total
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.errors import TooFewRepliesError
@@ -51,7 +52,7 @@ class Order:
 class Count:
     """How many rows a client holds."""
 
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @dataclass(frozen=True)

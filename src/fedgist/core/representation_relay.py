@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedgist.core import random
+from fedgist.core.counts import COUNTS
 from fedgist.core.linear_head import class_means
 from fedgist.core.message import message
 from fedgist.core.newest import Newest
@@ -54,7 +55,7 @@ class Released:
     """
 
     total: Tensor = field(metadata=rows_where("rows"))
-    rows: Tensor = field(metadata=NONZERO)
+    rows: Tensor = field(metadata=NONZERO | COUNTS)
     gets: Tensor
     hears: Tensor = field(metadata=FLAGS)
 

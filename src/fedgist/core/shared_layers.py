@@ -7,11 +7,12 @@ bodies may differ, the layers that are shared have the same shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedgist.core.averaging import Weights, averaged, moved
+from fedgist.core.counts import COUNTS
 from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.parts import check_depth
@@ -26,7 +27,7 @@ class WeightedLayers:
     """``n w`` and ``n``: the last layers' arrays, by their places, times a client's rows."""
 
     arrays: dict[str, Tensor]
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @message(reduce="sum")

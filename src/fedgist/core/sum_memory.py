@@ -17,6 +17,7 @@ a number rho    T <- S + rho T: the sums so far, discounted, are the prior of eq
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from fedgist.core.bounds import Share
 from fedgist.core.conjugate_head import Sums
+from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
 from fedgist.core.newest import Newest
 from fedgist.core.privacy import noise_floor
@@ -40,7 +42,7 @@ FADED = 0.01  # the weight at which a sum is called forgotten
 class ClientSums:
     """One client's S, (classes, m + 1), where the server keeps each client's newest."""
 
-    total: Tensor
+    total: Tensor = field(metadata=COUNTS_FIRST)
 
 
 @tree

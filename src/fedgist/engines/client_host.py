@@ -76,7 +76,7 @@ class ClientHost:
             store.put(sent.ids, self._kept(clients))
         key = (sent.round == 0, sent.stage, sent.architecture)
         if key not in self.forms:
-            self.forms[key] = addable(form_of_stack(message), self.task.num_clients)
+            self.forms[key] = addable(form_of_stack(message), self.task)
         sizes = payloads(message, len(sent.ids))  # a sum does not show what its terms cost
         message, refused = settle(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)

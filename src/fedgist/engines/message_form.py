@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, Labels, made_up
-from fedgist.core.message import Form, can_be_summed, reduction, refuse, unaddable
-from fedgist.core.method import Context, Method, Order
+from fedgist.core.message import Form, can_be_summed, misfit, reduction, refuse, unaddable
+from fedgist.core.method import Context, Method, Order, Task
+from fedgist.core.privacy import count_range
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
-from fedgist.core.wire_form import misfit
 from fedgist.errors import MethodError
 
 FAKE = "meta"
@@ -42,7 +42,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         return Form.of(message)
 
     form: Form = _on_fakes(upload, ctx, ctx.task.starts[architecture], down)
-    return addable(form, ctx.task.num_clients)
+    return addable(form, ctx.task)
 
 
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
@@ -78,8 +78,10 @@ def _fake(leaf: Tensor) -> Tensor:
     return leaf.to(FAKE)
 
 
-def addable(form: Form, clients: int) -> Form:
+def addable(form: Form, task: Task) -> Form:
     """Return the form of an upload, of which as many may be added up as there are clients.
+
+    Its counts are those that rows can have, and the noise of clients where they add it themselves.
 
     Raises
     ------
@@ -88,7 +90,7 @@ def addable(form: Form, clients: int) -> Form:
     """
     if reason := unaddable(form):
         raise MethodError(reason)
-    return replace(form, terms=clients)
+    return replace(form, terms=task.num_clients, counts=count_range(task.privacy))
 
 
 def form_of_stack(message: Tree) -> Form:
@@ -108,7 +110,7 @@ def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     if (
         form_of_stack(message) == form
         and all(can_be_summed(a, form.terms) for a in leaves(seen))
-        and misfit(form.kind, named(message)) is None
+        and misfit(named(message), form) is None
     ):
         return seen, {}
     reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.core.counts import MOST_ROWS
 from fedgist.core.message import Form, is_finite, reduction, refuse
 from fedgist.core.method import Context, Method, Order, Reply
 from fedgist.core.metrics import Metric
@@ -41,8 +42,6 @@ from fedgist.errors import MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds: a reply that is later still is dropped
 StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
-
-MOST_ROWS = 2**31  # that a site may say it scored
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from fedgist.core.compressed_sensing import (
     sparse,
     stackable_thresholding,
 )
+from fedgist.core.counts import COUNTS
 from fedgist.core.message import message
 from fedgist.core.method import Context, Count, Exchange, Method, Net, Order, Part, Replies, Task
 from fedgist.core.tree import tree
@@ -64,7 +65,7 @@ class Measured:
     """A client's measurements, (m,), and its rows."""
 
     measurements: Tensor
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @message(reduce="sum", over="architecture")
@@ -72,7 +73,7 @@ class Weighed:
     """A client's measurements (m,) times its rows, and its rows."""
 
     measurements: Tensor
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @message(reduce="sum", over="architecture")

@@ -7,7 +7,7 @@ representation space". See docs/methods/feddbe.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgist.core.averaging import Averages, Averaging, Moved, Weighted, Weights
 from fedgist.core.bounds import NonNegative
+from fedgist.core.counts import COUNTS
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import (
     Batch,
@@ -38,7 +39,7 @@ class FeatureSum:
     """The sum of features (m,) and the number of rows that it is over."""
 
     total: Tensor
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
     def mean(self) -> Tensor:
         """Return the mean features (m,): zeros if there are no rows."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
+from fedgist.core.counts import COUNTS
 from fedgist.core.linear_head import class_means, class_sums, one_feature_width, with_constant
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
@@ -38,7 +39,7 @@ class ClassTotals:
     """
 
     total: Tensor = field(metadata=rows_where("weight"))
-    weight: Tensor = field(metadata=NONZERO)
+    weight: Tensor = field(metadata=NONZERO | COUNTS)
 
 
 @tree

@@ -6,7 +6,7 @@ Nobody would publish them, but with them every part of the vocabulary is tested.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.averaging import Averaging
 from fedgist.core.bounds import PositiveInt
+from fedgist.core.counts import COUNTS
 from fedgist.core.linear_head import class_sums
 from fedgist.core.message import message
 from fedgist.core.method import (
@@ -40,7 +41,7 @@ class ClassMeans:
     """Sums by class, (classes, width), and the number of rows of each class, (classes,)."""
 
     total: Tensor
-    rows: Tensor
+    rows: Tensor = field(metadata=COUNTS)
 
 
 @message(reduce="sum")
@@ -271,7 +272,7 @@ class PublicLogits:
     """Sums of clients' logits of the public rows, (rows, classes), and how many clients."""
 
     total: Tensor
-    clients: Tensor
+    clients: Tensor = field(metadata=COUNTS)
 
 
 @dataclass(frozen=True)

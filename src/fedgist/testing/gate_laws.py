@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.core.counts import CountRange, count_fields
 from fedgist.core.message import refuse
 from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.data.dataset import Dataset
@@ -59,7 +60,9 @@ def bad_uploads_are_refused(subject: Subject) -> None:
         assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
         arrays = named(message)
         numbers = any(a.is_floating_point() for a in arrays.values())
-        for how in ("nan", "inf", "-inf", "wrong shape", "oversized", "wrong type"):
+        hows = ["nan", "inf", "-inf", "wrong shape", "oversized", "wrong type"]
+        hows += ["-1"] if form.counts == CountRange() and count_fields(type(message)) else []
+        for how in hows:
             if not arrays or (how in {"nan", "inf", "-inf"} and not numbers):
                 continue
             reason = refuse(spoiled(message, how), form)
