@@ -155,9 +155,10 @@ def test_an_impossible_count_is_refused_by_name_and_the_round_goes_on(
 @pytest.mark.parametrize("name", ["fedlog", "fedproto"])
 def test_counts_with_a_clients_own_noise_may_be_negative_but_not_anything(name: str) -> None:
     small_world = world(name, privacy=LOCAL)
-    deviation = small_world.server.task.privacy.deviation
+    privacy = small_world.server.task.privacy
+    assert privacy is not None
     for far, taken in ((-5.0, True), (-20.0, False)):
-        fed = with_wire(small_world, only(2, counting(COUNTED[name], far * deviation)))
+        fed = with_wire(small_world, only(2, counting(COUNTED[name], far * privacy.deviation)))
         assert ("refused" not in fed.advance()[0]) == taken
 
 

@@ -61,7 +61,7 @@ def bad_uploads_are_refused(subject: Subject) -> None:
         arrays = named(message)
         numbers = any(a.is_floating_point() for a in arrays.values())
         hows = ["nan", "inf", "-inf", "wrong shape", "oversized", "wrong type"]
-        hows += ["-1"] if form.counts == CountRange() and count_fields(type(message)) else []
+        hows += ["-1"] if form.counts == CountRange() and count_fields(form.kind) else []
         for how in hows:
             if not arrays or (how in {"nan", "inf", "-inf"} and not numbers):
                 continue
