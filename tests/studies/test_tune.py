@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
@@ -245,6 +249,88 @@ def test_a_failed_trial_does_not_count_and_a_killed_one_is_asked_again(
     assert (
         next(again.jobs(3)).folder == killed.folder
     )  # the same parameters: the run in its folder goes on
+
+
+ROUNDS_OF_EACH = 4
+
+
+def score(lr: float, number: int) -> float:
+    """Stand in for what a run measures: the same in every process, other for every trial."""
+    return (lr * 997) % 1.0 + number / 100
+
+
+def search(tuner: Tuner, trials: int, dies: tuple[int, int] = (-1, 0)) -> None:
+    """Go on with a search; ``dies`` is the trial and the round after whose line it is killed."""
+    for job in tuner.jobs(trials):
+        trial = tuner.open[job.name].trials[0]
+        path = job.folder / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        bad = tuner.listen(job, Event("began", {"round": len(lines)}))
+        for number in range(len(lines) + 1, ROUNDS_OF_EACH + 1):
+            if bad:
+                break
+            line = {"round": number, OBJECTIVE: score(trial.params["train.lr"], number)}
+            job.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            if (trial.number, number) == dies:
+                return
+            bad = tuner.listen(job, Event("round", line))
+        tuner.listen(job, Event("stopped" if bad else "done"))
+
+
+def told(tuner: Tuner) -> list[object]:
+    """Everything that a search knows of its trials."""
+    found = tuner.study.get_trials()
+    return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in found]
+
+
+def test_a_killed_search_makes_the_trials_of_one_that_never_was(
+    tmp_path: Path, space: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ten trials are drawn at random, those after them by what was measured; some are pruned
+    settings = [*SMALL, f"train.num_rounds={ROUNDS_OF_EACH}"]
+    whole = Tuner(DEMO, settings, space, tmp_path / "whole", 1)
+    search(whole, 13)
+    assert {trial.state.name for trial in whole.study.get_trials()} == {"COMPLETE", "PRUNED"}
+    trial = importlib.import_module("optuna").trial.Trial
+    for dies in ((1, 2), (1, 4), (6, 3), (11, 3), (12, 4)):
+        search(Tuner(DEMO, settings, space, tmp_path / "cut", 1), 13, dies)
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(trial, "suggest_int", killed)  # when it has one of three values
+            search(Tuner(DEMO, settings, space, tmp_path / "cut", 1), 13)
+    cut = Tuner(DEMO, settings, space, tmp_path / "cut", 1)
+    search(cut, 13)
+    assert told(cut) == told(whole)
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def kill_when_begun(search: Command, out: Path, trials: int) -> None:
+    """Kill a search when so many of its trials have a record."""
+    wait_until(lambda: len(list(out.glob("*/*/rounds.jsonl"))) >= trials)
+    children = search.workers()
+    search.signal(signal.SIGKILL)
+    search.end()
+    wait_for_ends(children)
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_twice_makes_the_trials_of_a_whole_one(
+    tmp_path: Path, space: Path
+) -> None:
+    settings = [word for text in [*SMALL, "train.num_rounds=15"] for word in ("--set", text)]
+    command = ["tune", "demo", "--space", str(space), "--trials", "4", "--jobs", "1", *settings]
+    for trials in (1, 3):
+        kill_when_begun(Command([*command, "--out", "cut"], tmp_path), tmp_path / "cut", trials)
+    for out in ("cut", "whole"):
+        fedgist(*command, "--out", out, cwd=tmp_path)
+    mine = [*SMALL, "train.num_rounds=15"]
+    cut_one, whole = (Tuner(DEMO, mine, space, tmp_path / out, 1) for out in ("cut", "whole"))
+    assert len(whole.study.get_trials()) == 4
+    assert told(cut_one) == told(whole)
 
 
 def test_a_run_without_validation_rows_is_an_error_that_says_so(

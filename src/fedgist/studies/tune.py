@@ -1,7 +1,9 @@
 """Hyper-parameters by Optuna, on validation data only.
 
-A study is kept in ``study.db`` of its folder and goes on where it was killed. The folder of a
-trial's run is named by its parameters, so that a run that had begun is resumed.
+A study is kept in ``study.db`` of its folder and goes on where it was killed: trials that were
+under way go on under their numbers, and those to come get the values that they would have got
+(:mod:`fedgist.studies.trial_values`). The folder of a trial's run is named by its parameters, so
+that a run that had begun is resumed.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from typing import Any
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
-from fedgist.federation.record import ROUNDS, read_lines
+from fedgist.federation.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
-from fedgist.studies.search_space import Range, extremes, own_values, read_space
+from fedgist.studies.search_space import extremes, own_values, read_space
+from fedgist.studies.trial_values import Sampler, suggest
 
 OBJECTIVE = VALIDATION_ACCURACY
 VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
-STUDY = "study.db"
+STUDY, NAME = "study.db", "fedgist"
 
 
 @dataclass
@@ -37,6 +40,7 @@ class _OpenTrial:
 
     trials: list[Any]
     jobs: list[Job]
+    reported: set[int] = field(default_factory=set)  # rounds
     values: dict[str, float] = field(default_factory=dict)  # of the jobs that are done
     over: bool = False  # pruned or failed: its other seeds need not be run
 
@@ -65,11 +69,11 @@ class Tuner:
             self._check(space, params)
         self.open: dict[str, _OpenTrial] = {}
         out.mkdir(parents=True, exist_ok=True)
+        self.storage = self._open_storage()
         self.study = self._open_study(base)
         self._check_same_question()
         if not self.study.trials:  # so that the best is never worse than what the recipe says
             self.study.enqueue_trial(own_values(base.settings(), self.space))
-        self._ask_again_for_killed()
 
     def _check(self, space: Path, params: Mapping[str, Any]) -> None:
         try:
@@ -78,22 +82,20 @@ class Tuner:
             msg = f"{space}: {str(error).removeprefix(f'{self.path}: ')}"
             raise RecipeError(msg) from error
 
-    def _open_study(self, base: Recipe) -> Any:
-        begun = (self.out / STUDY).exists()
+    def _open_storage(self) -> Any:
         # without a pool: a connection kept open in one would be closed by nobody
         pool = importlib.import_module("sqlalchemy.pool").NullPool
-        storage = self.optuna.storages.RDBStorage(
+        return self.optuna.storages.RDBStorage(
             f"sqlite:///{(self.out / STUDY).resolve()}", engine_kwargs={"poolclass": pool}
         )
-        trials = 0  # of earlier calls: each call has a sampler seed of its own
-        if begun:
-            trials = len(self.optuna.load_study(study_name="fedgist", storage=storage).trials)
+
+    def _open_study(self, base: Recipe) -> Any:
         return self.optuna.create_study(
-            storage=storage,
-            study_name="fedgist",
+            storage=self.storage,
+            study_name=NAME,
             direction="maximize",
             load_if_exists=True,
-            sampler=self.optuna.samplers.TPESampler(seed=base.seed + trials),
+            sampler=Sampler(lambda seed: self.optuna.samplers.TPESampler(seed=seed), base.seed),
             pruner=self.optuna.pruners.MedianPruner(
                 n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 2)
             ),
@@ -115,12 +117,19 @@ class Tuner:
             raise RecipeError(msg)
         self.study.set_user_attr("asked", question)
 
-    def _ask_again_for_killed(self) -> None:
-        """Close the trials that were running when the study was killed, and queue them again."""
-        states = self.optuna.trial.TrialState
-        for trial in self.study.get_trials(states=(states.RUNNING,)):
-            self.study.tell(trial.number, state=states.FAIL)
-            self.study.enqueue_trial(trial.params)
+    def _trials(self, count: int) -> Iterator[Any]:
+        """Yield so many trials with their values: first those that were under way at a kill."""
+        running, trial_of = self.optuna.trial.TrialState.RUNNING, self.optuna.trial.Trial
+        killed = [trial.number for trial in self.study.get_trials(states=(running,))]
+        for place in range(count):
+            if place < len(killed):
+                study = self.storage.get_study_id_from_name(NAME)
+                number = self.storage.get_trial_id_from_study_id_trial_number(study, killed[place])
+                trial = trial_of(self.study, number)
+            else:
+                trial = self.study.ask()
+            suggest(trial, self.space)
+            yield trial
 
     @property
     def finished(self) -> int:
@@ -130,14 +139,14 @@ class Tuner:
 
     def jobs(self, trials: int) -> Iterator[Job]:
         """Yield jobs until ``trials`` trials have been begun, those that are finished included."""
-        for _ in range(trials - self.finished):
-            trial = self.study.ask(_distributions(self.optuna, self.space))
+        for trial in self._trials(trials - self.finished):
             jobs = self._jobs_of(trial)
             twin = self._open_trial_in(jobs[0].folder)
             if twin is not None:
                 twin.trials.append(trial)
                 continue
-            opened = _OpenTrial([trial], jobs)
+            known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+            opened = _OpenTrial([trial], jobs, set(known))
             self.open |= {job.name: opened for job in jobs}
             for job in jobs:
                 if not opened.over:
@@ -161,20 +170,26 @@ class Tuner:
         opened = self.open[job.name]
         if opened.over:
             return True
-        if event.kind == "round":
-            line = event.line or {}
-            if job is opened.jobs[0] and OBJECTIVE in line:
-                opened.trials[0].report(line[OBJECTIVE], line["round"])
-                if opened.trials[0].should_prune():
-                    self._close(opened, state=states.PRUNED)
-                    return True
-        elif event.kind == "failed":
+        told = _rounds_told(opened, job, event)
+        if any(self._is_bad(opened, line) for line in told):
+            self._close(opened, state=states.PRUNED)
+            return True
+        if event.kind == "failed":
             self._close(opened, state=states.FAIL)
         elif event.kind == "done":
             opened.values[job.name] = _objective(job.folder)
             if len(opened.values) == len(opened.jobs):
                 self._close(opened, sum(opened.values.values()) / len(opened.values))
         return False
+
+    def _is_bad(self, opened: _OpenTrial, line: Line) -> bool:
+        """Report a round of a trial, unless that was done before a kill; return whether to stop."""
+        trial = opened.trials[0]
+        if line["round"] not in opened.reported:
+            opened.reported.add(line["round"])
+            trial.report(line[OBJECTIVE], line["round"])
+        stop: bool = trial.should_prune()
+        return stop
 
     def _close(self, opened: _OpenTrial, value: float | None = None, state: Any = None) -> None:
         opened.over = True
@@ -252,17 +267,24 @@ def _optuna() -> Any:
     return optuna
 
 
-def _distributions(optuna: Any, space: Mapping[str, Range]) -> dict[str, Any]:
-    return {key: _distribution(optuna.distributions, values) for key, values in space.items()}
+def _rounds_told(opened: _OpenTrial, job: Job, event: Event) -> list[Line]:
+    """Return the rounds of a trial's first job, with a score, that an event tells of.
 
-
-def _distribution(distributions: Any, values: Range) -> Any:
-    if "choices" in values:
-        return distributions.CategoricalDistribution(values["choices"])
-    low, high, log = values["low"], values["high"], values.get("log", False)
-    if isinstance(low, int) and isinstance(high, int):
-        return distributions.IntDistribution(low, high, log=log, step=int(values.get("step", 1)))
-    return distributions.FloatDistribution(low, high, log=log, step=values.get("step"))
+    A run that goes on tells of the rounds in its record: a kill may have come before they were
+    reported, or before they were judged. Those of a run that is over were judged if reported.
+    """
+    lines: list[Line] = []
+    if job is not opened.jobs[0]:
+        return lines
+    if event.kind == "round" and event.line:
+        lines = [event.line]
+    elif event.kind == "began" and event.line:
+        done = event.line["round"]
+        lines = [line for line in read_lines(job.folder / ROUNDS) if line["round"] <= done]
+    elif event.kind == "done":
+        lines = read_lines(job.folder / ROUNDS)
+        lines = [line for line in lines if line["round"] not in opened.reported]
+    return [line for line in lines if line.get(OBJECTIVE) is not None]
 
 
 def _objective(folder: Path) -> float:

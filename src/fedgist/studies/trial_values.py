@@ -1,0 +1,93 @@
+"""The values that trials of a search have: functions of its seed and of what it has measured.
+
+Optuna's samplers draw from one generator, so a search that goes on in another process would draw
+other values. Here every draw has a generator of its own, seeded by the search's seed, the trial's
+number and the key; and a trial that was under way when the search was killed goes on under its
+number, with the values that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedgist.studies.search_space import Range
+
+
+class Numbered(Protocol):
+    """A trial as samplers see it."""
+
+    @property
+    def number(self) -> int:
+        """Its place among the trials of a search, from 0."""
+
+
+class Trial(Protocol):
+    """A trial that asks for its values."""
+
+    def suggest_categorical(self, name: str, choices: object) -> object:
+        """Return one of the choices."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> object:
+        """Return a whole number."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None, log: bool
+    ) -> object:
+        """Return a number."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler of Optuna's, made anew for every draw: ``make`` makes it from a seed.
+
+    It stands in for Optuna's interface of samplers, ``BaseSampler``.
+    """
+
+    make: Callable[[int], Any]
+    seed: int
+
+    def _of(self, trial: Numbered, key: str = "") -> Any:
+        text = f"{self.seed}/{trial.number}/{key}"
+        return self.make(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]))
+
+    def infer_relative_search_space(self, study: object, trial: Numbered) -> Mapping[str, object]:
+        """Return the keys that are drawn together."""
+        space: Mapping[str, object] = self._of(trial).infer_relative_search_space(study, trial)
+        return space
+
+    def sample_relative(
+        self, study: object, trial: Numbered, search_space: object
+    ) -> Mapping[str, object]:
+        """Return the values of keys that are drawn together."""
+        values: Mapping[str, object] = self._of(trial).sample_relative(study, trial, search_space)
+        return values
+
+    def sample_independent(
+        self, study: object, trial: Numbered, param_name: str, param_distribution: object
+    ) -> object:
+        """Return the value of a key that is drawn by itself."""
+        sampler = self._of(trial, param_name)
+        value: object = sampler.sample_independent(study, trial, param_name, param_distribution)
+        return value
+
+    def before_trial(self, study: object, trial: Numbered) -> None:
+        """Do nothing: nothing is kept between draws."""
+
+    def after_trial(self, study: object, trial: Numbered, state: object, values: object) -> None:
+        """Do nothing: nothing is kept between draws."""
+
+
+def suggest(trial: Trial, space: Mapping[str, Range]) -> None:
+    """Give a trial a value of each key in a space, but for the keys that have one already."""
+    for key, values in space.items():
+        if "choices" in values:
+            trial.suggest_categorical(key, values["choices"])
+            continue
+        low, high, log = values["low"], values["high"], values.get("log", False)
+        if isinstance(low, int) and isinstance(high, int):
+            trial.suggest_int(key, low, high, step=int(values.get("step", 1)), log=log)
+        else:
+            trial.suggest_float(key, low, high, step=values.get("step"), log=log)
