@@ -42,6 +42,15 @@ def test_what_was_spent_is_shown_wherever_a_run_is(tmp_path: Path) -> None:
     assert "simulated, noise from seed 0, which anyone can subtract" in page
 
 
+def test_runs_of_several_seeds_or_settings_say_what_they_spend_together(tmp_path: Path) -> None:
+    told = "2 runs on the same rows compose to epsilon 3.191, delta 0.01 for one record more or"
+    words = settings(*SMALL, *PRIVATE)
+    run = fedgist("run", *words, "--seeds", "2", "--out", "seeds", cwd=tmp_path)
+    assert (run.stdout + run.stderr).count(told) == 1
+    grid = ["--grid", "train.lr=1e-3,1e-2", "--out", "grid"]
+    assert fedgist("sweep", "demo", *words, *grid, cwd=tmp_path).stderr.count(told) == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "says"),
     [

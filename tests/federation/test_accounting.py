@@ -8,7 +8,9 @@ import dp_accounting
 import pytest
 from scipy import stats
 
-from fedgist.federation.accounting import LEAST_NOISE, Schedule, multiplier, spent
+from fedgist.federation.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
+from fedgist.federation.composition import notes_on
+from fedgist.federation.recipe import make
 
 
 def delta_of(noise: float, epsilon: float) -> float:
@@ -44,6 +46,38 @@ def test_the_papers_epsilon_grows_to_the_budget() -> None:
     values = [spent(schedule, noise, 0.01, number) for number in range(11)]
     assert values == sorted(values)
     assert values[-1] == pytest.approx(2.0)
+
+
+def test_runs_compose_as_one_with_all_their_releases() -> None:
+    # rejects adding epsilons up, which is what is promised where draws amplify privacy
+    schedule = Schedule((1, *[1] * 4))
+    noise = multiplier(schedule, 1.0, 0.01)
+    epsilon, delta = composed([(1.0, 0.01)] * 3)
+    assert epsilon == pytest.approx(spent(Schedule((15,)), noise, 0.01, 0), rel=1e-6)
+    assert delta == 0.01
+    other = multiplier(schedule, 2.0, 1e-3)
+    sigma = (5 / noise**2 + 5 / other**2) ** -0.5
+    assert delta_of(sigma, composed([(1.0, 0.01), (2.0, 1e-3)])[0]) == pytest.approx(0.01, rel=1e-4)
+
+
+PLAIN = ["privacy.unit=record", "privacy.epsilon=1", "privacy.delta=0.01", "privacy.clip=5"]
+STEPS = ["privacy.bodies=dp_sgd", "privacy.sampling_rate=0.1", "privacy.gradient_clip=1"]
+
+
+def test_what_runs_spend_together_is_said_once_for_each_unit() -> None:
+    plain, client = make({}, PLAIN), make({}, [*PLAIN, "privacy.unit=client"])
+    assert notes_on([plain]) == []
+    assert notes_on([make({}), make({})]) == []
+    (note,) = notes_on([plain] * 2)
+    assert "2 runs on the same rows compose to epsilon 1.586, delta 0.01 for one record" in note
+    assert "simulated: noise from seeds" in note
+    assert "simulated" not in notes_on([make({}, [*PLAIN, "privacy.noise=system"])] * 2)[0]
+    both = notes_on([plain, plain, client, make({})])
+    assert "2 runs" in both[0]
+    assert "1 run on the same rows compose to epsilon 1, delta 0.01 for one client" in both[1]
+    assert all("1 more without privacy promise nothing" in note for note in both)
+    for added in (STEPS, ["train.sampling=poisson"], ["privacy.accounting=paper"]):
+        assert "epsilon 3, delta 0.03 for" in notes_on([make({}, [*PLAIN, *added])] * 3)[0]
 
 
 def test_the_exchange_before_round_1_counts() -> None:

@@ -16,6 +16,7 @@ import fedgist
 from fedgist.core.method import Context, Order
 from fedgist.core.replies import gather
 from fedgist.core.tree import leaves, named
+from fedgist.data.client_rows import Rows
 from fedgist.engines.envelope import Header, seal
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import RUN
@@ -25,6 +26,7 @@ from fedgist.errors import RecipeError
 from fedgist.federation.central_privacy import central_seam
 from fedgist.federation.checkpoint import load
 from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.private_run import check_rows
 from fedgist.federation.recipe import make
 from fedgist.federation.record import RELEASES, read_lines
 from fedgist.federation.server_run import Place, run_server
@@ -336,6 +338,11 @@ def test_a_row_of_several_clients_is_no_record_of_one() -> None:
     says = "row 0 is in 2 clients, and each would release it: give each row to one client"
     with pytest.raises(RecipeError, match=says):
         fedgist.run(raw | {"privacy": RECORD}, data=blobs(), clients=shared)
+    # rows that clients hold out are theirs as well: by counts of them a search may choose
+    section = make({"privacy": RECORD}).privacy
+    train, held = Rows.of([torch.tensor([0, 3])]), Rows.of([torch.tensor([3])])
+    with pytest.raises(RecipeError, match="row 3 is in 2 clients"):
+        check_rows(section, blobs(), train, held)
     # a client's presence hides all of its rows, wherever else they are
     fedgist.run(raw | {"privacy": CLIENT}, data=blobs(), clients=shared)
 

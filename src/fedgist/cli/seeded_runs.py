@@ -8,6 +8,7 @@ from pathlib import Path
 from fedgist.engines.process_control import keep_memory
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import runner
+from fedgist.federation.composition import notes_on
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import RECIPE, is_over
 from fedgist.federation.resuming import check_finished
@@ -45,6 +46,8 @@ def start(
         yield runner.run(recipe, Given(root=data_root), observer, folder=out, overwrite=overwrite)
     else:
         numbers = range(recipe.seed, recipe.seed + seeds)
+        for note in notes_on([recipe] * seeds):
+            observer.note(note)
         yield from _seeds(
             recipe, numbers, out, data_root, observer, count=seeds, overwrite=overwrite
         )
@@ -102,6 +105,9 @@ def resume(
             "or resume one of them"
         )
         raise RecipeError(msg)
+    if runs[0].folder != folder:
+        for note in notes_on([read(runs[0].folder / RECIPE)] * max(seeds, len(runs))):
+            observer.note(note)
     for run in runs:
         recipe = read(run.folder / RECIPE, settings)
         if _is_finished(run, rounds or recipe.train.num_rounds):

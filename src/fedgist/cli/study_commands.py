@@ -17,15 +17,17 @@ from fedgist.cli.result_commands import Reference, Target
 from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_runs
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
+from fedgist.federation.composition import notes_on
 from fedgist.federation.recipe import Recipe
 from fedgist.report import comparison, run_files, table_formats, tables
 from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.study_rows import Study
-from fedgist.report.terminal import console, words
+from fedgist.report.terminal import console, say, words
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_table
+from fedgist.studies.private_choice import HOW, NOT_COVERED
 from fedgist.studies.sweep import grid
 from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 
@@ -105,6 +107,9 @@ def sweep(
     # sweeps of one recipe may differ in settings that are no part of a cell's name
     out = out or Path("runs") / (archive.name if archive else f"sweep-{path.stem}")
     todo = grid(path, settings or [], axes, seeds, out)
+    if not quiet:
+        for note in notes_on([job.recipe for job in todo]):
+            say(note, error=True)
     kept = Archive(archive, out, same_runs()) if archive else None
     failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)
     raise_failures(failed, at_least=len(todo))
@@ -141,7 +146,8 @@ def tune(
 
     If the recipe holds out no validation data, a fifth of each client's training rows is held out.
     The study goes on after Ctrl-C or a kill: give the same command again. The recipe with the best
-    settings is written to best.toml.
+    settings is written to best.toml. Under privacy trials are random, none is stopped early, and
+    the best is chosen by report noisy max, paid from tune.epsilon.
 
     Examples
     --------
@@ -151,6 +157,8 @@ def tune(
     out = out or Path("runs") / f"tune-{path.stem}"
     with storing(out):
         tuner = Tuner(path, settings or [], find_space(space), out, seeds)
+        if tuner.private and not quiet:
+            say(HOW, error=True)
         failed = do_jobs(
             tuner.jobs(trials),
             None,
@@ -160,7 +168,7 @@ def tune(
             listener=tuner.listen,
             metric=OBJECTIVE,
         )
-        if folders := tuner.folders():
+        if not tuner.private and (folders := tuner.folders()):
             _print_trials(folders)
         print_best(tuner, out)
     raise_failures(failed)
@@ -176,8 +184,11 @@ def print_best(tuner: Tuner, out: Path) -> None:
     atomic_files.write(out / "best.toml", best_recipe.to_toml())
     score = percent(best[1])
     trials = f"best of {tuner.finished} trials on validation data"
-    screen.print(words(f"{trials}, {score}: {_settings(best[0])}"))
-    if ties := tuner.ties():
+    how = "by report noisy max over correct rows" if tuner.private else score
+    screen.print(words(f"{trials}, {how}: {_settings(best[0])}"))
+    if tuner.private:
+        screen.print(words(f"{tuner.promise()}; {NOT_COVERED.format(out=out)}"))
+    elif ties := tuner.ties():
         more = f", and {len(ties) - MOST_TIES} more" if len(ties) > MOST_TIES else ""
         others = "; ".join(map(_settings, ties[:MOST_TIES]))
         screen.print(words(f"! a tie: as good, {score}, are {others}{more}; the first was taken"))

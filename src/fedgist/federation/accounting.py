@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -69,6 +70,19 @@ def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
     if schedule.chance == 1 and not steps:
         return _gaussian("epsilon", noise / math.sqrt(releases), delta)
     return _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+
+
+def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the epsilon and delta of several runs on the same rows, each with such a budget.
+
+    This is for runs whose noise is calibrated exactly and whose draws amplify nothing. Each is then
+    as one Gaussian mechanism of deviation sigma_i that spends its whole budget, and together they
+    are one of 1 / sigma^2 = sum_i 1 / sigma_i^2 (Dong, Roth, Su 2022, corollary 3.3), whichever
+    later runs depend on earlier ones. Delta is the largest of the runs'.
+    """
+    delta = max(delta for _, delta in budgets)
+    precision = sum(_gaussian("sigma", *budget) ** -2 for budget in budgets)
+    return _gaussian("epsilon", 1 / math.sqrt(precision), delta), delta
 
 
 def _paper_epsilon(releases: int, noise: float, delta: float) -> float:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fedgist.core import random
 from fedgist.core.layers import BatchNorm
 from fedgist.core.message import Form, reduction
@@ -154,11 +156,12 @@ def private_task(
     return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
 
 
-def check_rows(section: PrivacySection, data: Dataset, train: Rows) -> None:
+def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
     """Raise RecipeError if more of the training rows becomes known than what is released.
 
     Numbers that were measured on the rows enter every input, without noise. And each client of a
-    row adds it to the total, so a row of several moves a total by more than its sensitivity.
+    row adds it to the total, so a row of several moves a total by more than its sensitivity. Rows
+    that clients hold out are theirs, too: by counts of them a search may choose.
     """
     unit = section.unit
     if unit == "none":
@@ -167,7 +170,7 @@ def check_rows(section: PrivacySection, data: Dataset, train: Rows) -> None:
         if part in data.measured:
             msg = f"privacy.unit = {unit!r}: {data.name}: {problem}"
             raise RecipeError(msg)
-    times = train.rows.bincount()
+    times = torch.cat([train.rows, held.rows]).bincount()
     if unit == "record" and int(times.max()) > 1:
         msg = f"privacy.unit = 'record': row {int(times.argmax())} is in {int(times.max())} "
         raise RecipeError(msg + "clients, and each would release it: give each row to one client")

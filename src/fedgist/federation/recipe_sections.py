@@ -22,7 +22,7 @@ from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError, listed, shown
 from fedgist.federation.data_section import Data
 from fedgist.federation.graph_section import GraphSection
-from fedgist.federation.privacy_section import PrivacySection
+from fedgist.federation.privacy_section import Amount, PrivacySection
 from fedgist.federation.section import (
     CLOSED,
     GIVEN,
@@ -210,6 +210,12 @@ class PaperSection(_Section):
     departs: tuple[str, ...] = ()  # settings that differ from the paper's, filled in by reading
 
 
+class TuneSection(_Section):
+    """What a search over this recipe may spend beside its trials; nothing else reads it."""
+
+    epsilon: Amount | None = None  # under privacy, on the choice of the best trial
+
+
 class Recipe(_Section):
     """The complete description of a run."""
 
@@ -225,6 +231,7 @@ class Recipe(_Section):
     evaluate: EvaluateSection = EvaluateSection()
     engine: Annotated[EngineSection, _role("work")] = EngineSection()
     paper: Annotated[PaperSection, _role("printed")] = PaperSection()
+    tune: Annotated[TuneSection, _role("work")] = TuneSection()
 
     _dropped: tuple[str, ...] = PrivateAttr(default=())
 

@@ -119,7 +119,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
         task, spending = private_task(recipe, method, task, clients, train.counts.tolist())
-        check_rows(recipe.privacy, data, train)
+        check_rows(recipe.privacy, data, train, parts.validation)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online, hears, settings, lonely = _who(recipe, method, task, clients, train)

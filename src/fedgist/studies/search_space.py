@@ -12,6 +12,10 @@ from fedgist.errors import InputError, RecipeError, first_line, one_of
 from fedgist.federation.recipe import role_of
 
 FIXED = (
+    "privacy.unit",
+    "privacy.epsilon",
+    "privacy.delta",
+    "privacy.noise",
     "data.validation",
     "data.held_out",
     "evaluate.",

@@ -1,4 +1,4 @@
-"""Hyper-parameters by Optuna, on validation data only.
+"""Hyper-parameters by Optuna, on validation data only; under privacy, by a choice that is paid for.
 
 A study is kept in ``study.db`` of its folder and goes on where it was killed: trials that were
 under way go on under their numbers, and those to come get the values that they would have got
@@ -23,12 +23,20 @@ from fedgist.federation.columns import VALIDATION_ACCURACY
 from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
+from fedgist.studies.private_choice import (
+    check_search,
+    correct_rows,
+    noisy_max,
+    promise,
+    source_of_bits,
+)
 from fedgist.studies.search_space import extremes, own_values, read_space
 from fedgist.studies.trial_values import Sampler, suggest
 
 OBJECTIVE = VALIDATION_ACCURACY
 VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
+CHOICES = "choices"  # made under privacy: among which trials, which one, for what epsilon
 
 
 @dataclass
@@ -65,6 +73,8 @@ class Tuner:
         self.held_out = base.data.validation
         if base.data.validation == 0 and not base.data.held_out:
             self.settings.append(f"data.validation={VALIDATION}")
+        check_search(base)
+        self.base = base
         for params in extremes(self.space):
             self._check(space, params)
         self.open: dict[str, _OpenTrial] = {}
@@ -90,16 +100,28 @@ class Tuner:
         )
 
     def _open_study(self, base: Recipe) -> Any:
+        samplers, pruners = self.optuna.samplers, self.optuna.pruners
+        sampler, pruner = (
+            samplers.TPESampler,
+            pruners.MedianPruner(
+                n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 2)
+            ),
+        )
+        if self.private:  # both would look at scores
+            sampler, pruner = samplers.RandomSampler, pruners.NopPruner()
         return self.optuna.create_study(
             storage=self.storage,
             study_name=NAME,
             direction="maximize",
             load_if_exists=True,
-            sampler=Sampler(lambda seed: self.optuna.samplers.TPESampler(seed=seed), base.seed),
-            pruner=self.optuna.pruners.MedianPruner(
-                n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 2)
-            ),
+            sampler=Sampler(lambda seed: sampler(seed=seed), base.seed),
+            pruner=pruner,
         )
+
+    @property
+    def private(self) -> bool:
+        """Whether the trials run under privacy, so that choosing one costs epsilon, too."""
+        return self.base.privacy.unit != "none"
 
     def _check_same_question(self) -> None:
         """Refuse to go on with a study of another recipe or space."""
@@ -199,10 +221,43 @@ class Tuner:
     def best(self) -> tuple[dict[str, Any], float] | None:
         """Return the parameters and the value of the best trial, or None if none is complete.
 
-        Of trials that tie it is the first.
+        Of trials that tie it is the first; under privacy it is chosen by report noisy max.
         """
         complete = self._complete()
+        if self.private and complete:
+            complete = [self._chosen(sorted(complete, key=lambda trial: trial.number))]
         return (dict(complete[0].params), float(complete[0].value)) if complete else None
+
+    def _chosen(self, complete: list[Any]) -> Any:
+        """Return the trial chosen among the complete ones by report noisy max.
+
+        A choice is kept before anybody sees it: the same trials are never chosen among twice, which
+        would cost epsilon again.
+        """
+        numbers, made = [trial.number for trial in complete], self._choices()
+        if not made or made[-1]["among"] != numbers:
+            counts = [self._correct_rows(trial) for trial in complete]
+            epsilon = self.base.tune.epsilon
+            assert epsilon is not None  # checked at the start
+            place = noisy_max(counts, epsilon, source_of_bits(self.base, len(made)))
+            made = [*made, {"among": numbers, "trial": numbers[place], "epsilon": epsilon}]
+            self.study.set_user_attr(CHOICES, made)
+        return next(trial for trial in complete if trial.number == made[-1]["trial"])
+
+    def _choices(self) -> list[dict[str, Any]]:
+        return list(self.study.user_attrs.get(CHOICES, []))
+
+    def _correct_rows(self, trial: Any) -> float:
+        """Return a trial's number of correct validation rows, mean over its seeds."""
+        counts = [correct_rows(job.folder) for job in self._jobs_of(trial)]
+        return sum(counts) / len(counts)
+
+    def promise(self) -> str:
+        """Return what the search spent of privacy so far, with every trial that was begun."""
+        waiting = self.optuna.trial.TrialState.WAITING
+        begun = [t for t in self.study.get_trials(deepcopy=False) if t.state != waiting]
+        runs = {job.folder: job.recipe for trial in begun for job in self._jobs_of(trial)}
+        return promise(list(runs.values()), [choice["epsilon"] for choice in self._choices()])
 
     def ties(self) -> list[dict[str, Any]]:
         """Return the parameters of other trials that are as good as the best one."""
