@@ -95,7 +95,8 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
 
     This is the one place that knows under which promises scores may be used: they are seen by the
     server, and choosing by them releases something about the rows behind them, of which the
-    accounting of privacy knows nothing.
+    accounting of privacy knows nothing. A search pays for its choice, and has rules of its own
+    (studies/private_choice.py).
 
     Raises
     ------
