@@ -27,11 +27,21 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from fedgist.errors import RecipeError
 from fedgist.federation.composition import PUBLIC_NOISE, compositions
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.record import CLIENTS, read_lines
+
+
+class Choice(TypedDict):
+    """A choice that was made: among which trials, which one, and what it cost."""
+
+    among: list[int]
+    trial: int
+    epsilon: float
+
 
 HOW = (
     "privacy: trials are drawn at random and none is stopped early, for a choice by scores would "
@@ -69,6 +79,11 @@ def check_search(recipe: Recipe) -> None:
     }
     if problem := next((problem for problem, found in problems.items() if found), ""):
         raise RecipeError(problem)
+
+
+def mean_correct_rows(runs: Sequence[Path]) -> float:
+    """Return how many validation rows are predicted correctly, mean over the runs of a trial."""
+    return sum(map(correct_rows, runs)) / len(runs)
 
 
 def correct_rows(folder: Path) -> int:
@@ -119,11 +134,11 @@ def source_of_bits(recipe: Recipe, choice: int) -> Callable[[int], int]:
     return of_seed
 
 
-def promise(runs: Sequence[Recipe], choices: Sequence[float]) -> str:
+def promise(runs: Sequence[Recipe], choices: Sequence[Choice]) -> str:
     """Return what a search spent: that of its runs composed, plus the epsilon of each choice."""
     (found,) = compositions(runs)
-    paid = " + ".join(f"{epsilon:g}" for epsilon in choices)
-    total = found.epsilon + sum(choices)
+    paid = " + ".join(f"{choice['epsilon']:g}" for choice in choices)
+    total = found.epsilon + sum(choice["epsilon"] for choice in choices)
     return (
         f"{found.described()}; the choice among them costs tune.epsilon = {paid}; in all epsilon "
         f"{total:.4g}, delta {found.delta:.4g}{PUBLIC_NOISE if found.simulated else ''}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedgist.studies.search_space import Range
 
@@ -39,6 +39,23 @@ class Trial(Protocol):
         """Return a number."""
 
 
+class Draws(Protocol):
+    """What a sampler of Optuna's draws."""
+
+    def infer_relative_search_space(self, study: object, trial: Numbered) -> Mapping[str, object]:
+        """Return the keys that are drawn together."""
+
+    def sample_relative(
+        self, study: object, trial: Numbered, search_space: object
+    ) -> Mapping[str, object]:
+        """Return the values of keys that are drawn together."""
+
+    def sample_independent(
+        self, study: object, trial: Numbered, param_name: str, param_distribution: object
+    ) -> object:
+        """Return the value of a key that is drawn by itself."""
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A sampler of Optuna's, made anew for every draw: ``make`` makes it from a seed.
@@ -46,32 +63,29 @@ class Sampler:
     It stands in for Optuna's interface of samplers, ``BaseSampler``.
     """
 
-    make: Callable[[int], Any]
+    make: Callable[[int], Draws]
     seed: int
 
-    def _of(self, trial: Numbered, key: str = "") -> Any:
+    def _of(self, trial: Numbered, key: str = "") -> Draws:
         text = f"{self.seed}/{trial.number}/{key}"
         return self.make(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]))
 
     def infer_relative_search_space(self, study: object, trial: Numbered) -> Mapping[str, object]:
         """Return the keys that are drawn together."""
-        space: Mapping[str, object] = self._of(trial).infer_relative_search_space(study, trial)
-        return space
+        return self._of(trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: object, trial: Numbered, search_space: object
     ) -> Mapping[str, object]:
         """Return the values of keys that are drawn together."""
-        values: Mapping[str, object] = self._of(trial).sample_relative(study, trial, search_space)
-        return values
+        return self._of(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: object, trial: Numbered, param_name: str, param_distribution: object
     ) -> object:
         """Return the value of a key that is drawn by itself."""
         sampler = self._of(trial, param_name)
-        value: object = sampler.sample_independent(study, trial, param_name, param_distribution)
-        return value
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def before_trial(self, study: object, trial: Numbered) -> None:
         """Do nothing: nothing is kept between draws."""

@@ -24,8 +24,9 @@ from fedgist.federation.recipe import Recipe, read
 from fedgist.federation.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
+    Choice,
     check_search,
-    correct_rows,
+    mean_correct_rows,
     noisy_max,
     promise,
     source_of_bits,
@@ -236,28 +237,24 @@ class Tuner:
         """
         numbers, made = [trial.number for trial in complete], self._choices()
         if not made or made[-1]["among"] != numbers:
-            counts = [self._correct_rows(trial) for trial in complete]
+            runs = [[job.folder for job in self._jobs_of(trial)] for trial in complete]
             epsilon = self.base.tune.epsilon
             assert epsilon is not None  # checked at the start
-            place = noisy_max(counts, epsilon, source_of_bits(self.base, len(made)))
-            made = [*made, {"among": numbers, "trial": numbers[place], "epsilon": epsilon}]
+            bits = source_of_bits(self.base, len(made))
+            place = noisy_max([mean_correct_rows(folders) for folders in runs], epsilon, bits)
+            made = [*made, Choice(among=numbers, trial=numbers[place], epsilon=epsilon)]
             self.study.set_user_attr(CHOICES, made)
         return next(trial for trial in complete if trial.number == made[-1]["trial"])
 
-    def _choices(self) -> list[dict[str, Any]]:
+    def _choices(self) -> list[Choice]:
         return list(self.study.user_attrs.get(CHOICES, []))
-
-    def _correct_rows(self, trial: Any) -> float:
-        """Return a trial's number of correct validation rows, mean over its seeds."""
-        counts = [correct_rows(job.folder) for job in self._jobs_of(trial)]
-        return sum(counts) / len(counts)
 
     def promise(self) -> str:
         """Return what the search spent of privacy so far, with every trial that was begun."""
         waiting = self.optuna.trial.TrialState.WAITING
         begun = [t for t in self.study.get_trials(deepcopy=False) if t.state != waiting]
         runs = {job.folder: job.recipe for trial in begun for job in self._jobs_of(trial)}
-        return promise(list(runs.values()), [choice["epsilon"] for choice in self._choices()])
+        return promise(list(runs.values()), self._choices())
 
     def ties(self) -> list[dict[str, Any]]:
         """Return the parameters of other trials that are as good as the best one."""
