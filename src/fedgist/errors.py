@@ -10,6 +10,7 @@
     |   +-- MessageError             bytes that are not a message, or not the one expected
     |   +-- CheckpointError          a checkpoint that cannot be read
     |   +-- ReportError              a folder that holds no run that can be shown
+    |   |   +-- SealError            runs of which none fits its seal
     |   +-- OutputError              a path that cannot be written to
     |       +-- DiskFullError        there is no room to write it
     +-- TooFewRepliesError           a method asked for a total over fewer clients than allowed
@@ -63,6 +64,10 @@ class CheckpointError(InputError):
 
 class ReportError(InputError):
     """A folder holds no run that can be shown or compared."""
+
+
+class SealError(ReportError):
+    """None of the runs to be shown fits its seal."""
 
 
 class OutputError(InputError):

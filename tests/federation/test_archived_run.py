@@ -96,13 +96,16 @@ def test_of_a_run_directory_what_tables_and_curves_need_is_kept(folder: Path) ->
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text.replace("\n3,", "\n4,"), "its table was changed, or is not whole"),
-        (lambda text: text[:-9], "its table was changed, or is not whole"),
-        (lambda text: "", "it has fedgist_run = None, not 1"),
-        (lambda text: text.replace("fedgist_run = 1", "fedgist_run = 2"), "fedgist_run = 2, not 1"),
+        (lambda text: text.replace("\n3,", "\n4,"), "it was changed, or is not whole"),
+        (lambda text: text[:-9], "it was changed, or is not whole"),
+        (lambda text: "", "it has fedgist_run = None, not 2"),
+        (lambda text: text.replace("fedgist_run = 2", "fedgist_run = 3"), "fedgist_run = 3, not 2"),
+        (lambda text: text.replace("fedgist_run = 2", "fedgist_run = 1"), "its table was changed"),
+        (lambda text: text.replace("lr = 0.", "lr = 0.1"), "it was changed, or is not whole"),
+        (lambda text: text.partition("\n")[2], "it was changed, or is not whole"),
         (lambda text: text.replace("# [result]", "# [result"), "Expected"),
-        (lambda text: text.replace("# [result", "# [resolt"), "it has result = None, not a table"),
-        (lambda text: "<<<<<<< HEAD\n" + text, "it has fedgist_run = None, not 1"),
+        (lambda text: text.replace("# [result", "# [resolt"), "it was changed, or is not whole"),
+        (lambda text: "<<<<<<< HEAD\n" + text, "it has fedgist_run = None, not 2"),
     ],
 )
 def test_a_damaged_file_is_one_line_that_names_it(

@@ -19,6 +19,7 @@ from fedgist.federation.archived_run import of_directory, read_csv, to_csv
 from fedgist.federation.corrections import CORRECTIONS, FIRST, as_begun, computes, lacking
 from fedgist.federation.recipe import make
 from fedgist.federation.record import read_lines
+from fedgist.federation.sealing import sealed
 from fedgist.methods import METHODS
 from fedgist.report import comparison, run_files
 from fedgist.studies.archive import Archive
@@ -110,7 +111,7 @@ def stale(folder: Path) -> None:
     path = folder / "result.json"
     result = json.loads(path.read_text())
     result["computes"] = FIRST
-    path.write_text(json.dumps(result))
+    path.write_text(json.dumps(sealed(result)))
 
 
 RECIPE: dict[str, Any] = {

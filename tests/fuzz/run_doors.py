@@ -28,6 +28,7 @@ from fedgist.federation import archived_run
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.recipe import read
 from fedgist.federation.record import STATE
+from fedgist.federation.sealing import HEADER_KEY
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree
@@ -168,7 +169,7 @@ def checkpoint(random: Random, place: Path) -> None:
 def spoil_arrays(random: Random, path: Path) -> None:
     """A whole file, of other arrays than were saved; mostly with digests as if it had been."""
     with safetensors.safe_open(path, "pt") as file:
-        entry = json.loads(file.metadata()[checkpoints.ENTRY])
+        entry = json.loads(file.metadata()[HEADER_KEY])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     spoil_one(random, arrays)
     if random.random() < 0.2:
@@ -177,7 +178,7 @@ def spoil_arrays(random: Random, path: Path) -> None:
     entry.pop("digest", None)
     if random.random() < 0.8:
         entry["digest"] = checkpoints._digest(entry, arrays)
-    path.write_bytes(safetensors.torch.save(arrays, {checkpoints.ENTRY: json.dumps(entry)}))
+    path.write_bytes(safetensors.torch.save(arrays, {HEADER_KEY: json.dumps(entry)}))
 
 
 def spoil_one(random: Random, arrays: dict[str, Tensor]) -> None:

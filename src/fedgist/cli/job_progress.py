@@ -31,10 +31,12 @@ def do_jobs(
     listener: Listener | None = None,
     metric: str = "",
     archive: Archive | None = None,
+    rerun: bool = False,
 ) -> dict[str, str]:
     """Do the jobs, showing their progress; return the names of those that failed, and why.
 
-    Shown is the column ``metric``, by default that of each job's main metric.
+    ``rerun`` does those again whose files do not fit their seal; else they fail. Shown is the
+    column ``metric``, by default that of each job's main metric.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def do_jobs(
     """
     # both load torch, which --help and a mistake in a recipe do without
     from fedgist.engines.worker_pool import default_workers
-    from fedgist.studies.jobs import is_done, run_jobs
+    from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
     failed: dict[str, str] = {}
     known = jobs if isinstance(jobs, list) else []
@@ -51,7 +53,7 @@ def do_jobs(
         say(note, error=True)
     for job in known:
         # what holds another run is refused before anything runs
-        if not (archive and archive.holds(job)):
+        if not fault_of(job, archive) and not (archive and archive.holds(job)):
             is_done(job)
     with display(count, metric, quiet=quiet) as show:
 
@@ -62,7 +64,8 @@ def do_jobs(
             return listener(job, event) if listener else False
 
         try:
-            run_jobs(jobs, at_once or default_workers("cpu"), on_event, data_root, archive)
+            number = at_once or default_workers("cpu")
+            run_jobs(jobs, number, on_event, data_root, archive, rerun=rerun)
         except Interrupted:
             msg = f"stopped; what was running is saved; go on with: {same_command()}"
             raise Interrupted(msg) from None

@@ -20,6 +20,7 @@ from fedgist.errors import (
     Interrupted,
     JobsError,
     RecipeError,
+    SealError,
     Stopped,
     WorkerError,
     exhausted,
@@ -58,7 +59,7 @@ def main() -> None:
         again = "" if error.command else f"; go on with: {same_command()}"
         _fail(f"error: {error}{again}", 1)
     except ValueError as error:
-        _fail(f"error: {error}", 2)
+        _fail(f"error: {error}", 1 if isinstance(error, SealError) else 2)
     except (OSError, WorkerError, JobsError) as error:
         _fail(f"error: {error}", 1)
     except (MemoryError, RuntimeError) as error:

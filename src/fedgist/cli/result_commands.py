@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
@@ -14,7 +15,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from fedgist.cli.shared_options import LOOK, Folders, app
+from fedgist.cli.shared_options import LOOK, Folders, Trust, app
 from fedgist.errors import one_of
 from fedgist.federation import atomic_files
 from fedgist.report import (
@@ -30,6 +31,7 @@ from fedgist.report import (
     varied,
     watch,
 )
+from fedgist.report.run_files import RunFiles
 from fedgist.report.study_rows import Study
 from fedgist.report.table_formats import Format, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
@@ -71,11 +73,13 @@ def show(
     png: Annotated[
         Path | None, typer.Option(help="File to draw the curves into, instead of the terminal.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG."""
-    runs, problems = run_files.readable(run_files.find(folders))
+    found = run_files.find(folders, trust=trust)
+    runs, problems = run_files.readable(found)
     screen = console()
-    for problem in problems:
+    for problem in (*problems, *run_files.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
     if len(runs) == 1:
         screen.print(SheetView(run_tables.by_round(runs[0])))
@@ -86,6 +90,13 @@ def show(
         screen.print(words(f"drawn in {png}"))
     elif text := chart_of(lines, min(screen.width, 100)):
         screen.print(paragraph(text))
+    _end(found)
+
+
+def _end(found: Sequence[RunFiles]) -> None:
+    """End a command: with exit code 1 if a run was left out."""
+    if not all(run.usable for run in found):
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -101,6 +112,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
 
@@ -112,8 +124,12 @@ def compare(
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    study = _study(folders, reference, metric, target_accuracy, two_sided=two_sided)
+    found = run_files.find(folders, trust=trust)
+    study = _study(found, reference, metric, target_accuracy, two_sided=two_sided)
     output = render(study, chosen_form)
+    if out is not None or chosen_form == "csv":  # which shows no notes
+        for problem in run_files.problems_of(found):
+            say(f"! {problem}", error=True)
     if out is not None:
         if not isinstance(output, str):
             buffer = io.StringIO()
@@ -124,23 +140,26 @@ def compare(
         sys.stdout.write(output)
     else:
         console().print(output)
+    _end(found)
 
 
 def _study(
-    folders: list[Path],
+    runs: Sequence[RunFiles],
     reference: str | None,
     metric: str | None,
     target_percent: float | None,
     *,
     two_sided: bool,
 ) -> Study:
-    return comparison.study(
-        run_files.find(folders),
+    study = comparison.study(
+        runs,
         reference=reference,
         metric=metric,
         target_accuracy=None if target_percent is None else target_percent / 100,
         two_sided=two_sided,
     )
+    shown = [run for run in runs if run.usable]
+    return replace(study, notes=(*study.notes, *run_files.not_sealed(shown)))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -169,6 +188,7 @@ def report(
             help="Folder to write each figure into, too, as PNG, SVG and CSV.",
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Write one page about runs: tables, curves, partitions, bytes, time and settings.
 
@@ -177,7 +197,8 @@ def report(
     fedgist report runs/demo --reference fedlog -o demo.html
     fedgist report runs/alpha --over partition.alpha
     """
-    study = _study(folders, reference, metric, target_accuracy, two_sided=two_sided)
+    found = run_files.find(folders, trust=trust)
+    study = _study(found, reference, metric, target_accuracy, two_sided=two_sided)
     drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
     html = page.render(study, drawn, title)
@@ -188,6 +209,7 @@ def report(
     for note in study.notes:
         screen.print(words(f"! {note}", "yellow"))
     screen.print(words(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures"))
+    _end(found)
 
 
 @app.command("watch", rich_help_panel=LOOK)
@@ -202,6 +224,7 @@ def watch_(
             "several times."
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Watch runs until all are finished, and send their rounds to TensorBoard or MLflow.
 
@@ -216,10 +239,13 @@ def watch_(
     screen = console()
     view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
     printed: set[str] = set()
+    found: list[RunFiles] = []
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                runs, problems = run_files.readable(run_files.find(folders))
+                found = run_files.find(folders, trust=trust)
+                runs = [run for run in found if run.usable]
+                problems = [*run_files.problems_of(found), *run_files.not_sealed(runs)]
                 for run in runs:
                     for tracker in trackers:
                         tracker.send(run)
@@ -233,8 +259,9 @@ def watch_(
                             say(line)
                     printed.update(lines)
                 if once or all(watch.state(run) == "finished" for run in runs):
-                    return
+                    break
                 time.sleep(every)
     finally:
         for tracker in trackers:
             tracker.close()
+    _end(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,9 +93,17 @@ def run(
                     to_json({"folder": str(result.folder), "result": result.summary}) + "\n"
                 )
     if not quiet and not as_json:
-        screen.print(SheetView(overview(run_files.find(folders))))
-        shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
-        screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
+        _print_overview(folders)
+
+
+def _print_overview(folders: Sequence[Path]) -> None:
+    screen = console()
+    runs, problems = run_files.readable(run_files.find(folders))
+    for problem in problems:
+        screen.print(words(f"! {problem}", "yellow"))
+    screen.print(SheetView(overview(runs)))
+    shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
+    screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
 
 
 def _check_rounds(rounds: int | None, resume: Path | None) -> None:

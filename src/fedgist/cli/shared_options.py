@@ -73,6 +73,16 @@ Folders = Annotated[
 ]
 
 
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Show runs whose files do not fit their seal, too, marked. Default: they are left "
+        "out and named, and the exit code is 1.",
+    ),
+]
+
+
 # options that say where and how runs are done, not which; and whether a value follows
 OF_THIS_MACHINE = {
     **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive", "--format"), True),

@@ -59,6 +59,15 @@ ArchiveFolder = Annotated[
     ),
 ]
 
+Rerun = Annotated[
+    bool,
+    typer.Option(
+        "--rerun",
+        help="Run again what does not fit its seal. Default: it is left out and named, and the "
+        "exit code is 1.",
+    ),
+]
+
 MOST_TIES = 3  # that are named
 SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
 REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
@@ -92,6 +101,7 @@ def sweep(
     target_accuracy: Target = None,
     data_root: DataRoot = None,
     archive: ArchiveFolder = None,
+    rerun: Rerun = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of settings and seeds side by side, and compare them.
@@ -111,7 +121,7 @@ def sweep(
         for note in notes_on([job.recipe for job in todo]):
             say(note, error=True)
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)
+    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
     raise_failures(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
     runs = run_files.find(_places(todo, kept))
@@ -201,7 +211,12 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _print_trials(folders: Sequence[Path]) -> None:
-    trials = comparison.study(run_files.find(folders), metric=OBJECTIVE)
+    found = run_files.find(folders)
+    for problem in run_files.problems_of(found):
+        say(f"! {problem}", error=True)
+    if not any(run.usable for run in found):
+        return
+    trials = comparison.study(found, metric=OBJECTIVE)
     best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
     console().print(table_formats.in_words(results, [], "terminal"))
@@ -235,6 +250,7 @@ def reproduce(
     ] = "terminal",
     data_root: DataRoot = None,
     archive: ArchiveFolder = None,
+    rerun: Rerun = False,
     quiet: Quiet = False,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the paper's.
@@ -261,7 +277,7 @@ def reproduce(
         settings=settings or (),
     )
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept)
+    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
     raise_failures(failed, at_least=len(todo))
     studies = _studies_by_column(todo, recipes, parsed.table.reference, kept)
     sheets = side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)
@@ -291,8 +307,11 @@ def _studies_by_column(
     for name, recipe in recipes.items():
         goal = recipe.paper.target_accuracy
         column = [job for job in jobs if job.folder.parents[1].name == name]
+        runs = run_files.find(_places(column, archive))
+        if any(run.seal.is_broken for run in runs) and not any(run.usable for run in runs):
+            continue  # each is named as one that failed
         studies[name] = comparison.study(
-            run_files.find(_places(column, archive)),
+            runs,
             reference=reference if reference in methods else None,
             target_accuracy=None if goal is None else goal / 100,
         )

@@ -1,9 +1,9 @@
 """A finished run as one small CSV file: its rounds, and above them what it was and how it ended.
 
-Lines above the table begin with ``#``. They are TOML: the command, the recipe, how the run ended,
-its metrics, and a digest of the table, so that a number which was changed is noticed. Numbers have
-six digits. What each client scored, times of single rounds and metrics beside the objective's first
-one and a probe's are left out.
+Lines above the table begin with ``#``. They are TOML: a digest of all the rest, so that a change
+is noticed, the command, the recipe, how the run ended, and its metrics. In files of before there
+were seals the digest is of the table alone. Numbers have six digits. What each client scored, times
+of single rounds and metrics beside the objective's first one and a probe's are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedgist.federation.record import (
     read_result,
 )
 
-KIND, VERSION = "fedgist_run", 1
+KIND, VERSION, TABLE_SEALED = "fedgist_run", 2, 1  # the last: of which only the table is sealed
 TOTAL_S = "time/total_s"
 COLUMNS = {TRAIN_LOSS, UP_BYTES, DOWN_BYTES}
 PREFIXES = ("privacy/", "server/")
@@ -50,19 +50,24 @@ OF_RESULT = (
     *("status", "computes", "rounds", "stopped_early", "kept_round", "rounds_raised"),
     *("privacy", "notes", "versions"),
 )
+SEAL = '# sha256 = "'  # how the first line begins
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 FILE = re.compile(r"seed-\d+\.csv")  # its name
 
 
 @dataclass(frozen=True)
 class ArchivedRun:
-    """A finished run: the command that does it, and the files of its directory as values."""
+    """A finished run: the command that does it, and the files of its directory as values.
+
+    ``whole`` says that all of its file is sealed, and not the table alone.
+    """
 
     command: str
     recipe: Mapping[str, object]
     result: Mapping[str, object]
     metrics: Mapping[str, object]
     rounds: list[Line]
+    whole: bool = True
 
 
 def is_archived(path: Path) -> bool:
@@ -109,14 +114,14 @@ def to_csv(run: ArchivedRun) -> str:
     head = {
         KIND: VERSION,
         "command": run.command,
-        "sha256": _digest(buffer.getvalue()),
         **({"events": events} if events else {}),
         "result": run.result,
         "metrics": run.metrics,
         "recipe": run.recipe,
     }
     lines = tomli_w.dumps(head).removesuffix("\n").split("\n")
-    return "".join(f"# {line}\n" if line else "#\n" for line in lines) + buffer.getvalue()
+    text = "".join(f"# {line}\n" if line else "#\n" for line in lines) + buffer.getvalue()
+    return f'{SEAL}{_digest(text)}"\n{text}'
 
 
 def read_csv(path: Path) -> ArchivedRun:
@@ -138,11 +143,13 @@ def _parse(text: str) -> ArchivedRun:
     above = re.match(r"(#[^\n]*\n)*", text)
     length = above.end() if above else 0
     head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
-    if head.get(KIND) != VERSION:
+    if head.get(KIND) not in {VERSION, TABLE_SEALED}:
         msg = f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}"
         raise ValueError(msg)
-    if head.get("sha256") != _digest(text[length:]):
-        msg = "its table was changed, or is not whole (sha256)"
+    whole = head[KIND] == VERSION
+    sealed = text.partition("\n")[2] if whole else text[length:]
+    if head.get("sha256") != _digest(sealed) or text.startswith(SEAL) != whole:
+        msg = f"{'it' if whole else 'its table'} was changed, or is not whole (sha256)"
         raise ValueError(msg)
     recipe, result, metrics = (_table(head, key) for key in ("recipe", "result", "metrics"))
     rounds = list(_rounds(text[length:]))
@@ -153,7 +160,8 @@ def _parse(text: str) -> ArchivedRun:
             msg = f"it has events of round {shown(number)}, which is not in its table"
             raise ValueError(msg)
         by_number[number].update({key: entry[key] for key in EVENTS if key in entry})
-    return ArchivedRun(str(head.get("command", "")), recipe, result, metrics, rounds)
+    command = str(head.get("command", ""))
+    return ArchivedRun(command, recipe, result, metrics, rounds, whole)
 
 
 def _table(head: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -22,9 +22,9 @@ from fedgist.errors import CheckpointError, first_line
 from fedgist.federation import atomic_files as files
 from fedgist.federation.corrections import FIRST
 from fedgist.federation.digests import of_arrays, of_text
-from fedgist.federation.record import STATE, Line, is_round
+from fedgist.federation.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
+from fedgist.federation.sealing import HEADER_KEY, SEAL, WHOLE, sealed
 
-ENTRY = "fedgist"  # in the file's metadata
 _HINT = "put the file back from a copy, or start the run again with --overwrite"
 _BROKEN = (
     OSError,
@@ -45,6 +45,7 @@ class Binding:
 
     ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
     what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
+    ``files`` are those of the run's other files. ``over`` says that no round is left to do.
     ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
     counts the rounds that released more than once. ``forgotten`` are the clients that the server
     was asked to forget: ``[round, client]``. ``computes`` is the number of the method's newest
@@ -58,6 +59,8 @@ class Binding:
     again: int = 0
     forgotten: tuple[tuple[int, int], ...] = ()
     computes: int = FIRST
+    files: Mapping[str, str] = field(default_factory=dict)
+    over: bool = False
 
     def with_events(self, line: Line) -> Line:
         """Return a round's line, which says what was asked for before it."""
@@ -110,9 +113,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     """
     arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
     rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
-    entry = rounds | {"under_way": checkpoint.under_way} | asdict(checkpoint.binding)
-    entry["digest"] = _digest(entry, arrays)
-    files.write(folder / STATE, safetensors.torch.save(arrays, {ENTRY: json.dumps(entry)}))
+    now = {"under_way": checkpoint.under_way, FORMAT_KEY: FORMAT}
+    # sealed by itself, too: whoever reads it alone need not read the arrays
+    entry = sealed(rounds | now | asdict(checkpoint.binding))
+    entry[WHOLE] = _digest(entry, arrays)
+    files.write(folder / STATE, safetensors.torch.save(arrays, {HEADER_KEY: json.dumps(entry)}))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -128,8 +133,10 @@ def load(folder: Path) -> Checkpoint | None:
         return None
     try:
         entry, arrays = _read(path)
-        digest = entry.pop("digest", None)
+        digest = entry.pop(WHOLE, None)
         whole = digest == _digest(entry, arrays)
+        for key in (FORMAT_KEY, SEAL):
+            entry.pop(key, None)
         number, best = entry.pop("round"), entry.pop("best", None)
         now = entry.pop("under_way", None)
         whole = whole and is_round(number) and (best is None or is_round(best))
@@ -156,9 +163,10 @@ def load(folder: Path) -> Checkpoint | None:
 
 
 def _is_sound(binding: Binding) -> bool:
-    tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines)
+    tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines, binding.files)
     numbers = (binding.again, binding.computes)
     sound = all(isinstance(t, dict) for t in tables) and all(map(is_round, numbers))
+    sound = sound and isinstance(binding.over, bool)
     wide = {"raised": len(("round", "from", "to")), "forgotten": len(("round", "client"))}
     return sound and all(
         all(map(is_round, change)) and len(change) == width
@@ -169,7 +177,7 @@ def _is_sound(binding: Binding) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with safetensors.safe_open(path, "pt") as file:
-        entry = json.loads(file.metadata()[ENTRY])
+        entry = json.loads(file.metadata()[HEADER_KEY])
         return dict(entry), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
 
 

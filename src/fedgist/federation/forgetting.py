@@ -16,6 +16,7 @@ from fedgist.federation.recipe_data import client_number
 from fedgist.federation.round_loop import Federation
 from fedgist.federation.run_directory import alone
 from fedgist.federation.runner import load_run
+from fedgist.federation.sealing import files_in, of_files
 from fedgist.federation.world import Given
 
 
@@ -48,6 +49,8 @@ def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
             raise MethodError(msg)
         forgotten = (*saved.binding.forgotten, (saved.round, number))
         binding = replace(saved.binding, forgotten=forgotten)
+        if not binding.files:  # a run of before there were seals
+            binding = replace(binding, files=of_files(folder, files_in(folder)))
         checkpoints.save(folder, replace(now, best=best, binding=binding))
     return number
 

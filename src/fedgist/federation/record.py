@@ -25,6 +25,10 @@ PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
 RELEASES = Path("checkpoint/releases.safetensors")  # of a private run with noise of the system
 LINES = (ROUNDS, CLIENTS, EDGES)
+# of a run directory: stands in every line, in the recipe, the checkpoint and the result, so that a
+# seal that is missing is told from one that never was. Lines in memory do not have it.
+FORMAT, FORMAT_KEY = 1, "format"
+RECIPE_MARK = f"# {FORMAT_KEY} = {FORMAT}\n"  # the end of a run's recipe: to TOML a comment
 Line = dict[str, Any]
 
 
@@ -46,12 +50,13 @@ class Record:
         self.clients: list[Line] = []
         self.edges: list[Line] = []
         self._digests = {name: hashlib.sha256() for name in LINES}
+        self.files: dict[str, str] = {}  # digests of the other files that were written, by name
         for name, lines in zip(LINES, (self.rounds, self.clients, self.edges), strict=True):
             kept = b""
             if folder and last_round >= 0:
                 kept = _kept(folder / name, last_round, (digests or {}).get(name))
             self._digests[name].update(kept)
-            lines += [json.loads(text) for text in kept.splitlines()]
+            lines += [_bare(json.loads(text)) for text in kept.splitlines()]
             if folder and (folder / name).exists():
                 files.write(folder / name, kept)
 
@@ -78,35 +83,19 @@ class Record:
         """Write another file of the run."""
         if self.folder:
             files.write(self.folder / name, text)
+            self.files[name] = hashlib.sha256(text.encode()).hexdigest()
 
     def _append(self, path: Path, lines: Iterable[Line]) -> None:
-        blob = "".join(to_json(line) + "\n" for line in lines).encode()
+        texts = (to_json({**line, FORMAT_KEY: FORMAT}) for line in lines)
+        blob = "".join(f"{text}\n" for text in texts).encode()
         self._digests[path.name].update(blob)
         files.append(path, blob)
 
 
-def check_lines(folder: Path, last_round: int, digests: Mapping[str, str]) -> None:
-    """Raise CheckpointError if the lines up to a round are not those whose digests are given."""
-    for name in LINES:
-        _kept(folder / name, last_round, digests.get(name))
-
-
-def changed_since(path: Path, result: Mapping[str, object]) -> str:
-    """Return what is wrong with a file of lines, given how its run ended; nothing if all is well.
-
-    Lines of later rounds, of a run that goes on, are not looked at.
-    """
-    digests, last = result.get("digests"), result.get("rounds")
-    digest = digests.get(path.name) if isinstance(digests, dict) else None
-    if digest is None or not isinstance(last, int):
-        return ""
-    if hashlib.sha256(blob_of(path)).hexdigest() == digest:
-        return ""
-    try:
-        _kept(path, last, digest)
-    except CheckpointError:
-        return f"{path} was changed since its run finished: {_damage(path, last)}"
-    return ""
+def _bare(line: Line) -> Line:
+    """Return a line as it is in memory: without the number of its format."""
+    line.pop(FORMAT_KEY, None)
+    return line
 
 
 def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
@@ -117,17 +106,22 @@ def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     CheckpointError
         If their digest is not the one given.
     """
-    whole = [line for line in blob_of(path).splitlines(keepends=True) if line.endswith(b"\n")]
-    kept = b"".join(itertools.takewhile(lambda line: _round_of(line) <= last_round, whole))
+    kept = lines_up_to(blob_of(path), last_round)
     if digest in {None, hashlib.sha256(kept).hexdigest()}:
         return kept
-    msg = f"{path} does not fit the checkpoint of round {last_round}: {_damage(path, last_round)}; "
+    msg = f"{path} does not fit the checkpoint of round {last_round}: {damage(path, last_round)}; "
     msg += "put the file back from a copy, or start the run again with --overwrite"
     raise CheckpointError(msg)
 
 
-def _damage(path: Path, last_round: int) -> str:
-    """Return in words what is wrong with lines whose digest is wrong."""
+def lines_up_to(blob: bytes, last_round: int) -> bytes:
+    """Return the part of a file of lines that holds those up to a round."""
+    whole = [line for line in blob.splitlines(keepends=True) if line.endswith(b"\n")]
+    return b"".join(itertools.takewhile(lambda line: _round_of(line) <= last_round, whole))
+
+
+def damage(path: Path, last_round: int) -> str:
+    """Return in words what is wrong with lines up to a round whose digest is wrong."""
     try:
         lines = read_lines(path)
     except DataError as error:
@@ -168,7 +162,7 @@ def read_lines(path: Path) -> list[Line]:
         if problem := _problem(line, lines[-1]["round"] if lines else 0):
             msg = f"{path} line {number} {problem}"
             raise DataError(msg)
-        lines.append(line)
+        lines.append(_bare(line))
     return lines
 
 

@@ -19,8 +19,10 @@ from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.corrections import assumed, computes
 from fedgist.federation.recipe import Recipe, defaults, flat
-from fedgist.federation.record import check_lines
+from fedgist.federation.record import FEATURES
 from fedgist.federation.round_loop import context, start_server
+from fedgist.federation.run_seals import MENDING, seal_of
+from fedgist.federation.sealing import features_in, of_file
 from fedgist.federation.server_side import ServerSide
 
 ROUNDS_KEY = "train.num_rounds"
@@ -37,8 +39,10 @@ def binding_of(
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
     change = () if before == now else ((saved.round, before, now),)
     kept = saved.binding
-    raised = (*kept.raised, *change)
-    return replace(binding, raised=raised, forgotten=kept.forgotten, computes=kept.computes)
+    raised, over = (*kept.raised, *change), kept.over and not change
+    return replace(
+        binding, raised=raised, forgotten=kept.forgotten, computes=kept.computes, over=over
+    )
 
 
 def check_binding(
@@ -59,7 +63,7 @@ def check_binding(
 
 
 def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> None:
-    """Raise an error if the recipe or the lines of a finished run were changed since.
+    """Raise an error if a file of a finished run was changed since.
 
     Its data are not read. ``rounds`` is how many are asked for now.
 
@@ -68,7 +72,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
     RecipeError
         If the recipe changed, or fewer rounds are asked for.
     CheckpointError
-        If the checkpoint is damaged, or the lines are not those that it counts on.
+        If the checkpoint is damaged, or a file is not the one that was sealed.
     """
     saved = load(folder)
     if saved is None:
@@ -78,7 +82,29 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
     _check_recipe(_described(recipe), saved.binding, folder, raising=False)
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
-    check_lines(folder, saved.round, saved.binding.lines)
+    if problems := seal_of(folder).problems:
+        msg = f"{folder} does not fit its seal: {problems[0]}; {MENDING}"
+        raise CheckpointError(msg)
+
+
+def check_features(folder: Path, saved: Checkpoint | None) -> None:
+    """Check the saved features of a run that goes on; those of rounds to come are removed.
+
+    Raises
+    ------
+    CheckpointError
+        If one is not that which the checkpoint counts on.
+    """
+    sealed = saved.binding.files if saved else {}
+    if saved and not sealed:  # a run of before there were seals
+        return
+    for name, digest in sealed.items():
+        if name.startswith(Path(FEATURES).stem) and of_file(folder / name) != digest:
+            msg = f"{folder / name} does not fit the checkpoint: it was changed, or is missing; "
+            raise CheckpointError(msg + MENDING)
+    for name in features_in(folder):
+        if name not in sealed:
+            (folder / name).unlink()
 
 
 def _check_recipe(

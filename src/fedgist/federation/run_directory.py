@@ -11,7 +11,6 @@ from filelock import FileLock, Timeout
 
 from fedgist.errors import RecipeError
 from fedgist.federation.record import (
-    FEATURES,
     LINES,
     METRICS_FILE,
     PARTITION,
@@ -20,14 +19,15 @@ from fedgist.federation.record import (
     RESULT,
     ROUNDS,
     STATE,
-    features_of,
     read_lines,
 )
+from fedgist.federation.sealing import features_in
 
 OF_A_RUN = (
     *(str(STATE), str(RELEASES), *LINES),
-    *(RESULT, RECIPE, PARTITION, METRICS_FILE, FEATURES),
+    *(RESULT, RECIPE, PARTITION, METRICS_FILE),
 )
+LOCK = STATE.with_name("lock")
 PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
 
 
@@ -45,11 +45,10 @@ def alone(folder: Path | None) -> Iterator[None]:
     RecipeError
         If another process holds it.
     """
-    place = None if folder is None else folder / STATE.parent
-    if place is None or not _can_hold(place):
+    if folder is None or not _can_hold(folder / LOCK.parent):
         yield
         return
-    lock = FileLock(place / "lock", timeout=PATIENCE_S)
+    lock = FileLock(folder / LOCK, timeout=PATIENCE_S)
     try:
         lock.acquire()
     except Timeout as error:
@@ -59,11 +58,26 @@ def alone(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if folder is not None and not (folder / RECIPE).exists():  # the run was not begun
+        if not (folder / RECIPE).exists():  # the run was not begun
             with contextlib.suppress(OSError):
-                (place / "lock").unlink()
-                place.rmdir()
+                (folder / LOCK).unlink()
+                (folder / LOCK).parent.rmdir()
                 folder.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a process holds the folder's lock; where that cannot be seen, it is not."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:  # for a moment: another reader may be looking, too
+        lock.acquire(timeout=0.03, poll_interval=0.01)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
 
 
 def _can_hold(place: Path) -> bool:
@@ -100,8 +114,6 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder}; or replace it: --overwrite"
         )
         raise RecipeError(msg)
-    for name in OF_A_RUN:
+    for name in (*OF_A_RUN, *features_in(folder)):
         (folder / name).unlink(missing_ok=True)
-    for path in folder.glob(features_of("*")):
-        path.unlink()
     return False

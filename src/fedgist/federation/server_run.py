@@ -32,8 +32,11 @@ from fedgist.federation.columns import (
 )
 from fedgist.federation.corrections import lacking
 from fedgist.federation.record import (
+    FORMAT,
+    FORMAT_KEY,
     METRICS_FILE,
     RECIPE,
+    RECIPE_MARK,
     RELEASES,
     RESULT,
     ROUNDS,
@@ -46,10 +49,11 @@ from fedgist.federation.record import (
     totals,
 )
 from fedgist.federation.releases import Releases, read_releases
-from fedgist.federation.resuming import binding_of, check_binding
+from fedgist.federation.resuming import binding_of, check_binding, check_features
 from fedgist.federation.round_loop import Federation, Observer, start_server
 from fedgist.federation.rounds import loop, pausing
 from fedgist.federation.run_inputs import of_server
+from fedgist.federation.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 
@@ -115,7 +119,7 @@ def run_server(
     binding = binding_of(side, inputs, place.saved)
     releases = _releases(side, place)  # before later lines are cut off
     with _going_on(place.folder):
-        record = _open_record(side, place)
+        record = _open_record(side, place, binding)
         try:
             federation = Federation(side, engine, start_server(side) if state is None else state)
             federation.releases = releases
@@ -134,7 +138,7 @@ def run_server(
             empty = [*_emptiness(side, record.rounds), *_spent(federation)]
             _tell(observer, empty)
             end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
-            record.write(RESULT, json.dumps(json.loads(to_json(end)), indent=2) + "\n")
+            record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
         finally:
             engine.close()
     return federation, record, end
@@ -206,19 +210,38 @@ def _corrected(side: ServerSide, binding: Binding) -> list[str]:
     ]
 
 
-def _open_record(side: ServerSide, place: Place) -> Record:
+def _open_record(side: ServerSide, place: Place, binding: Binding) -> Record:
     """Open the run's record, and write down what is known before round 1."""
+    saved = place.saved
     if place.folder:
         place.folder.mkdir(parents=True, exist_ok=True)
-    saved = place.saved
+        check_features(place.folder, saved)
     record = Record(place.folder, *((saved.round, saved.binding.lines) if saved else ()))
-    record.write(RECIPE, side.recipe.to_toml())
+    if place.folder and not binding.over:  # it is of an end with fewer rounds
+        (place.folder / RESULT).unlink(missing_ok=True)
+    record.write(RECIPE, side.recipe.to_toml() + RECIPE_MARK)
     measured = metrics_of(side.method, side.task)
     metrics = {metric.name: metric for metric in measured}
     record.write(METRICS_FILE, to_json(described(metrics)) + "\n")
     for name, text in place.files.items():
         record.write(name, text)
+    if place.folder and saved:
+        _seal_again(place.folder, record, saved, binding)
     return record
+
+
+def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Binding) -> None:
+    """Have the checkpoint bind the files as they are now: the recipe may have more rounds."""
+    before = saved.binding
+    files = _files(folder, record)
+    if (files, binding.over) != (before.files, before.over):
+        now = replace(binding, lines=record.seal(), files=files, again=before.again)
+        checkpoints.save(folder, replace(saved, binding=now))
+
+
+def _files(folder: Path, record: Record) -> dict[str, str]:
+    """Return the digests of the run's files, those of its lines aside."""
+    return {**record.files, **of_files(folder, features_in(folder))}
 
 
 def _go(
@@ -243,7 +266,10 @@ def _go(
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
             problems.append(problem)
 
-    save = functools.partial(_save, folder, federation, record, binding)
+    def enough() -> bool:
+        return selection is not None and selection.stops(record.rounds)
+
+    save = functools.partial(_save, folder, federation, record, binding, enough)
     with stoppable(lambda: observer.note(STOPPING)) as stop:
         federation.pause = pausing(save, stop, observer)
         whole = loop(
@@ -251,7 +277,7 @@ def _go(
             keep,
             save,
             lambda: bool(problems) or stop(),
-            lambda: selection is not None and selection.stops(record.rounds),
+            enough,
         )
     if problems:
         raise problems[0]
@@ -259,11 +285,20 @@ def _go(
         raise Stopped(folder)
 
 
-def _save(folder: Path | None, federation: Federation, record: Record, binding: Binding) -> None:
+def _save(
+    folder: Path | None,
+    federation: Federation,
+    record: Record,
+    binding: Binding,
+    enough: Callable[[], bool],
+) -> None:
     """Write a checkpoint into the folder, if there is one."""
     if folder:
-        sealed = replace(binding, lines=record.seal(), again=federation.again)
-        checkpoints.save(folder, replace(federation.checkpoint(), binding=sealed))
+        last = federation.round == federation.task.training.num_rounds
+        over = federation.under_way is None and (last or enough() or federation.is_spent)
+        now = replace(binding, lines=record.seal(), files=_files(folder, record), over=over)
+        now = replace(now, again=federation.again)
+        checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
 
 
 def _tell(observer: Observer, notes: Sequence[str]) -> None:
@@ -296,7 +331,8 @@ def _end_of(
         "notes": [*notes, *said(outcome)],
         "versions": versions(),
         **({"privacy": side.spending.described()} if side.spending else {}),
-        "digests": record.seal() if record.folder else {},
+        **({FORMAT_KEY: FORMAT} if record.folder else {}),
+        DIGESTS: record.seal() | _files(record.folder, record) if record.folder else {},
         **({"rounds_raised": binding.raised} if binding.raised else {}),
         "time/total_s": seconds,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.federation.record import Line
+from fedgist.federation.record import FORMAT_KEY, Line
 
 MOST_PROBLEMS = 5  # lines of a file that are named
 
@@ -75,7 +75,9 @@ def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
             line = json.loads(text.decode(), parse_constant=_refuse)
             problem = fault(line)
         except (ValueError, RecursionError) as error:
-            problem = f"is not JSON: {first_line(error)}"
+            line, problem = {}, f"is not JSON: {first_line(error)}"
+        if isinstance(line, dict):
+            line.pop(FORMAT_KEY, None)
         if problem:
             problems.append(f"{path} line {number} {problem}: it is left out")
         else:

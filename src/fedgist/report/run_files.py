@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedgist.core.metrics import Metric
-from fedgist.errors import DataError, ReportError
+from fedgist.errors import DataError, ReportError, SealError, listed
 from fedgist.federation.archived_run import is_archived, read_csv
 from fedgist.federation.columns import (
     is_of_server,
@@ -30,10 +30,10 @@ from fedgist.federation.record import (
     RESULT,
     ROUNDS,
     Line,
-    changed_since,
     is_over,
 )
-from fedgist.report.checked_files import Lines, read_checked, read_table
+from fedgist.federation.run_seals import NOT_SEALED, Seal, seal_of
+from fedgist.report.checked_files import MOST_PROBLEMS, Lines, read_checked, read_table
 from fedgist.report.file_checks import (
     fault_of_client,
     fault_of_recipe,
@@ -55,6 +55,23 @@ class RunFiles:
     result: dict[str, Any]
     problems: tuple[str, ...] = ()  # sentences about what could not be read
     described: Mapping[str, object] | None = None  # its metrics, where no file has them
+    seal: Seal = NOT_SEALED
+    trusted: bool = False  # to be shown although its files do not fit its seal
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is shown: it has a recipe, and its files fit its seal or are trusted."""
+        return bool(self.recipe) and (self.trusted or not self.seal.is_broken)
+
+    @property
+    def mark(self) -> str:
+        """What is written beside all that is shown of a run which does not fit its seal."""
+        return "(seal broken)" if self.seal.is_broken else ""
+
+    @property
+    def called(self) -> str:
+        """The name of the method, and its mark."""
+        return f"{self.name} {self.mark}".rstrip()
 
     @property
     def name(self) -> str:
@@ -183,8 +200,10 @@ class RunFiles:
         return totals
 
 
-def find(folders: Iterable[Path]) -> list[RunFiles]:
+def find(folders: Iterable[Path], *, trust: bool = False) -> list[RunFiles]:
     """Return the runs that these folders are or hold, such as the seeds of a sweep; each once.
+
+    ``trust`` has those used, too, whose files do not fit their seal.
 
     Raises
     ------
@@ -199,7 +218,7 @@ def find(folders: Iterable[Path]) -> list[RunFiles]:
             msg = f"{folder} holds no run{'' if folder.is_dir() else why}"
             raise ReportError(msg)
         runs |= {path.resolve(): _read(path) for path in run_folders if path.resolve() not in runs}
-    return list(runs.values())
+    return [replace(run, trusted=trust) for run in runs.values()]
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -218,18 +237,47 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
-    """Return the runs that can be used, and a sentence about everything that cannot be read.
+    """Return the runs that can be used, and a sentence about everything that cannot.
 
     Raises
     ------
     ReportError
-        If none can be used.
+        If none can be used; SealError if that is because none fits its seal.
     """
-    problems = [problem for run in runs for problem in run.problems]
-    usable = [run for run in runs if run.recipe]
+    problems = problems_of(runs)
+    usable = [run for run in runs if run.usable]
     if not usable:
-        raise ReportError(problems[0] if problems else "there is no run")
+        kind = SealError if any(run.seal.is_broken for run in runs) else ReportError
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise kind(problems[0] + more if problems else "there is no run")
     return usable, problems
+
+
+def problems_of(runs: Iterable[RunFiles]) -> list[str]:
+    """Return a sentence about everything in runs that cannot be used, or is not sealed."""
+    return [problem for run in runs for problem in (*_misfits(run), *run.problems)]
+
+
+def _misfits(run: RunFiles) -> list[str]:
+    if run.seal.behind:
+        return [f"{run.folder}: {run.seal.behind}"]
+    if not run.seal.problems:
+        return []
+    faults, more = run.seal.problems[:MOST_PROBLEMS], len(run.seal.problems) - MOST_PROBLEMS
+    text = "; ".join([*faults, *([f"and {more} more"] if more > 0 else [])])
+    trust = " (--trust shows it, marked)" if run.recipe else ""
+    end = "" if run.usable else f": this run is left out{trust}"
+    return [f"{run.folder} does not fit its seal: {text}{end}"]
+
+
+def not_sealed(runs: Iterable[RunFiles]) -> list[str]:
+    """Return which runs have no seal, or one of their table alone, in a sentence for each kind."""
+    why = {
+        "not sealed": "an earlier fedgist wrote them, so changes are not noticed",
+        "table sealed": "of these archived runs, what is above the table is not checked",
+    }
+    named = {kind: [run.folder for run in runs if run.seal.state == kind] for kind in why}
+    return [f"{kind} ({why[kind]}): {listed(found, 3)}" for kind, found in named.items() if found]
 
 
 def _read(folder: Path) -> RunFiles:
@@ -237,33 +285,41 @@ def _read(folder: Path) -> RunFiles:
     if is_archived(folder):
         return _read_archived(folder)
     problems: list[str] = []
+    seal = seal_of(folder)
     recipe = read_table(folder / RECIPE, _toml, problems, fault_of_recipe)
     if not recipe:
-        return RunFiles(folder, {}, [], {}, tuple(f"{p}: this run is left out" for p in problems))
-    result = {}
-    if (folder / RESULT).exists():
-        result = read_table(folder / RESULT, json.loads, problems, fault_of_result)
-    if (folder / METRICS_FILE).exists():
-        read_table(folder / METRICS_FILE, json.loads, problems)
+        faults = [] if seal.problems else problems
+        left_out = tuple(f"{fault}: this run is left out" for fault in faults)
+        return RunFiles(folder, {}, [], {}, left_out, seal=seal)
+    result = _if_there(folder / RESULT, problems, fault_of_result)
+    _if_there(folder / METRICS_FILE, problems)
     lines = read_checked(folder / ROUNDS, fault_of_round)
     rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
     problems += [*lines.problems, *order_problems]
-    if not problems and (changed := changed_since(folder / ROUNDS, result)):
-        problems.append(changed)
-    return RunFiles(folder, recipe, rounds, result, tuple(problems))
+    told = () if seal.is_broken else tuple(problems)  # the seal's own sentences say it
+    return RunFiles(folder, recipe, rounds, result, told, seal=seal)
+
+
+def _if_there(
+    path: Path, problems: list[str], fault: Callable[[Mapping[str, object]], str] = lambda _: ""
+) -> dict[str, Any]:
+    return read_table(path, json.loads, problems, fault) if path.exists() else {}
 
 
 def _read_archived(path: Path) -> RunFiles:
     try:
         run = read_csv(path)
     except DataError as error:
-        return RunFiles(path, {}, [], {}, (f"{error}: this run is left out",))
+        left_out = (f"{error}: this run is left out",)
+        return RunFiles(path, {}, [], {}, left_out, seal=Seal("broken"))
     checks = ((fault_of_recipe, run.recipe), (fault_of_result, run.result))
     faults = [f"{path} {fault}" for check, value in checks if (fault := check(value))]
     faults += [f"{path} {fault}" for line in run.rounds if (fault := fault_of_round(line))]
     if faults:
         return RunFiles(path, {}, [], {}, (f"{faults[0]}: this run is left out",))
-    return RunFiles(path, dict(run.recipe), run.rounds, dict(run.result), described=run.metrics)
+    seal = Seal("sealed" if run.whole else "table sealed")
+    recipe, result = dict(run.recipe), dict(run.result)
+    return RunFiles(path, recipe, run.rounds, result, described=run.metrics, seal=seal)
 
 
 def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:

@@ -14,6 +14,8 @@ from fedgist.report.run_files import RunFiles
 
 Settings = Mapping[str, Any]  # by dotted key
 BEFORE = "before correction"  # a setting of runs that lack one: they are not mixed with others
+BROKEN = "seal"  # the same, of runs that do not fit it
+MARKS = (BEFORE, BROKEN)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
         settings.setdefault("method.name", run.name)
         if run.rounds and run.result:
             settings |= {BEFORE: run.before} if run.before else {}
+        settings |= {BROKEN: run.mark} if run.mark else {}
         text = json.dumps(settings, sort_keys=True, default=str)
         settings_by_text.setdefault(text, settings)
         first = members.setdefault(text, {}).setdefault(run.seed, run)
@@ -72,7 +75,7 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
     differing = [
         key
         for key in settings
-        if key != BEFORE and any(other.get(key) != settings[key] for other in same_method)
+        if key not in MARKS and any(other.get(key) != settings[key] for other in same_method)
     ]
     last_words = [key.removesuffix(".name").rpartition(".")[2] for key in differing]
     words = [settings["method.name"]]
@@ -80,7 +83,7 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
         value = settings[key]
         text = f"{value:.3g}" if briefly and isinstance(value, float) else str(value)
         words.append(f"{last if briefly and last_words.count(last) == 1 else key}={text}")
-    return " ".join([*words, *([settings[BEFORE]] if BEFORE in settings else [])])
+    return " ".join([*words, *(settings[mark] for mark in MARKS if mark in settings)])
 
 
 def common_metric(runs: Sequence[RunFiles]) -> str:

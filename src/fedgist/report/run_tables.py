@@ -40,7 +40,7 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     metric = common_metric(runs) if runs else ""
     known = {name: one for run in runs for name, one in run.metrics.items()}
     score = known[metric].title.lower() if metric in known else metric or "accuracy"
-    by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.name))
+    by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
     groups = [list(seeds) for _, seeds in by_folder]
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
     scores = {score: _score, "spread": _spread, "one model": _one_model}
@@ -89,7 +89,7 @@ def spent(epsilon: float | None) -> str:
 
 
 def _name(seeds: Sequence[RunFiles]) -> str:
-    return seeds[0].name if len(seeds) == 1 else f"{seeds[0].name}, {len(seeds)} seeds"
+    return seeds[0].called if len(seeds) == 1 else f"{seeds[0].called}, {len(seeds)} seeds"
 
 
 def _score(metric: str, seeds: Sequence[RunFiles]) -> str:
@@ -139,7 +139,7 @@ def mean_and_error(values: Sequence[float]) -> str:
 def by_round(run: RunFiles, most: int = 12) -> Sheet:
     """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
     score = measured(run.main, run.metrics).title.lower()
-    return rounds_sheet(str(run.folder), run.rounds, run.main, score, most)
+    return rounds_sheet(f"{run.folder} {run.mark}".rstrip(), run.rounds, run.main, score, most)
 
 
 def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most: int) -> Sheet:

@@ -91,6 +91,7 @@ def _row_data(row: Row) -> dict[str, Any]:
         "unfinished": row.unfinished,
         "rounds_least": row.rounds[0],
         "rounds_most": row.rounds[1],
+        "seal": ", ".join(sorted({run.seal.state for run in row.runs})),
     }
     if row.target:
         data["target_reached"] = row.target.reached

@@ -93,6 +93,8 @@ class TensorBoard:
         writer = self.module.SummaryWriter(str(folder), filename_suffix=mark)
         settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
         writer.add_text("recipe", settings)
+        if run.mark:
+            writer.add_text("seal", run.mark)
         return writer
 
 
@@ -173,7 +175,7 @@ class MLflow:
     def _create(self, run: RunFiles, experiment: str, mark: str) -> str:
         tags = {"fedgist.id": mark, "fedgist.folder": printable(str(run.folder.resolve()))}
         created = self.client.create_run(
-            experiment, run_name=printable(f"{run.name} seed {run.seed}"), tags=tags
+            experiment, run_name=printable(f"{run.called} seed {run.seed}"), tags=tags
         )
         run_id = str(created.info.run_id)
         parameters = [

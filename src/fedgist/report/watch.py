@@ -57,7 +57,7 @@ def _state(run: RunFiles) -> tuple[str, ...]:
     status, seconds = state(run), left(run)
     time_left = status if status != "running" else "-" if seconds is None else duration(seconds)
     return (
-        f"{run.name} {run.seed}  {run.folder}",
+        f"{run.called} {run.seed}  {run.folder}",
         _accuracy(run),
         sparkline(run.column(_metric(run))[1]),
         f"{run.done}/{run.planned}",
@@ -81,6 +81,7 @@ def lines(runs: Sequence[RunFiles]) -> list[str]:
     """Return a line of plain words for each run, for a pipe."""
     return [
         f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
+        + (f" {run.mark}" if run.mark else "")
         for run in runs
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgist.errors import InputError, RecipeError
+from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.federation import atomic_files
 from fedgist.federation.archived_run import of_directory, read_csv, to_csv
 from fedgist.federation.corrections import computed_by, lacking
@@ -57,6 +57,15 @@ class Archive:
             msg = f"{path} holds a run with {change}; choose another --archive, or remove the file"
             raise RecipeError(msg)
         return True
+
+    def fault(self, job: Job) -> str:
+        """Return why a job's file cannot be used, if it is there; nothing if it can."""
+        try:
+            if self.place(job).exists():
+                read_csv(self.place(job))
+        except DataError as error:
+            return str(error)
+        return ""
 
     def add(self, job: Job) -> None:
         """Write the file of a job whose run in its folder is finished, whole or not at all."""

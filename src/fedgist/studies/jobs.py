@@ -25,18 +25,21 @@ from fedgist.federation.corrections import computed_by, lacking
 from fedgist.federation.recipe import read
 from fedgist.federation.record import (
     RECIPE,
+    RESULT,
     ROUNDS,
     Line,
-    changed_since,
     is_over,
     read_lines,
     read_result,
 )
+from fedgist.federation.run_seals import seal_of
 from fedgist.federation.server_side import ServerSide
 from fedgist.federation.stop_signals import stoppable
 from fedgist.federation.world import Given
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener, difference
+
+AGAIN = "--rerun does it again"
 
 
 def is_done(job: Job) -> bool:
@@ -54,11 +57,22 @@ def is_done(job: Job) -> bool:
         msg = f"{job.folder} holds a run with {change}; choose another --out, or remove it"
         raise RecipeError(msg)
     lines, result = read_lines(job.folder / ROUNDS), read_result(job.folder)
-    if changed := changed_since(job.folder / ROUNDS, result):
-        msg = f"{changed}; put it back from a copy, or remove the run"
-        raise RecipeError(msg)
     done = bool(lines) and bool(result) and not is_stale(job.folder)
     return done and is_over(recipe.train.num_rounds, lines[-1]["round"], result)
+
+
+def fault_of(job: Job, archive: Archive | None = None) -> str:
+    """Return what does not fit its seal of a job that is done: its archived file, or its folder.
+
+    A run without a result is not done: it goes on, and is checked by its checkpoint then.
+    """
+    if archive and archive.place(job).exists():
+        return archive.fault(job)
+    if not (job.folder / RESULT).exists():
+        return ""
+    seal = seal_of(job.folder)
+    text = f"{job.folder} does not fit its seal: {'; '.join(seal.problems)}"
+    return text if seal.is_broken else ""
 
 
 def is_stale(folder: Path) -> bool:
@@ -74,18 +88,21 @@ def run_jobs(
     listener: Listener,
     data_root: Path | None = None,
     archive: Archive | None = None,
+    *,
+    rerun: bool = False,
 ) -> None:
     """Do the jobs, ``at_once`` at a time; each next job is taken when a process is free.
 
     ``listener`` is called with every event of every job. Those that the archive holds are not done
-    again, and those that end are added to it at once.
+    again, and those that end are added to it at once. A job whose files do not fit their seal
+    fails; with ``rerun`` it is done again.
 
     Raises
     ------
     Interrupted
         After Ctrl-C or SIGTERM, when every running job has saved its round.
     """
-    processes = _Processes(iter(jobs), at_once, listener, data_root, archive)
+    processes = _Processes(iter(jobs), at_once, listener, data_root, archive, rerun=rerun)
     try:
         with stoppable(processes.stop, processes.kill) as stopping:
             while processes.start():
@@ -106,9 +123,11 @@ class _Processes:
         listener: Listener,
         data_root: Path | None,
         archive: Archive | None,
+        *,
+        rerun: bool,
     ) -> None:
         self.todo, self.at_once, self.listener, self.data_root = todo, at_once, listener, data_root
-        self.archive = archive
+        self.archive, self.rerun = archive, rerun
         self.running: dict[Connection, _JobProcess] = {}
         self.closed = False
 
@@ -119,14 +138,23 @@ class _Processes:
             and not self.closed
             and (job := next(self.todo, None)) is not None
         ):
-            if self.archive and self.archive.holds(job):
-                self.listener(job, Event("done"))
-            elif is_done(job):
-                self._tell(job, Event("done"))
-            else:
-                process = _JobProcess(job, self.data_root)
-                self.running[process.connection] = process
+            self._begin(job)
         return bool(self.running)
+
+    def _begin(self, job: Job) -> None:
+        """Start a job, if it is not done; of one that is done, check the files."""
+        fault = fault_of(job, self.archive)
+        if not fault and self.archive and self.archive.holds(job):
+            self.listener(job, Event("done"))
+            return
+        broken = fault_of(job)
+        if (fault or broken) and not self.rerun:
+            self.listener(job, Event("failed", text=f"{fault or broken}; {AGAIN}"))
+        elif not broken and is_done(job):
+            self._tell(job, Event("done"))
+        else:
+            process = _JobProcess(job, self.data_root, anew=bool(broken))
+            self.running[process.connection] = process
 
     def wait_for_event(self) -> None:
         """Wait until a process sends an event, and hand it to the listener."""
@@ -161,15 +189,15 @@ class _Processes:
 class _JobProcess:
     """A process that does one job."""
 
-    def __init__(self, job: Job, data_root: Path | None) -> None:
+    def __init__(self, job: Job, data_root: Path | None, *, anew: bool = False) -> None:
         self.job, self.stopped = job, False
-        if not (job.folder / RECIPE).exists():
+        if anew or not (job.folder / RECIPE).exists():
             atomic_files.write(job.folder / RECIPE, job.recipe.to_toml())
         fork, spawn = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
         context: Any = fork if sys.platform.startswith("linux") else spawn
         self.connection, child_end = context.Pipe()
         self.process: BaseProcess = context.Process(
-            target=_do, args=(job.folder, data_root, child_end)
+            target=_do, args=(job.folder, data_root, child_end), kwargs={"anew": anew}
         )
         self.process.start()
         child_end.close()
@@ -223,8 +251,8 @@ class _EventSender:
         self.connection.send(Event("note", text=text))
 
 
-def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
-    """Do the run in ``folder``, from its checkpoint if it has one, on one core."""
+def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: bool) -> None:
+    """Do the run in ``folder`` on one core: from its checkpoint if it has one, or anew."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on
     threading.Thread(target=die_with_parent, daemon=True).start()
@@ -236,14 +264,14 @@ def _do(folder: Path, data_root: Path | None, connection: Connection) -> None:
         if recipe.engine.server_threads == "auto":
             one["server_threads"] = 1
         engine = recipe.engine.model_copy(update=one)
-        stale = is_stale(folder)
+        anew = anew or is_stale(folder)
         runner.run(
             recipe.model_copy(update={"engine": engine}),
             Given(root=data_root),
             _EventSender(connection),
             folder=folder,
-            resume=not stale,
-            overwrite=stale,
+            resume=not anew,
+            overwrite=anew,
         )
         connection.send(Event("done"))
     except Stopped:
