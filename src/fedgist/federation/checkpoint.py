@@ -135,10 +135,8 @@ def load(folder: Path) -> Checkpoint | None:
         entry, arrays = _read(path)
         digest = entry.pop(WHOLE, None)
         whole = digest == _digest(entry, arrays)
-        for key in (FORMAT_KEY, SEAL):
-            entry.pop(key, None)
-        number, best = entry.pop("round"), entry.pop("best", None)
-        now = entry.pop("under_way", None)
+        entry = {key: v for key, v in entry.items() if key not in {FORMAT_KEY, SEAL}}
+        number, best, now = (entry.pop(k, None) for k in ("round", "best", "under_way"))
         whole = whole and is_round(number) and (best is None or is_round(best))
         raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
         binding = Binding(**entry, raised=raised, forgotten=forgotten)

@@ -302,7 +302,7 @@ def _read(folder: Path) -> RunFiles:
 
 def _if_there(
     path: Path, problems: list[str], fault: Callable[[Mapping[str, object]], str] = lambda _: ""
-) -> dict[str, Any]:
+) -> Line:
     return read_table(path, json.loads, problems, fault) if path.exists() else {}
 
 

@@ -1,0 +1,93 @@
+"""Cells of a sweep that do not fit their seal: named, left out, and done again on request."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedgist.cli.main import app
+from fedgist.errors import JobsError
+from fedgist.federation.archived_run import read_csv
+from fedgist.federation.run_seals import seal_of
+
+from edits import EDITS  # isort: skip
+
+SETTINGS = ("train.num_rounds=2", "data.train_rows=90", "clients.num_clients=3")
+
+
+def sweep(place: Path, *more: str) -> Result:
+    words = ["sweep", "demo", "--grid", "method.name=fedlog,local", "--jobs", "1"]
+    words += [word for setting in SETTINGS for word in ("--set", setting)]
+    words += ["--out", str(place / "runs"), "--archive", str(place / "kept"), "--quiet", *more]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "400"})
+
+
+@pytest.fixture(scope="module")
+def done_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sweep")
+    assert sweep(place).exit_code == 0
+    return place
+
+
+@pytest.fixture
+def done(done_once: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(done_once, tmp_path / "sweep")
+
+
+CELL = Path("method.name=fedlog") / "seed-0"
+
+
+def cells_in(result: Result) -> list[str]:
+    """The cells in the first table of a sweep."""
+    text = result.output.partition("Communication")[0]
+    return re.findall(r"^ *(fedlog|local) ", text, re.MULTILINE)
+
+
+def test_a_broken_run_is_named_and_the_others_are_compared(done: Path) -> None:
+    shutil.rmtree(done / "kept")
+    run = done / "runs" / CELL
+    EDITS["finished: an accuracy"](run, run)
+    first = sweep(done)
+    assert first.exit_code == 1
+    assert isinstance(first.exception, JobsError)
+    says = f"fedlog seed 0: {run} does not fit its seal: rounds.jsonl was changed since the run"
+    assert says in str(first.exception)
+    assert "--rerun does it again" in str(first.exception)
+    assert cells_in(first) == ["local"]
+    assert not (done / "kept" / CELL).with_suffix(".csv").exists()
+    again = sweep(done, "--rerun")
+    assert again.exit_code == 0
+    assert cells_in(again) == ["fedlog", "local"]
+    assert seal_of(run).state == "sealed"
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda text: text[:-3], lambda text: text.replace("lr = ", "lr = 1")]
+)
+def test_a_broken_file_of_an_archive_ends_no_command(done: Path, edit: type[str]) -> None:
+    path = (done / "kept" / CELL).with_suffix(".csv")
+    whole = path.read_text("utf-8")
+    path.write_text(edit(whole), "utf-8")
+    first = sweep(done)
+    assert first.exit_code == 1
+    assert f"{path} cannot be used as an archived run: it was changed" in str(first.exception)
+    assert cells_in(first) == ["local"]
+    assert CliRunner().invoke(app, ["show", str(done / "kept")]).exit_code == 1
+    again = sweep(done, "--rerun")  # its run's folder is whole: nothing is run
+    assert again.exit_code == 0
+    assert path.read_text("utf-8") == whole
+    assert read_csv(path).whole
+
+
+def test_an_old_file_is_called_table_sealed(done: Path) -> None:
+    old = next((Path(__file__).parents[2] / "docs" / "results" / "data").rglob("seed-0.csv"))
+    assert not read_csv(old).whole
+    shown = CliRunner().invoke(app, ["compare", str(old)], env={"COLUMNS": "400"})
+    assert shown.exit_code == 0
+    assert "table sealed (of these archived runs, what is above the table is not" in shown.output
+    new = CliRunner().invoke(app, ["compare", str(done / "kept")], env={"COLUMNS": "400"})
+    assert "seal" not in new.output
