@@ -34,7 +34,7 @@ from fedgist.engines.worker_pool import default_workers
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders
 from pools import DISTILLING, MEMORY, ROUND, START, WHOLE, pools
-from privacy import CHEAP, privacy
+from privacy import CHEAP, NOISE_LIMITS, noise, privacy
 from relay import LATER, relay
 from reports import reports
 from workloads import (
@@ -69,6 +69,7 @@ LIMITS = {
     "report: 50 runs, MB": 5.0,
     **{f"privacy: {what}, ratio": 1.1 for what in CHEAP},
     "privacy: head, share of a round": 0.1,
+    **NOISE_LIMITS,
     "relay: ratio": 1.1,
     f"relay: memory grown in {LATER} rounds, MB": 10.0,
     START: 5.0,
@@ -336,6 +337,7 @@ PARTS: dict[str, Callable[[int], dict[str, float]]] = {
     "head": lambda _: head(),
     "reports": reports,
     "privacy": privacy,
+    "noise": noise,
     "relay": relay,
     "pools": pools,
     "encoders": encoders,

@@ -71,6 +71,9 @@ W2 = Workload(
     "W2", 100, 100, 500, (3, 32, 32), {"name": "fedlog_cifar", "dropout": 0.0}, "adam", 5e-4, 50, 1
 )
 W3 = Workload("W3", 1000, 100, 20, (1, 28, 28), {"name": "mlp", "hidden": [64]}, "sgd", 0.1, 20, 1)
+NOISE = Workload(
+    "noise", 20, 20, 60, (1, 28, 28), {"name": "mlp", "hidden": [126]}, "adam", 1e-3, 10, 5
+)
 W3_LARGE = replace(W3, name="W3 with 10,000 clients", clients=10_000)
 WORKLOADS = {w.name: w for w in (W1, W1_DROPOUT, W2, W3, W3_LARGE)}
 
