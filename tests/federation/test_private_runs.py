@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from copy import deepcopy
 from dataclasses import replace
@@ -460,6 +461,26 @@ def test_a_bad_upload_is_refused_before_noise_is_added() -> None:
     spoilt = replace(small, population=replace(small.population, examples=examples))
     line, _ = federation(spoilt).advance()
     assert [entry["client"] for entry in line["refused"]] == [1]
+    assert line["clients/replied"] == len(SIZES) - 1
+
+
+@pytest.mark.parametrize("engine", [local_engine, loopback])
+def test_a_message_of_a_larger_norm_is_refused_and_the_others_count(engine: Any) -> None:
+    fed = federation(world("fedlog"))
+    ctx = fed.context("train", 1)
+    orders = fed.method.select(fed.server, fed.side.online(1), ctx)
+    downs = [fed.method.download(fed.server, order, ctx) for order in orders]
+    norms = []
+    for order, down in zip(orders, downs, strict=True):
+        (alone,) = fed.engine.ask(ctx, [order], [down]).subtotals
+        norms.append(math.sqrt(sum(float(a.square().sum()) for a in leaves(alone.message))))
+    *_, second, largest = sorted(norms)
+    most = (second + largest) / 2
+    small = world("fedlog", clients={"num_clients": len(SIZES), "max_norm": most})
+    line = federation(small, PAIRS, engine).advance()[0]
+    (refused,) = line["refused"]
+    assert refused["client"] == orders[norms.index(largest)].client
+    assert refused["reason"].endswith(f"above clients.max_norm = {most:g}")
     assert line["clients/replied"] == len(SIZES) - 1
 
 

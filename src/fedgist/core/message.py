@@ -170,13 +170,15 @@ class Form:
 
     ``terms`` says how many such messages may be added up: none of their numbers is above so many
     times less than the largest number of its type, so that a few cannot spoil the sum of all.
-    ``counts`` says which counts it may hold (:mod:`fedgist.core.counts`); None: any.
+    ``counts`` says which counts it may hold (:mod:`fedgist.core.counts`); None: any. ``max_norm``
+    bounds the norm, in L2, of all its numbers together.
     """
 
     kind: type
     arrays: Shapes
     terms: int = field(default=1, compare=False)
     counts: CountRange | None = field(default=None, compare=False)
+    max_norm: float = field(default=math.inf, compare=False)
 
     @staticmethod
     def of(value: object) -> Form:
@@ -201,8 +203,8 @@ def refuse(value: object, form: Form) -> str | None:
     """Return why a message is unacceptable, or None: the one gate that all messages pass.
 
     It checks the type, the arrays' names, element types and shapes (and so the size), that every
-    number is finite and small enough for a sum of such messages, and that the message fits what its
-    type declares (:func:`misfit`).
+    number is finite and small enough for a sum of such messages, that the message fits what its
+    type declares (:func:`misfit`), and its norm.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -214,7 +216,8 @@ def refuse(value: object, form: Form) -> str | None:
     reasons = (
         _refuse_array(name, array, *expected[name], form.terms) for name, array in arrays.items()
     )
-    return next((reason for reason in reasons if reason), None) or misfit(arrays, form)
+    reason = next((reason for reason in reasons if reason), None) or misfit(arrays, form)
+    return reason or _refuse_norm(arrays, form.max_norm)
 
 
 def misfit(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
@@ -248,6 +251,13 @@ def is_finite(array: torch.Tensor) -> bool:
     if array.dtype == torch.float64:  # whose sum may overflow
         return bool(torch.isfinite(array).all())
     return bool(torch.isfinite(array.sum(dtype=torch.float64)))
+
+
+def _refuse_norm(arrays: Mapping[str, torch.Tensor], most: float) -> str | None:
+    if math.isinf(most):
+        return None
+    norm = math.sqrt(math.fsum(float(a.double().square().sum()) for a in arrays.values()))
+    return f"its norm is {norm:.4g}, above clients.max_norm = {most:g}" if norm > most else None
 
 
 def can_be_summed(array: torch.Tensor, terms: int) -> bool:

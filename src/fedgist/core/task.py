@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ class Task:
     the client whose rows they are, if they are one's, and ``public_digest`` is made of all of them
     as models see them, in their order. ``main`` is the architecture that is named first, which a
     site of another one does not have. What comes from fewer clients than ``min_replies`` is
-    withheld from the server.
+    withheld from the server, and a message of a norm above ``max_norm`` is refused.
     """
 
     input_shape: tuple[int, ...]
@@ -51,6 +52,7 @@ class Task:
     public_digest: int = 0
     main: str = ""
     min_replies: int = 1
+    max_norm: float = math.inf
 
     @property
     def public_rows(self) -> RowSet:

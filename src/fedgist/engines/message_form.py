@@ -8,6 +8,7 @@ Where clients are simulated, the first message of a stage is the form of the oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,8 @@ def addable(form: Form, task: Task) -> Form:
     """
     if reason := unaddable(form):
         raise MethodError(reason)
-    return replace(form, terms=task.num_clients, counts=count_range(task.privacy))
+    counts = count_range(task.privacy)
+    return replace(form, terms=task.num_clients, counts=counts, max_norm=task.max_norm)
 
 
 def form_of_stack(message: Tree) -> Form:
@@ -103,12 +105,13 @@ def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
 
     Messages that sum are added up first: if the total is finite and small enough to be added to
-    others, its terms need not be checked one by one.
+    others, its terms need not be checked one by one, but for a bound of their norms.
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message
     if (
-        form_of_stack(message) == form
+        math.isinf(form.max_norm)
+        and form_of_stack(message) == form
         and all(can_be_summed(a, form.terms) for a in leaves(seen))
         and misfit(named(message), form) is None
     ):

@@ -68,6 +68,7 @@ class ClientsSection(_Section):
     availability: Share | str = 1.0
     delay: Share = 0.0  # chance that a reply reaches the server a round late
     graph: GraphSection = GraphSection()  # whom each hears, or a relay
+    max_norm: Annotated[float, Field(gt=0)] | None = None  # of messages to the server: L2
     # what some clients set for themselves, as the method lets them
     settings: dict[str, dict[str, object]] = {}
 

@@ -6,6 +6,7 @@ server has only its own side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         held_out = _held_out(on_train, on_test, central, parts)
         sets = server_sets(recipe, data, given.test_sets, on_test, held_out)
         training = replace(training_of(recipe.train), pools=pools)
-        about = training, objective, sets, recipe.privacy.min_replies
+        about = training, objective, sets, recipe
         task = _task(data, len(clients), architectures, starts, *about)
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
@@ -247,7 +248,7 @@ def _task(
     training: Training,
     objective: Objective,
     test_sets: Mapping[str, RowSet],
-    min_replies: int,
+    recipe: Recipe,
 ) -> Task:
     return Task(
         data.input_shape,
@@ -259,7 +260,8 @@ def _task(
         objective,
         test_sets,
         main=next(iter(architectures)),
-        min_replies=min_replies,
+        min_replies=recipe.privacy.min_replies,
+        max_norm=recipe.clients.max_norm or math.inf,
         annotations={
             name: (float(values.min()), float(values.max()))
             for name, values in data.annotations.items()
