@@ -21,8 +21,9 @@ from fedgist.core.privacy import (
     clipped,
     noised,
     sensitivity,
+    with_central_noise,
 )
-from fedgist.core.replies import Count
+from fedgist.core.replies import Count, Replies, Subtotal
 from fedgist.core.tree import leaves, map_leaves, named
 from fedgist.federation.accounting import Schedule, multiplier
 from fedgist.methods import METHODS
@@ -222,6 +223,17 @@ def test_an_attacker_finds_less_than_is_claimed_and_more_with_a_third_of_the_noi
     assert 0.5 * epsilon < found < epsilon
     weak = deviation / 3
     assert epsilon_found(seen(0, weak, 3), seen(1, weak, 4), delta) > 1.5 * epsilon
+
+
+def test_two_totals_of_a_stage_have_noise_of_their_own() -> None:
+    # rejects one key for all totals: their difference would be without noise
+    nothing = Count(torch.zeros(20_000))
+    totals = tuple(Subtotal(name, (0,), 1, "train", nothing) for name in ("few", "many"))
+    privacy = Privacy("client", "central", 1.0, 3.0)
+    noisy = with_central_noise(Replies(totals=totals), privacy, random.key(5)).totals
+    draws = torch.stack([total.message.rows for total in noisy]).double() / 3
+    assert float(torch.corrcoef(draws)[0, 1]) == pytest.approx(0.0, abs=0.05)
+    assert stats.kstest(draws.flatten().numpy(), "norm").pvalue > 1e-3
 
 
 def test_local_noise_is_each_clients_own() -> None:

@@ -18,6 +18,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines import local_training, private_steps
 from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.stacking_plan import Plan
+from fedgist.federation import private_run
 from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, World, make_world
 from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world
@@ -33,15 +34,20 @@ def private_world(steps: PrivateSteps, **sections: Any) -> World:
     return replace(small, server=replace(small.server, task=task))
 
 
-def trained(small: World, plan: Plan) -> tuple[Cohort, Clients, Clients]:
-    """All clients before and after one round's training."""
+def asked(small: World, plan: Plan) -> tuple[Cohort, Clients]:
+    """All clients before the training of round 1."""
     engine, side = local_engine(small, plan), small.server
     fed = federation(small, plan)
     ctx = fed.context("train", 1)
     orders = side.method.select(fed.server, side.online(1), ctx)
     downs = [side.method.download(fed.server, order, ctx) for order in orders]
-    cohort, before = engine.trial(replace(ctx, key=engine.host.key), orders, downs)
-    after, _ = local_training.train(cohort, before, side.method.phases(cohort.ctx))
+    return engine.trial(replace(ctx, key=engine.host.key), orders, downs)
+
+
+def trained(small: World, plan: Plan) -> tuple[Cohort, Clients, Clients]:
+    """All clients before and after one round's training."""
+    cohort, before = asked(small, plan)
+    after, _ = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
     return cohort, before, after
 
 
@@ -94,14 +100,14 @@ def test_stacked_and_alone_agree_with_noise_and_drawn_rows(size: int) -> None:
                 torch.testing.assert_close(weights[client], expected, atol=2e-6, rtol=0)
 
 
-@pytest.mark.slow
 def test_an_empty_draw_is_noise_alone_of_the_right_size() -> None:
+    # rejects the same noise in each step
     small = private_world(PrivateSteps(1.0, 5.0, SOME), train={"lr": 1.0, "batch_size": 4})
-    cohort, before, _ = trained(small, Plan(5))
+    cohort, before = asked(small, Plan(5))
     nothing = torch.full_like(cohort.table, -1)
     empty = replace(cohort, table=nothing)
     draws = []
-    for seed in range(40):
+    for seed in range(12):
         keyed = replace(empty, ctx=replace(cohort.ctx, key=random.key(seed)))
         after, losses = local_training.train(keyed, before, small.server.method.phases(keyed.ctx))
         assert not losses.any()
@@ -109,7 +115,70 @@ def test_an_empty_draw_is_noise_alone_of_the_right_size() -> None:
         draws.append(moved.flatten())
     # two steps (1 / rate) of deviation 5 / 4 each
     noise = torch.cat(draws).double() / (math.sqrt(2) * 5.0 / 4)
+    assert float(noise.std()) == pytest.approx(1.0, abs=0.1)
     assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-3
+
+
+def test_the_arrays_of_a_step_have_noise_of_their_own() -> None:
+    keys = random.fold(random.key(3), "client", torch.arange(2))
+    sums = {name: torch.zeros(2, 10_000) for name in ("weight", "bias")}
+    noisy = private_steps.with_noise(sums, PrivateSteps(1.0, 3.0, SOME), keys)
+    draws = torch.cat([noisy["weight"], noisy["bias"]]).double() / 3  # of two clients each
+    assert float((torch.corrcoef(draws) - torch.eye(4)).abs().max()) < 0.05
+    assert stats.kstest(draws.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def rows_of_steps(small: World) -> tuple[Cohort, list[Tensor]]:
+    """All clients, and their rows in each step of a round."""
+    cohort, _ = asked(small, Plan(5))
+    (phase,) = small.server.method.phases(cohort.ctx)
+    return cohort, list(local_training._batches(cohort, phase, cohort.keys, "train-0"))
+
+
+def test_each_step_draws_its_own_rows() -> None:
+    # rejects one draw for all steps, which amplifies nothing
+    small = private_world(PrivateSteps(1.0, 0.1, SOME), train={"local_epochs": 50})
+    cohort, steps = rows_of_steps(small)
+    assert len(steps) == 100
+    for place, table in enumerate(cohort.table):
+        for row in table[table >= 0]:
+            drawn = torch.stack([(rows[place] == row).any() for rows in steps]).double()
+            assert float(drawn.mean()) == pytest.approx(SOME, abs=0.2)
+            again = float((drawn[1:] * drawn[:-1]).mean())  # in two steps one after the other
+            assert again == pytest.approx(SOME**2, abs=0.2)
+
+
+def test_all_steps_that_are_taken_are_charged() -> None:
+    # rejects steps of the first epoch alone
+    small = private_world(PrivateSteps(1.0, 1.0, SOME), train={"local_epochs": 3, "num_rounds": 1})
+    charged = private_run._private_steps(small.server.method, small.server.task)
+    assert charged == (0, len(rows_of_steps(small)[1])) == (0, 6)
+
+
+@pytest.mark.parametrize("grid", [0.0, 2.0**-12])
+def test_rows_are_drawn_by_the_seed_or_by_the_system(grid: float) -> None:
+    small = private_world(PrivateSteps(1.0, 1.0, SOME, grid))
+    task = small.server.task
+    assert task.privacy is not None
+    task = replace(task, privacy=replace(task.privacy, grid=grid))
+    cohort, _ = asked(replace(small, server=replace(small.server, task=task)), Plan(5))
+    first, second = (cohort.private_draws(100, "rows") for _ in range(2))
+    assert first.shape == (5, 100)
+    assert torch.equal(first, second) == (not grid)
+
+
+def test_the_loss_of_a_round_is_the_mean_over_the_rows_seen() -> None:
+    # rejects the mean over batches: the last one of 11 rows has 3
+    small = world("fedlog", train={"batch_size": 4, "lr": 1e-12, "local_epochs": 1})
+    cohort, before = asked(small, Plan(5))
+    _, losses = local_training.train(cohort, before, small.server.method.phases(cohort.ctx))
+    for k, client in enumerate(cohort.ids.tolist()):
+        rows, params = small.population.train[client], before.net.params
+        z = torch.relu(
+            (small.data.x[rows] - 0.5) / 2.0 @ params["1.weight"][k].T + params["1.bias"][k]
+        )
+        logits = z @ params["4.weight"][k].T + params["4.bias"][k]
+        assert float(losses[k]) == pytest.approx(float(F.cross_entropy(logits, small.data.y[rows])))
 
 
 def test_rows_are_drawn_one_by_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import dp_accounting
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from fedgist.federation.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
 from fedgist.federation.composition import notes_on
 from fedgist.federation.recipe import make
+from fedgist.testing.small_worlds import world
 
 
 def delta_of(noise: float, epsilon: float) -> float:
@@ -18,6 +20,13 @@ def delta_of(noise: float, epsilon: float) -> float:
     a, b = 1 / (2 * noise), epsilon * noise
     log_second = epsilon + stats.norm.logcdf(-a - b)
     return float(stats.norm.cdf(a - b) - math.exp(log_second))
+
+
+def delta_of_a_draw(rate: float, noise: float, epsilon: float) -> float:
+    """The exact delta of one release of a row that is in it with this chance, by its two tails."""
+    at = noise**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5  # where the loss is it
+    without, present = stats.norm.sf(at / noise), stats.norm.sf((at - 1) / noise)
+    return float((1 - rate) * without + rate * present - math.exp(epsilon) * without)
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 100])
@@ -118,3 +127,43 @@ def test_a_large_epsilon_is_accounted_for_without_amplification_below_a_least_no
     assert noise == pytest.approx(whole) if whole < LEAST_NOISE else LEAST_NOISE <= noise <= whole
     assert spent(schedule, noise, 1e-5, 100) <= epsilon * (1 + 1e-6)
     assert spent(schedule, noise, 1e-5, 50) < spent(schedule, noise, 1e-5, 100)
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.6])
+def test_a_private_step_and_a_release_of_drawn_clients_cost_what_one_draw_does(rate: float) -> None:
+    # rejects a step that is not counted, and a chance that is not that of the draw
+    step, release = Schedule((0, 0), (0, 1), rate=rate), Schedule((0, 1), chance=rate)
+    for schedule in (step, release):
+        epsilon = spent(schedule, 1.2, 0.01, 1)
+        assert delta_of_a_draw(rate, 1.2, epsilon) == pytest.approx(0.01, rel=1e-2)
+
+
+def test_steps_of_all_rows_are_as_many_releases() -> None:
+    schedule = Schedule((0, 1, 1), (0, 2, 2), rate=1.0)
+    epsilon = spent(schedule, 4.0, 0.01, 2)
+    assert delta_of(4.0 / math.sqrt(6), epsilon) == pytest.approx(0.01, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("train", "privacy", "amplified"),
+    [
+        ({"sampling": "poisson"}, {}, True),
+        ({"sampling": "fixed"}, {}, False),  # who is asked depends on the others
+        ({"sampling": "poisson"}, {"where": "local"}, False),  # it is seen who answers
+        ({"sampling": "poisson"}, {"accounting": "paper"}, False),
+    ],
+)
+def test_clients_that_are_drawn_one_by_one_in_secret_amplify_and_no_others(
+    train: dict[str, Any], privacy: dict[str, Any], *, amplified: bool
+) -> None:
+    # seen: for the wrong sampler noise of 1.97 where 8.14 is needed
+    section = {"unit": "record", "epsilon": 1.0, "delta": 0.01, "clip": 3.0, **privacy}
+    train = {"fraction_train": 0.2, "num_rounds": 1, **train}
+    spending = world("fedlog", train=train, privacy=section).server.spending
+    assert spending is not None
+    if amplified:
+        assert delta_of_a_draw(0.2, spending.noise, 1.0) == pytest.approx(0.01, rel=1e-2)
+    elif "accounting" in privacy:
+        assert spending.noise == pytest.approx(math.sqrt(8 * math.log(math.e + 100)))
+    else:
+        assert delta_of(spending.noise, 1.0) == pytest.approx(0.01, rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,9 +14,10 @@ import torch
 import fedgist
 from fedgist.core.method import Context, Method, Net, Order, Phase
 from fedgist.engines import inference
+from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.errors import RecipeError, ReportError
 from fedgist.federation.columns import measured, over_clients, read_described
-from fedgist.federation.evaluation import server_columns
+from fedgist.federation.evaluation import columns, server_columns
 from fedgist.methods.fedavg import FedAvg
 from fedgist.report import run_files
 from fedgist.report.comparison import study
@@ -88,6 +90,15 @@ def test_named_sets_are_scored_beside_the_clients() -> None:
         world("local", given={"test_sets": mine})
     line, _ = federation(world("fedavg")).advance()
     assert not [column for column in line if column.startswith("eval/global/mlp")]
+
+
+def test_mean_and_spread_are_over_the_clients_that_are_scored() -> None:
+    # rejects the sample's deviation, weights by rows, and clients without a score as zeros
+    values = {"accuracy": torch.tensor([0.2, 0.5, torch.nan, 0.8])}
+    table = ScoreTable((0, 1, 2, 3), torch.tensor([10, 1, 0, 5]), values)
+    assert columns(Scores({"": table}), "client") == pytest.approx(
+        {"eval/client/accuracy_mean": 0.5, "eval/client/accuracy_std": math.sqrt(0.06)}
+    )
 
 
 def test_held_out_rows_are_a_set_of_the_servers() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import fedgist
-from fedgist.core.method import Context, Order
+from fedgist.core.method import ClientInfo, Context, Order
+from fedgist.core.privacy import Privacy
 from fedgist.core.replies import gather
 from fedgist.core.tree import leaves, named
 from fedgist.data.client_rows import Rows
@@ -24,14 +25,15 @@ from fedgist.engines.loopback_engine import RUN
 from fedgist.engines.site import Site, population_of_one
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
+from fedgist.federation import server_run
 from fedgist.federation.central_privacy import central_seam
-from fedgist.federation.checkpoint import load
+from fedgist.federation.checkpoint import Binding, Checkpoint, load
 from fedgist.federation.engine_choice import host_settings
 from fedgist.federation.private_run import check_rows
 from fedgist.federation.recipe import make
 from fedgist.federation.record import RELEASES, read_lines
 from fedgist.federation.server_run import Place, run_server
-from fedgist.federation.world import make_world
+from fedgist.federation.world import World, make_world
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
 from fedgist.report import run_files
@@ -244,6 +246,47 @@ def test_private_averages_move_by_the_mean_of_the_differences(name: str) -> None
         step = named(total)["arrays/" + key.rpartition("/")[2]] / 5
         assert torch.allclose(after[key], array + step, atol=1e-6)
         assert not torch.allclose(after[key], array, atol=1e-3) or float(step.abs().max()) < 1e-2
+
+
+def drawn_one_by_one(privacy: Privacy | None, **sections: Any) -> World:
+    """A world that draws clients one by one, with just this privacy: nothing is calibrated."""
+    small = world("fedlog", train=POISSON, **sections)
+    task = replace(small.server.task, privacy=privacy)
+    return replace(small, server=replace(small.server, task=task))
+
+
+TWO = {
+    "few": {"model": "mlp", "hidden": [5], "share": 0.4},
+    "many": {"model": "mlp", "hidden": [4, 5], "share": 0.6},
+}
+
+
+def test_totals_without_a_client_are_noise_over_as_many_as_are_drawn_on_average() -> None:
+    # rejects a group that is silent where nobody was drawn, and means over all clients
+    privacy = Privacy("record", "central", 1.0, 3.0)
+    small = drawn_one_by_one(privacy, architectures=TWO)
+    fed = federation(small)
+    ctx = fed.context("train", 1)
+    replies = central_seam(small.server, fed.server, gather((), ()), [], ctx)
+    (total,) = replies.totals  # one of all architectures
+    assert total.architecture == "all"
+    assert total.clients == ()
+    assert all((leaf != 0).all() for leaf in leaves(total.message))
+    assert replies.expected == pytest.approx({"few": 0.6, "many": 0.9, "all": 1.5})
+
+
+@pytest.mark.parametrize("grid", [0.0, 2.0**-12])
+def test_clients_are_drawn_by_the_seed_or_by_the_system(grid: float) -> None:
+    # rejects a server of the system that draws from the seed, which anyone can repeat
+    clients = [ClientInfo(number, ("mlp",)) for number in range(200)]
+    small = drawn_one_by_one(Privacy("record", "central", 1.0, 3.0, grid=grid))
+    task, fed = replace(small.server.task, num_clients=200), federation(small)
+    ctx = replace(fed.context("train", 1), task=task)
+    first, second = (
+        {order.client for order in fed.method.select(fed.server, clients, ctx)} for _ in range(2)
+    )
+    assert 0 < len(first) < 200
+    assert (first == second) == (not grid)
 
 
 @pytest.mark.slow
@@ -697,6 +740,18 @@ def test_where_the_book_of_releases_is_lost_what_may_have_been_released_is_charg
     fed, _, _ = real.go()
     assert fed.again == 2  # round 3, whose line is there, and round 4, which may be
     assert distinct(real.seen, 4) == 2
+
+
+def test_what_earlier_resumes_were_charged_is_not_forgotten_with_the_book(tmp_path: Path) -> None:
+    small = world("fedlog")
+    task = replace(small.server.task, privacy=Privacy("record", "central", 1.0, 3.0, grid=0.25))
+    side = replace(small.server, task=task)
+    lines = [json.dumps({"round": number}) + "\n" for number in range(1, 6)]
+    (tmp_path / "rounds.jsonl").write_text("".join(lines))
+    saved = Checkpoint(3, {}, {}, binding=Binding(again=4))
+    found = server_run._releases(side, Place(tmp_path, saved))
+    assert found is not None
+    assert found.again == 4 + 2 + 1  # rounds 4 and 5 have lines, and round 6 may be under way
 
 
 def test_a_run_of_the_system_is_not_repeated_and_says_that_epsilons_add_up(tmp_path: Path) -> None:

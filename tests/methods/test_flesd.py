@@ -19,7 +19,7 @@ import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.core import random, similarity_distillation
 from fedgist.core.message import payload_bytes
-from fedgist.core.method import Context, Order, Replies
+from fedgist.core.method import Context, Count, Nothing, Order, Replies
 from fedgist.core.net import Net
 from fedgist.core.similarity_distillation import (
     Ensemble,
@@ -319,6 +319,29 @@ def test_the_server_can_have_an_architecture_that_no_client_has() -> None:
     trace(small, PLAN, rounds=1)
     with pytest.raises(InputError, match="no client has own, and nothing looks at it"):
         world(flesd(student="own"), architectures=three)
+
+
+def test_bytes_are_off_by_half_a_step_of_127_at_most() -> None:
+    fed = federation(world(flesd(), model={"name": "mlp", "hidden": [7]}), PLAN)
+    ctx, order = fed.context("train", 1), Order(0, "mlp")
+    net, down = fed.task.starts["mlp"], fed.method.download(fed.server, order, ctx)
+    nothing = Count(torch.zeros(()))
+    exact, _ = fed.method.upload(net, Nothing(), nothing, down, ctx)
+    sent, _ = flesd(wire="int8").upload(net, Nothing(), nothing, down, ctx)
+    assert isinstance(sent, Quantized)
+    far = (sent.values * sent.scales.unsqueeze(1) - exact.values).abs()
+    step = exact.values.abs().amax(1, keepdim=True) / 127
+    assert float((far / step).max()) <= 0.5 + 1e-4
+    assert int(sent.values.abs().max()) == 127
+
+
+@pytest.mark.parametrize("public", [None, 0, 3])
+def test_the_client_whose_rows_are_public_is_not_selected(public: int | None) -> None:
+    fed = federation(world(flesd()), PLAN)
+    ctx = fed.context("train", 1)
+    ctx = replace(ctx, task=replace(ctx.task, public_client=public))
+    orders = fed.method.select(fed.server, fed.side.clients, ctx)
+    assert {order.client for order in orders} == set(range(len(SIZES))) - {public}
 
 
 @pytest.mark.slow
