@@ -12,7 +12,6 @@ from scipy import stats
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.linear_head import class_sums, with_constant
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Labels, Method, Order
 from fedgist.core.privacy import (
@@ -25,7 +24,6 @@ from fedgist.core.privacy import (
 )
 from fedgist.core.replies import Count, Replies, Subtotal
 from fedgist.core.tree import leaves, map_leaves, named
-from fedgist.federation.accounting import Schedule, multiplier
 from fedgist.methods import METHODS
 from fedgist.testing.small_worlds import PAIRS, blobs, federation, trace, world
 
@@ -177,52 +175,6 @@ def _noised(arrays: dict[str, Tensor], deviation: float, key: Tensor) -> object:
     from fedgist.core.averaging import Weights  # noqa: PLC0415  # a message of many arrays
 
     return noised(Weights(arrays), deviation, key)
-
-
-def epsilon_found(first: Tensor, second: Tensor, delta: float) -> float:
-    """A lower bound of epsilon, with confidence 99.9 %, by a threshold that tells two apart."""
-    half = len(first) // 2  # the threshold is chosen on one half and judged on the other
-    grid = torch.linspace(float(first.min()), float(second.max()), 200)
-
-    def rates(a: Tensor, b: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        return (a.unsqueeze(1) > at).sum(0), (b.unsqueeze(1) > at).sum(0)
-
-    false, true = rates(first[:half], second[:half], grid)
-    guess = torch.log((true / half - delta).clamp(min=1e-9) / ((false + 5) / half))
-    best = grid[guess.argmax()].unsqueeze(0)
-    false, true = rates(first[half:], second[half:], best)
-    n, tail = len(first) - half, 0.0005
-    low = stats.beta.ppf(tail, int(true), n - int(true) + 1)
-    high = stats.beta.ppf(1 - tail, int(false) + 1, n - int(false))
-    return math.log(max(low - delta, 1e-12) / high)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rounds", [1, 4])
-@pytest.mark.parametrize("epsilon", [1.0, 3.0])
-def test_an_attacker_finds_less_than_is_claimed_and_more_with_a_third_of_the_noise(
-    rounds: int, epsilon: float
-) -> None:
-    delta, times = 0.01, 40_000
-    z, y = torch.tensor([[3.0, -4.0]]), torch.tensor([1])
-    privacy = Privacy("record", "central", CLIP, 0.0)
-    phi = with_constant(bounded(z, privacy))
-    term = class_sums(phi, y, torch.ones(1, dtype=torch.bool), 3)  # of the row that is there or not
-    bound = sensitivity("record", CLIP)
-    deviation = bound * multiplier(Schedule((0, *[1] * rounds)), epsilon, delta)
-
-    def seen(present: float, deviation: float, seed: int) -> Tensor:
-        """What an attacker who knows all else computes: the sum over rounds of the likelihood."""
-        keys = random.fold(random.key(seed), "round", torch.arange(times * rounds))
-        noise = torch.vmap(lambda key: noised(Count(torch.zeros(3, 3)), deviation, key).rows)(keys)
-        along = ((present * term + noise) * term).sum((1, 2)) / term.norm()
-        summed: Tensor = along.view(times, rounds).sum(1)
-        return summed
-
-    found = epsilon_found(seen(0, deviation, 1), seen(1, deviation, 2), delta)
-    assert 0.5 * epsilon < found < epsilon
-    weak = deviation / 3
-    assert epsilon_found(seen(0, weak, 3), seen(1, weak, 4), delta) > 1.5 * epsilon
 
 
 def test_two_totals_of_a_stage_have_noise_of_their_own() -> None:
