@@ -17,6 +17,7 @@ from torch import Tensor
 
 from audits import seams
 from audits.seams import Trials
+from audits.whole_runs import fedlog_runs
 from fedgist.core import random
 from fedgist.core.privacy import Unit
 from fedgist.federation.accounting import Schedule, multiplier
@@ -58,7 +59,8 @@ class Audit:
     def row(self, draws: int = DRAWS, *, system: bool = False) -> str:
         """A line of the table."""
         found, weak = (self.found(less, draws, system=system) for less in (1.0, 0.5))
-        facts = f"| {self.method} | {self.unit} | {self.released} | {EPSILON:g} ({DELTA:g}) "
+        method = f"{self.method}, system" if system else self.method
+        facts = f"| {method} | {self.unit} | {self.released} | {EPSILON:g} ({DELTA:g}) "
         return facts + f"| {found:.2f} | {weak:.2f} | 2 x {draws:,} |"
 
 
@@ -120,12 +122,26 @@ def _bounds(right: np.ndarray, wrong: np.ndarray, ends: np.ndarray) -> np.ndarra
     return found
 
 
+def row_of_runs(draws: int) -> str:
+    """A line of the table: whole runs of FedLog, of one round, with noise of the system."""
+    found, weak = (
+        lower_bound(*(seen.numpy() for seen in fedlog_runs(EPSILON, DELTA, draws, less)))
+        for less in (1.0, 0.5)
+    )
+    facts = f"| FedLog, system, whole runs | record | 1 sum | {EPSILON:g} ({DELTA:g}) "
+    return facts + f"| {found:.2f} | {weak:.2f} | 2 x {draws:,} |"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--noise", choices=["seed", "system"], default="seed")
+    parser.add_argument("--whole-runs", action="store_true", help="those of the system alone")
     asked = parser.parse_args()
+    if asked.whole_runs:
+        print(row_of_runs(asked.draws))
+        return
     for audit in AUDITS:
         print(audit.row(asked.draws, system=asked.noise == "system"), flush=True)
 
