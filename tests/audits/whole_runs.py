@@ -1,7 +1,7 @@
 """Rounds of whole runs with noise of the system, as an attacker sees them: no seam is called here.
 
 The clients train, send, and are added up; bodies stay as they are, which is the condition of a
-promise to records. Too slow for the tests: a round takes a hundredth of a second.
+promise to records. Too slow for the tests: 16,000 rounds take seven minutes.
 """
 
 from __future__ import annotations
