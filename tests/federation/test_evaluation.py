@@ -272,7 +272,7 @@ def test_reports_take_direction_and_unit_from_the_run(tmp_path: Path) -> None:
     # a metric that this version has never heard of, better when lower
     described["macro_f1"]["better"] = "lower"
     path.write_text(json.dumps(described))
-    runs = run_files.find([tmp_path / "run"])
+    runs = run_files.find([tmp_path / "run"], trust=True)  # it was edited
     comparison = study(runs)  # by the first metric of the objective
     assert comparison.metric == "eval/client/macro_f1_mean"
     assert (comparison.measure.better, comparison.measure.unit) == ("lower", "fraction")
