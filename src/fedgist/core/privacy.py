@@ -41,7 +41,6 @@ M = TypeVar("M")  # a message
 
 # rounding may not carry a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
-FARTHEST = 10.0  # deviations: no number that is drawn is farther out (sqrt(2 ln 2^53) = 8.6)
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def count_range(privacy: Privacy | None) -> CountRange:
     rows = CountRange()
     if privacy is None or privacy.where == "central":
         return rows
-    noise = FARTHEST * privacy.deviation
+    noise = system_noise.FARTHEST * privacy.deviation  # that of the seed reaches 8.6 deviations
     return CountRange(rows.least - noise, rows.most + noise)
 
 

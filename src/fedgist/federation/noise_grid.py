@@ -18,8 +18,8 @@ FINEST = 2.0**48  # and at most: then noise has more digits than float64
 def grids(section: PrivacySection, sizes: Sequence[int]) -> tuple[float, float]:
     """Return the grids of releases and of private steps; 0 where noise is the seed's.
 
-    ``sizes`` are the clients' numbers of rows. They are rounded up to powers of two, so that a row
-    more or less does not show in the grid, but where it passes one: their size is taken as public.
+    ``sizes`` are the clients' numbers of rows. Their sum, or the largest, is rounded up to a power
+    of two: how many rows there are, up to a factor of 2, is taken as public.
 
     Raises
     ------
