@@ -165,7 +165,7 @@ def test_watching_what_is_finished_ends(cli: Cli, swept: Path) -> None:
     assert all("round 10/10" in line and line.endswith("finished") for line in lines)
 
 
-def test_a_table_is_reproduced_beside_the_papers(cli: Cli, data_sets: Path) -> None:
+def test_a_table_is_reproduced_beside_the_papers(cli: Cli, place: Path, data_sets: Path) -> None:
     args = (
         "reproduce",
         "fedlog/table1",
@@ -196,6 +196,14 @@ def test_a_table_is_reproduced_beside_the_papers(cli: Cli, data_sets: Path) -> N
     again = cli(*args)
     assert again.stdout == first
     assert again.stderr.count(" done\n") == 4  # nothing was run twice
+    lines = place / "table" / "mnist" / "fedlog" / "seed-1" / "rounds.jsonl"
+    lines.write_text(lines.read_text().replace('"comm/up_bytes": ', '"comm/up_bytes": 1'))
+    broken = cli(*args, code=1)
+    assert "fedlog seed 1" in broken.stderr
+    assert "does not fit its seal: rounds.jsonl was changed" in broken.stderr
+    assert broken.stdout.count("fedlog") > 0  # the other seed is still compared
+    assert broken.stdout != first
+    assert cli(*args, "--rerun").stdout == first
 
 
 def test_a_search_ends_in_a_recipe(cli: Cli, place: Path) -> None:

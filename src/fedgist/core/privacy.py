@@ -153,8 +153,9 @@ def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.
     """Return numbers with noise; a key that has dimensions is of as many first ones of them."""
     if grid:
         noise = system_noise.discrete_gaussian(deviation / grid, tuple(values.shape))
-        # whole numbers of the grid below 2^53: their sum is exact
-        return (on_grid(values, grid) + grid * noise.to(values.device)).to(values.dtype)
+        # whole numbers below 2^53: their sum is exact
+        whole = (values.double() / grid).round_().add_(noise.to(values.device))
+        return whole.mul_(grid).to(values.dtype)
     clients, own = key.shape, values.shape[key.ndim :]
     keys = key.view((*clients, *(1 for _ in own)))
     noise = random.normal(keys, (*(1 for _ in clients), *own))

@@ -23,6 +23,7 @@ from fedgist.errors import MethodError
 
 SLICES = 16  # of a deviation, at least: the finer, the fewer draws are thrown away
 FARTHEST = 12  # deviations; what lies behind has a chance of 1e-31
+AT_ONCE = 1 << 17  # numbers that are drawn together: what is worked on stays in the cache
 DIGITS = 40  # of the table's chances, before they are rounded to 63 bits
 
 
@@ -71,7 +72,8 @@ def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
     width = 2 ** max(0, math.floor(math.log2(sigma / SLICES)))
     table, found, missing = _table(sigma, width), [], math.prod(shape)
     while missing:
-        words = bits((3, missing + missing // 16 + 8))  # about one in thirty is thrown away
+        wanted = min(missing, AT_ONCE)
+        words = bits((3, wanted + wanted // 16 + 8))  # about one in thirty is thrown away
         first = torch.searchsorted(table, _high(words[0], 63), right=True) * width
         place = words[1] & (width - 1)
         exponent = place.double() * (2 * first + place).double() / (2 * sigma**2)
@@ -79,7 +81,7 @@ def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
         negative = words[1] < 0  # its highest bit: the place has the lowest
         value = first + place
         kept &= ~(negative & (value == 0))
-        numbers = torch.where(negative, -value, value)[kept][:missing]
+        numbers = torch.where(negative, -value, value)[kept][:wanted]
         found.append(numbers)
         missing -= len(numbers)
     return torch.cat(found).view(shape) if found else torch.zeros(shape, dtype=torch.int64)

@@ -7,6 +7,7 @@ a row's gradient is, is what the gradient of a client is that has no other row.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
@@ -21,6 +22,7 @@ from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
 NUMBERS_AT_ONCE = 1 << 25  # of gradients that are held row by row: bounds memory
+EXACT_AT_ONCE = 1 << 17  # of those, how many are worked on in float64: they stay in the cache
 Tensors = dict[str, Tensor]
 Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Tree]]
 
@@ -96,7 +98,14 @@ def _summed(rows: Tensor, weight: Tensor, grid: float) -> Tensor:
     """Return the sum (K, p) of rows (K, b, p) that are multiplied by ``weight`` (K, b)."""
     if not grid:
         return torch.einsum("kb,kbp->kp", weight.to(rows.dtype), rows)
-    return shrunk(rows.double(), weight.unsqueeze(2), grid).sum(1)
+    at_once = max(1, EXACT_AT_ONCE // max(1, rows.shape[2]))
+    sums = []
+    for part, factors in zip(torch.split(rows, at_once), torch.split(weight, at_once), strict=True):
+        total = torch.zeros_like(part[:, 0], dtype=torch.float64)
+        for row, factor in zip(part.unbind(1), factors.unbind(1), strict=True):
+            total += shrunk(row.double(), factor.unsqueeze(1), grid)
+        sums.append(total)
+    return torch.cat(sums)
 
 
 def _pieces(params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool) -> Iterator[slice]:
@@ -134,7 +143,13 @@ def _of_rows(
 
 def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
     """Return by what each row's gradient is multiplied, (rows,), so that its norm is in bounds."""
-    exact = torch.float64 if steps.grid else None
-    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=exact) for g in gradients.values()]
-    norm, most = torch.linalg.vector_norm(torch.stack(norms), dim=0), steps.clip * (1.0 - 1e-6)
+    norm_of = _exact_norm if steps.grid else functools.partial(torch.linalg.vector_norm, dim=1)
+    norms = torch.stack([norm_of(gradient.flatten(1)) for gradient in gradients.values()])
+    norm, most = torch.linalg.vector_norm(norms, dim=0), steps.clip * (1.0 - 1e-6)
     return torch.where(norm > most, most / norm, 1.0)
+
+
+def _exact_norm(rows: Tensor) -> Tensor:
+    """Return the norm of each row (rows, p) in float64."""
+    parts = torch.split(rows, max(1, EXACT_AT_ONCE // max(1, rows.shape[1])))
+    return torch.cat([part.double().square().sum(1) for part in parts]).sqrt()
