@@ -49,6 +49,20 @@ def test_runs_of_several_seeds_or_settings_say_what_they_spend_together(tmp_path
     assert (run.stdout + run.stderr).count(told) == 1
     grid = ["--grid", "train.lr=1e-3,1e-2", "--out", "grid"]
     assert fedgist("sweep", "demo", *words, *grid, cwd=tmp_path).stderr.count(told) == 1
+    table = """
+    [table]
+    source = "ours"
+    methods = ["fedlog", "fedlog_c"]
+    [columns.first]
+    recipe = "demo"
+    [columns.second]
+    recipe = "demo"
+    """
+    (tmp_path / "two.toml").write_text(table)
+    only = ["--method", "fedlog", "--seeds", "2", "--out", "table"]
+    said = fedgist("reproduce", "two.toml", *words, *only, cwd=tmp_path).stderr
+    assert f"first: privacy: {told}" in said  # rejects a sum over columns: their data may differ
+    assert f"second: privacy: {told}" in said
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,19 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             pytest.fail(f"{line}: {error}")
 
 
+def test_the_page_on_attacks_names_tests_that_exist() -> None:
+    page = ROOT / "docs" / "attacks.md"
+    groups = re.findall(r"\]\((\S+?\.py)\): ((?:`test_\w+`(?:, )?)+)", page.read_text("utf-8"))
+    named_tests = re.findall(r"`test_\w+`", page.read_text("utf-8"))
+    assert (
+        sum(len(re.findall(r"`test_\w+`", names)) for _, names in groups) == len(named_tests) > 20
+    )
+    for file, names in groups:
+        source = (page.parent / file).read_text("utf-8")
+        for name in re.findall(r"`(test_\w+)`", names):
+            assert f"def {name}(" in source, f"{file}: {name}"
+
+
 def tables(page: Path) -> list[list[str]]:
     """Runs of lines that begin with a bar, outside quoted blocks."""
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)

@@ -9,6 +9,7 @@ import dp_accounting
 import pytest
 from scipy import stats
 
+from fedgist.federation import accounting
 from fedgist.federation.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
 from fedgist.federation.composition import notes_on
 from fedgist.federation.recipe import make
@@ -127,6 +128,20 @@ def test_a_large_epsilon_is_accounted_for_without_amplification_below_a_least_no
     assert noise == pytest.approx(whole) if whole < LEAST_NOISE else LEAST_NOISE <= noise <= whole
     assert spent(schedule, noise, 1e-5, 100) <= epsilon * (1 + 1e-6)
     assert spent(schedule, noise, 1e-5, 50) < spent(schedule, noise, 1e-5, 100)
+
+
+def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # seen: half a minute before round 1, in silence
+    schedule, notes = Schedule((0, *[1] * 10), chance=0.1), list[str]()
+    noise = multiplier(schedule, 1.0, 1e-5, notes.append)
+    assert not notes
+    monkeypatch.setattr(accounting, "PATIENCE_S", -1.0)
+    assert multiplier(schedule, 1.0, 1e-5, notes.append) == noise
+    assert len(notes) == accounting.BISECTIONS
+    assert notes[0].startswith("privacy: the noise multiplier is from ")
+    assert notes[-1].endswith("steps of the search left: 1")
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.6])

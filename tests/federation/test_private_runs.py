@@ -527,6 +527,18 @@ def test_a_message_of_a_larger_norm_is_refused_and_the_others_count(engine: Any)
     assert line["clients/replied"] == len(SIZES) - 1
 
 
+@pytest.mark.parametrize("engine", [local_engine, loopback])
+def test_more_rows_than_a_client_can_have_are_refused_and_the_others_count(engine: Any) -> None:
+    most = sorted(SIZES)[-2]  # rejects a bound that is read and not used: one client has more
+    line = federation(
+        world("fedavg", clients={"num_clients": len(SIZES), "max_rows": most}), PAIRS, engine
+    ).advance()[0]
+    (refused,) = line["refused"]
+    assert refused["client"] == SIZES.index(max(SIZES))
+    assert f"the count {max(SIZES)}; a count is at least 0 and at most {most}" in refused["reason"]
+    assert line["clients/replied"] == len(SIZES) - 1
+
+
 def envelope(fed: Any, number: int, shift: float = 0.0) -> bytes:
     ctx, order = fed.context("train", number), Order(0, "mlp")
     down = fed.method.download(fed.server, order, ctx)

@@ -276,6 +276,8 @@ def reproduce(
         methods=method or (),
         settings=settings or (),
     )
+    if not quiet:
+        _say_budgets(todo)
     kept = Archive(archive, out, same_runs()) if archive else None
     failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
     raise_failures(failed, at_least=len(todo))
@@ -295,6 +297,18 @@ def _places(jobs: Sequence[Job], archive: Archive | None) -> list[Path]:
     return [archive.found(job) if archive else job.folder for job in jobs]
 
 
+def _column(job: Job) -> str:
+    """Return the experiment of a paper's table to which a cell's run belongs."""
+    return job.folder.parents[1].name
+
+
+def _say_budgets(jobs: Sequence[Job]) -> None:
+    """Say what the runs of each experiment spend together."""
+    for name in dict.fromkeys(map(_column, jobs)):
+        for note in notes_on([job.recipe for job in jobs if _column(job) == name]):
+            say(f"{name}: {note}", error=True)
+
+
 def _studies_by_column(
     jobs: Sequence[Job],
     recipes: Mapping[str, Recipe],
@@ -306,7 +320,7 @@ def _studies_by_column(
     studies = {}
     for name, recipe in recipes.items():
         goal = recipe.paper.target_accuracy
-        column = [job for job in jobs if job.folder.parents[1].name == name]
+        column = [job for job in jobs if _column(job) == name]
         runs = run_files.find(_places(column, archive))
         if any(run.seal.is_broken for run in runs) and not any(run.usable for run in runs):
             continue  # each is named as one that failed

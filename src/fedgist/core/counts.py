@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-MOST_ROWS = 2**31  # that a client may say it has
+MOST_ROWS = 2**31  # that a client may say it has, unless clients.max_rows bounds them
 _META = "counts"
 
 COUNTS = {_META: "all"}

@@ -191,9 +191,9 @@ def noise_floor(privacy: Privacy | None) -> float:
     return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
 
 
-def count_range(privacy: Privacy | None) -> CountRange:
+def count_range(privacy: Privacy | None, max_rows: int) -> CountRange:
     """Return which counts a client may send: those of rows, plus the noise that it adds itself."""
-    rows = CountRange()
+    rows = CountRange(most=max_rows)
     if privacy is None or privacy.where == "central":
         return rows
     noise = system_noise.FARTHEST * privacy.deviation  # that of the seed reaches 8.6 deviations

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
+from fedgist.core.counts import MOST_ROWS
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
 from fedgist.core.privacy import Privacy
@@ -33,7 +34,8 @@ class Task:
     the client whose rows they are, if they are one's, and ``public_digest`` is made of all of them
     as models see them, in their order. ``main`` is the architecture that is named first, which a
     site of another one does not have. What comes from fewer clients than ``min_replies`` is
-    withheld from the server, and a message of a norm above ``max_norm`` is refused.
+    withheld from the server, and a message of a norm above ``max_norm``, or one that counts more
+    rows than ``max_rows``, is refused.
     """
 
     input_shape: tuple[int, ...]
@@ -53,6 +55,7 @@ class Task:
     main: str = ""
     min_replies: int = 1
     max_norm: float = math.inf
+    max_rows: int = MOST_ROWS
 
     @property
     def public_rows(self) -> RowSet:

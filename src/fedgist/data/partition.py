@@ -42,12 +42,14 @@ def partition(
     key: Tensor,
     *,
     validation: float = 0.0,
+    independent: bool = False,
     **options: Any,
 ) -> Partition:
     """Divide the rows of ``data`` among clients.
 
     ``name`` is one of :data:`PARTITIONS`, and ``options`` are its own; all draws come from ``key``.
-    ``validation`` is the share of each client's training rows that is held out, rounded down.
+    ``validation`` is the share of each client's training rows that is held out, rounded down; with
+    ``independent``, every row is held out with this probability, whatever other rows there are.
 
     Raises
     ------
@@ -74,19 +76,31 @@ def partition(
                 "training rows"
             )
             raise DataError(msg)
-    kept, held = hold_out([_tensor(rows) for rows in train], validation, key)
+    tensors = [_tensor(rows) for rows in train]
+    kept, held = hold_out(tensors, validation, key, independent=independent)
     names = data.client_names[:num_clients] if name == "natural" else ()
     return Partition(kept, held, Rows.of([_tensor(rows) for rows in test]), names)
 
 
-def hold_out(train: Sequence[Tensor], share: float, key: Tensor) -> tuple[Rows, Rows]:
-    """Return each client's rows to train on, and those to validate on: a share, rounded down."""
+def hold_out(
+    train: Sequence[Tensor], share: float, key: Tensor, *, independent: bool = False
+) -> tuple[Rows, Rows]:
+    """Return each client's rows to train on, and those to validate on.
+
+    These are a share of the client's rows, rounded down. With ``independent`` every row is drawn by
+    itself: then one row more or less leaves all others where they are.
+    """
     if share == 0.0:  # of many clients it would take seconds to hold out nothing
         return Rows.of(train), Rows.of([rows[:0] for rows in train])
-    pairs = [
-        _held_out(rows, share, random.fold(key, "validation", client))
-        for client, rows in enumerate(train)
-    ]
+    if independent:
+        last = max((int(rows.max()) for rows in train if len(rows)), default=-1)
+        drawn = random.uniform(random.fold(key, "validation"), (last + 1,)) < share
+        pairs = [(rows[~drawn[rows]], rows[drawn[rows]]) for rows in train]
+    else:
+        pairs = [
+            _held_out(rows, share, random.fold(key, "validation", client))
+            for client, rows in enumerate(train)
+        ]
     return Rows.of([kept for kept, _ in pairs]), Rows.of([held for _, held in pairs])
 
 

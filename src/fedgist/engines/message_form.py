@@ -91,7 +91,7 @@ def addable(form: Form, task: Task) -> Form:
     """
     if reason := unaddable(form):
         raise MethodError(reason)
-    counts = count_range(task.privacy)
+    counts = count_range(task.privacy, task.max_rows)
     return replace(form, terms=task.num_clients, counts=counts, max_norm=task.max_norm)
 
 

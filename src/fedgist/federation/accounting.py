@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from fedgist.federation.privacy_section import Accounting
 # are counted as if nothing amplified them
 LEAST_NOISE = 0.3
 LITTLE_NOISE = 0.7  # below, epsilons are above 10: they are worked out in larger steps
+PATIENCE_S = 5.0  # between two messages of a long search
 BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 
 
@@ -47,17 +49,30 @@ class Schedule:
         return sum(self.releases[: number + 1]), sum(self.steps[: number + 1])
 
 
-def multiplier(schedule: Schedule, epsilon: float, delta: float) -> float:
+def multiplier(
+    schedule: Schedule,
+    epsilon: float,
+    delta: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> float:
     """Return the least noise multiplier with which all rounds together spend ``epsilon``.
 
-    It is sigma of theorem 4, divided by the sensitivity, for ``"paper"``.
+    It is sigma of theorem 4, divided by the sensitivity, for ``"paper"``. ``say`` is told how far
+    the search is, every few seconds.
     """
     releases, steps = schedule.until(len(schedule.releases))
     if schedule.accounting == "paper":
         return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon
     if schedule.chance == 1 and not steps:
         return _gaussian("sigma", epsilon, delta) * math.sqrt(releases)
-    return _calibrated(releases, steps, schedule.chance, schedule.rate, epsilon, delta)
+    # without amplification more noise is needed: an upper end
+    most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
+
+    def enough(noise: float) -> bool:
+        found = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+        return found <= epsilon
+
+    return _searched(enough, most, say)
 
 
 def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
@@ -124,21 +139,21 @@ def _epsilon(
     return epsilon
 
 
-@functools.lru_cache(maxsize=64)
-def _calibrated(
-    releases: int, steps: int, chance: float, rate: float, epsilon: float, delta: float
-) -> float:
-    def enough(noise: float) -> bool:
-        return _epsilon(releases, steps, chance, rate, noise, delta) <= epsilon
-
-    # without amplification more noise is needed: an upper end
-    most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
+def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str], None]) -> float:
+    """Return the least noise that is enough, up to ``most``, to a thousandth."""
     if most <= LEAST_NOISE:
         return most
+    told = time.monotonic()
     least = most / 2
     while least > LEAST_NOISE and enough(least):
         most, least = least, least / 2
-    for _ in range(BISECTIONS):
+    for step in range(BISECTIONS):
+        if time.monotonic() - told > PATIENCE_S:
+            told = time.monotonic()
+            say(
+                f"privacy: the noise multiplier is from {least:.4g} to {most:.4g}; "
+                f"steps of the search left: {BISECTIONS - step}"
+            )
         middle = math.sqrt(least * most)
         least, most = (least, middle) if enough(middle) else (middle, most)
     return most

@@ -38,7 +38,7 @@ def open_world(
     InputError
         If the device cannot be used, the world cannot be made, or the method breaks the vocabulary.
     """
-    world = make_world(recipe, given)
+    world = make_world(recipe, given, say)
     server = start_server(world.server)
     side = world.server
     settings = host_settings(world)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,10 +115,11 @@ def private_task(
     task: Task,
     clients: tuple[ClientInfo, ...],
     sizes: Sequence[int],
+    say: Callable[[str], None],
 ) -> tuple[Task, Spending | None]:
     """Return the task with its privacy, and what the run spends; None where nothing is protected.
 
-    ``sizes`` are the clients' numbers of training rows.
+    ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
 
     Raises
     ------
@@ -149,7 +150,7 @@ def private_task(
         section.accounting,
     )
     paid = repeated(schedule, section.repeats, task.training.num_rounds)
-    noise = multiplier(paid, section.epsilon, section.delta)
+    noise = multiplier(paid, section.epsilon, section.delta, say)
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)

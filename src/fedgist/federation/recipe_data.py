@@ -122,6 +122,7 @@ def divide(
         msg = "clients_test is given without clients: give each client's training rows as well"
         raise RecipeError(msg)
     key = random.key(recipe.seed, "partition")
+    independent = recipe.privacy.unit == "record"  # how many rows there are decides nothing
     if clients is None:
         p = recipe.partition
         check_named("partition", p.name, "clients=")
@@ -131,10 +132,11 @@ def divide(
             recipe.clients.num_clients,
             key,
             validation=recipe.data.validation,
+            independent=independent,
             **p.options,
         )
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
-    kept, held = hold_out(train, recipe.data.validation, key)
+    kept, held = hold_out(train, recipe.data.validation, key, independent=independent)
     return Partition(kept, held, Rows.of(tests), names)
 
 

@@ -69,6 +69,7 @@ class ClientsSection(_Section):
     delay: Share = 0.0  # chance that a reply reaches the server a round late
     graph: GraphSection = GraphSection()  # whom each hears, or a relay
     max_norm: Annotated[float, Field(gt=0)] | None = None  # of messages to the server: L2
+    max_rows: Positive | None = None  # that a client may say it has
     # what some clients set for themselves, as the method lets them
     settings: dict[str, dict[str, object]] = {}
 

@@ -7,12 +7,13 @@ server has only its own side.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedgist.core import random
 from fedgist.core.batch import RowSet
+from fedgist.core.counts import MOST_ROWS
 from fedgist.core.method import ClientInfo, Context, Method, Settings, Task
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
@@ -90,8 +91,10 @@ class World:
     public: Public | None = None
 
 
-def make_world(recipe: Recipe, given: Given | None = None) -> World:
-    """Make the world of a recipe.
+def make_world(
+    recipe: Recipe, given: Given | None = None, say: Callable[[str], None] = lambda _: None
+) -> World:
+    """Make the world of a recipe; ``say`` is told what takes long.
 
     Raises
     ------
@@ -119,7 +122,7 @@ def make_world(recipe: Recipe, given: Given | None = None) -> World:
         task = _task(data, len(clients), architectures, starts, *about)
         task = task if public is None else _with_public(task, public, on_train, recipe, parts)
         method.check(task)
-        task, spending = private_task(recipe, method, task, clients, train.counts.tolist())
+        task, spending = private_task(recipe, method, task, clients, train.counts.tolist(), say)
         check_rows(recipe.privacy, data, train, parts.validation)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
@@ -262,6 +265,7 @@ def _task(
         main=next(iter(architectures)),
         min_replies=recipe.privacy.min_replies,
         max_norm=recipe.clients.max_norm or math.inf,
+        max_rows=recipe.clients.max_rows or MOST_ROWS,
         annotations={
             name: (float(values.min()), float(values.max()))
             for name, values in data.annotations.items()
