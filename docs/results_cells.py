@@ -150,8 +150,9 @@ def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
     study = comparison.study(runs, target_accuracy=None if goal is None else goal / 100)
     broken = [run.problems for run in study.rows[0].runs if run.problems or not run.finished]
     if len(study.rows) > 1 or broken or any("left out" in note for note in study.notes):
-        msg = f"{place}: its runs are not one cell, or not whole: {' '.join(study.notes)}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{place}: its runs are not one cell, or not whole: {' '.join(study.notes)}"
+        )
     label = ", ".join([label, *filter(None, [runs[0].before])])
     return Cell(label, study.rows[0].method, study.rows[0])
 

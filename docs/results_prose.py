@@ -60,8 +60,7 @@ def rendered(text: str, sources: Sources) -> str:
     """
     wrong = [*_differing(text, sources), *_without_source(text, sources)]
     if wrong:
-        msg = f"{sources.own or 'the page'}: " + "; ".join(wrong)
-        raise ValueError(msg)
+        raise ValueError(f"{sources.own or 'the page'}: " + "; ".join(wrong))
     return MARKED.sub(r"\1", text)
 
 
@@ -125,21 +124,18 @@ def _value(source: str, sources: Sources) -> float:
 def _term(text: str, sources: Sources) -> float:
     match = TERM.fullmatch(text)
     if match is None:
-        msg = f"{text!r} is no source of a number"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is no source of a number")
     name = match["experiment"] or sources.own
     if name not in sources.experiments:
         names = ", ".join(sources.experiments)
-        msg = f"{text!r}: the page has no experiment {name!r}; it has {names}"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r}: the page has no experiment {name!r}; it has {names}")
     found = sources.experiments[name]
     cell = _cell_of(match["row"].strip(), found)
     what, column = match["what"].strip(), match["column"] or found.metric
     if what == "paper":
         printed = found.papers(cell)
         if not printed:
-            msg = f"{name}: the paper has no number of {cell.label!r}"
-            raise ValueError(msg)
+            raise ValueError(f"{name}: the paper has no number of {cell.label!r}")
         return printed[0]
     by_seed = _by_seed(cell, what, column)
     if match["seed"] is not None:
@@ -159,8 +155,7 @@ def _by_seed(cell: Cell, what: str, column: str) -> dict[int, float]:
         return read[what](column)
     word, _, number = what.partition(" ")
     if word != "round" or not number.isdigit():
-        msg = f"{what!r} of {cell.label}: last, best, round N, paper or count"
-        raise ValueError(msg)
+        raise ValueError(f"{what!r} of {cell.label}: last, best, round N, paper or count")
     return cell.at(int(number), column)
 
 
@@ -168,5 +163,4 @@ def _cell_of(row: str, found: Experiment) -> Cell:
     for cell in found.cells:
         if row in {cell.label, cell.label.partition(", before ")[0]} and cell.row is not None:
             return cell
-    msg = f"{found.name} has no runs of a row {row!r}"
-    raise ValueError(msg)
+    raise ValueError(f"{found.name} has no runs of a row {row!r}")

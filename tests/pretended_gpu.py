@@ -93,8 +93,7 @@ def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     named = changed(Tensor, numbers, kwargs | ({"device": CPU} if asked else {}))
     if there and elsewhere and func.overloadpacket not in MIXES:
         forms = [tuple(x.shape) for x in there.values()], [tuple(x.shape) for x in elsewhere]
-        msg = f"{func} of tensors on the GPU and on the CPU: {forms}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{func} of tensors on the GPU and on the CPU: {forms}")
     found = func(*given, **named)
     if func.overloadpacket == aten.copy_:
         return args[0]

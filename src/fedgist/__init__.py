@@ -70,8 +70,7 @@ _WHEN_USED: Registry[Any] = Registry(
 def __getattr__(name: str) -> Any:
     if name in _WHEN_USED:
         return _WHEN_USED[name]
-    msg = f"module 'fedgist' has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module 'fedgist' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

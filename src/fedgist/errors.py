@@ -126,8 +126,7 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
     known = list(choices)
     if name in known:
         return name
-    msg = f"unknown {kind} {shown(name)}{did_you_mean(name, known)}"
-    raise InputError(msg)
+    raise InputError(f"unknown {kind} {shown(name)}{did_you_mean(name, known)}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -66,8 +66,7 @@ def plain(value: object, where: str = "", depth: int = 0) -> Any:
         return [plain(part, where, depth + 1) for part in value]
     else:
         problem = f"is of type {type(value).__name__}, which a recipe cannot hold"
-    msg = f"{where} = {shown(value)}: {problem}"
-    raise RecipeError(msg)
+    raise RecipeError(f"{where} = {shown(value)}: {problem}")
 
 
 def checked(kind: Any, value: object, where: str = "") -> Any:
@@ -109,8 +108,7 @@ def check_options(
     hints, out = _hints(function), {}
     for key, value in options.items():
         if key not in known and not open_ended:
-            msg = f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}"
-            raise RecipeError(msg)
+            raise RecipeError(f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}")
         kind, where = hints.get(key, Any), f"{table}.{key}"
         if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
             stated = check_options(kind, {**_fields(known[key]), **value}, f"{name}'s {key}", where)
@@ -119,8 +117,7 @@ def check_options(
             out[key] = checked(kind, value, where)
     for key, default in known.items():
         if default is inspect.Parameter.empty and key not in options:
-            msg = f"{table}.{key} is missing: {name} needs it"
-            raise RecipeError(msg)
+            raise RecipeError(f"{table}.{key} is missing: {name} needs it")
     return out
 
 

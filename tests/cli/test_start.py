@@ -150,8 +150,7 @@ def test_what_the_machine_lacks_is_one_line(
 
 def test_another_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(arguments: list[str]) -> None:
-        msg = "of ours"
-        raise RuntimeError(msg)
+        raise RuntimeError("of ours")
 
     monkeypatch.setattr(main, "app", fail)
     monkeypatch.setattr(sys, "argv", ["fedgist", "run"])

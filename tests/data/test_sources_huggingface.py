@@ -61,8 +61,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def load_dataset(path: str, config: str | None) -> Any:
         if path not in on_hub:
-            msg = f"no {path}\nand more lines"
-            raise FileNotFoundError(msg)
+            raise FileNotFoundError(f"no {path}\nand more lines")
         return on_hub[path] if config is None else on_hub[path][config]
 
     def load_from_disk(path: str) -> Any:

@@ -249,8 +249,7 @@ def _act(task: str) -> str:
     if task == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if task == "fail":
-        msg = "no such thing"
-        raise ValueError(msg)
+        raise ValueError("no such thing")
     if task == "ask too much":
         torch.empty(2**60)
     if task == "sleep":

@@ -45,8 +45,7 @@ def take(random: Random, place: Path) -> None:
 
 
 def refuse(random: Random, place: Path) -> None:
-    msg = "no"
-    raise InputError(msg)
+    raise InputError("no")
 
 
 def trip(random: Random, place: Path) -> None:
@@ -62,8 +61,7 @@ def catch_all(random: Random, place: Path) -> None:
     try:
         time.sleep(100)
     except Exception as error:  # what would hide a watchdog
-        msg = "worker"
-        raise WorkerError(msg) from error
+        raise WorkerError("worker") from error
 
 
 def devour(random: Random, place: Path) -> None:

@@ -67,8 +67,9 @@ def do_jobs(
             number = at_once or default_workers("cpu")
             run_jobs(jobs, number, on_event, data_root, archive, rerun=rerun)
         except Interrupted:
-            msg = f"stopped; what was running is saved; go on with: {same_command()}"
-            raise Interrupted(msg) from None
+            raise Interrupted(
+                f"stopped; what was running is saved; go on with: {same_command()}"
+            ) from None
     return failed
 
 
@@ -81,8 +82,7 @@ def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
         names_by_reason.setdefault(reason, []).append(name)
     lines = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
     head = f"{len(failed)} run{'s' if len(failed) > 1 else ''} failed:"
-    msg = "\n".join([head, *lines, f"go on with: {same_command()}"])
-    raise JobsError(msg)
+    raise JobsError("\n".join([head, *lines, f"go on with: {same_command()}"]))
 
 
 @contextlib.contextmanager

@@ -81,8 +81,7 @@ def _tell() -> Callable[[str, str], None]:
 
 
 def _refuse(key: str, place: str) -> None:
-    msg = f"{key} = {shown(place)} names code to be run, which {NO_CODE} refuses"
-    raise RecipeError(msg)
+    raise RecipeError(f"{key} = {shown(place)} names code to be run, which {NO_CODE} refuses")
 
 
 def _say(message: str) -> None:

@@ -56,8 +56,9 @@ def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World
     """Return a run whose models predict."""
     federation, world = runner.load_run(folder, Given(root=data_root))
     if federation.task.objective.views > 1:
-        msg = f"{folder}: encoders predict nothing; look at them with fedgist probe, or export them"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{folder}: encoders predict nothing; look at them with fedgist probe, or export them"
+        )
     return federation, world
 
 
@@ -107,11 +108,12 @@ def evaluate(
     federation, world = _predicting(folder, data_root)
     x, y = _labelled(data, world)
     if y is None:
-        msg = f"{data} has no labels: evaluate needs the array y of a .npz file, the label column "
-        raise DataError(msg + "of a table, or images in folders that are called like the classes")
+        raise DataError(
+            f"{data} has no labels: evaluate needs the array y of a .npz file, the label column "
+            "of a table, or images in folders that are called like the classes"
+        )
     if len(y) != len(x):
-        msg = f"{data} has {len(x)} examples, but {len(y)} labels"
-        raise DataError(msg)
+        raise DataError(f"{data} has {len(x)} examples, but {len(y)} labels")
     every = world.partition.names or tuple(str(i) for i in range(len(world.partition.test)))
     clients = every if client is None else [client]
     objective = federation.task.objective

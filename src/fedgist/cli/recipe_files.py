@@ -32,12 +32,10 @@ def find_recipe(name: str | None) -> Path:
     elif Path(name).is_file():
         return Path(name)
     if name not in shipped():
-        msg = f"no recipe {name}: there is no such file{did_you_mean(name, shipped())}"
-        raise RecipeError(msg)
+        raise RecipeError(f"no recipe {name}: there is no such file{did_you_mean(name, shipped())}")
     path = folder() / Path(name).with_suffix(".toml")
     if is_table(path):
-        msg = f"{name} is a paper's table: fedgist reproduce {name}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{name} is a paper's table: fedgist reproduce {name}")
     return path
 
 
@@ -53,8 +51,7 @@ def find_table(name: str) -> Path:
         return Path(name)
     tables = [recipe for recipe in shipped() if is_table(folder() / f"{recipe}.toml")]
     if name not in tables:
-        msg = f"unknown table {name!r}{did_you_mean(name, tables)}"
-        raise RecipeError(msg)
+        raise RecipeError(f"unknown table {name!r}{did_you_mean(name, tables)}")
     return folder() / f"{name}.toml"
 
 
@@ -71,8 +68,9 @@ def find_space(name: str) -> Path:
     root = folder() / SPACES
     known = {p.relative_to(root).with_suffix("").as_posix(): p for p in root.rglob("*.toml")}
     if name not in known:
-        msg = f"no search space {name}: there is no such file{did_you_mean(name, sorted(known))}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"no search space {name}: there is no such file{did_you_mean(name, sorted(known))}"
+        )
     return known[name]
 
 

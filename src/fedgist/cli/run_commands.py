@@ -108,8 +108,10 @@ def _print_overview(folders: Sequence[Path]) -> None:
 
 def _check_rounds(rounds: int | None, resume: Path | None) -> None:
     if rounds is not None and resume is None:
-        msg = "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
-        raise RecipeError(msg + f"--set train.num_rounds={rounds}")
+        raise RecipeError(
+            "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
+            f"--set train.num_rounds={rounds}"
+        )
 
 
 @app.command(rich_help_panel=START)

@@ -37,11 +37,10 @@ def start(
     keep_memory()
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
-        msg = (
+        raise RecipeError(
             f"{out} holds {'runs of several seeds' if seeds == 1 else 'a run of one seed'}; "
             "choose another --out"
         )
-        raise RecipeError(msg)
     if seeds == 1:
         yield runner.run(recipe, Given(root=data_root), observer, folder=out, overwrite=overwrite)
     else:
@@ -100,11 +99,10 @@ def resume(
     _check_resumed_settings(settings)
     runs = run_files.find([folder])
     if any(folder not in {run.folder, run.folder.parent} for run in runs):
-        msg = (
+        raise RecipeError(
             f"{folder} holds runs of several settings: give the command that started them again, "
             "or resume one of them"
         )
-        raise RecipeError(msg)
     if runs[0].folder != folder:
         for note in notes_on([read(runs[0].folder / RECIPE)] * max(seeds, len(runs))):
             observer.note(note)
@@ -131,11 +129,10 @@ def resume(
 def _check_resumed_settings(settings: Sequence[str]) -> None:
     for setting in settings:
         if setting.partition("=")[0].strip() not in {"engine.workers", "engine.device"}:
-            msg = (
+            raise RecipeError(
                 f"--set {setting}: a resumed run keeps its recipe; only engine.workers and "
                 "engine.device may change"
             )
-            raise RecipeError(msg)
 
 
 def _is_finished(run: RunFiles, rounds: int) -> bool:

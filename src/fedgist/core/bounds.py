@@ -29,8 +29,7 @@ class Bounds:
             return
         words = f"greater than {self.least}" if self.above else f"at least {self.least}"
         words += f" and at most {self.most}" if math.isfinite(self.most) else ""
-        msg = f"{key} must be {words}, not {value}"
-        raise MethodError(msg)
+        raise MethodError(f"{key} must be {words}, not {value}")
 
 
 NonNegative = Annotated[float, Bounds(0)]
@@ -73,8 +72,7 @@ def check_bounds(method: object, table: str = "method") -> None:
             if not isinstance(number, int | float) or isinstance(number, bool):
                 continue
             if not math.isfinite(number):
-                msg = f"{name} must be a finite number, not {number}"
-                raise MethodError(msg)
+                raise MethodError(f"{name} must be a finite number, not {number}")
             for bound in bounds:
                 bound.check(number, name)
 

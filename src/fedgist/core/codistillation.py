@@ -82,20 +82,22 @@ class Distillation:
     def check(self, task: Task) -> None:
         """Raise MethodError if there is nothing to learn from, or a pool has no setting."""
         if len(task.starts) < PAIR:
-            msg = "codistillation needs two pools or more: give [clients.pools.NAME] for each"
-            raise MethodError(msg)
+            raise MethodError(
+                "codistillation needs two pools or more: give [clients.pools.NAME] for each"
+            )
         if task.public is None:
-            msg = "codistillation needs public data: give [data.public] with rows or a name"
-            raise MethodError(msg)
+            raise MethodError(
+                "codistillation needs public data: give [data.public] with rows or a name"
+            )
         if task.objective.views > 1:
-            msg = "codistillation learns from predictions, and objective "
-            raise MethodError(msg + f"{task.objective.name} has none")
+            raise MethodError(
+                "codistillation learns from predictions, and objective "
+                f"{task.objective.name} has none"
+            )
         if self.mixup and task.objective.text:
-            msg = "method.distillation.mixup mixes numbers: texts cannot be mixed"
-            raise MethodError(msg)
+            raise MethodError("method.distillation.mixup mixes numbers: texts cannot be mixed")
         if self.labels and not task.public_labels:
-            msg = "method.distillation.labels needs data.public.labelled = true"
-            raise MethodError(msg)
+            raise MethodError("method.distillation.labels needs data.public.labelled = true")
         for pool in task.starts:
             for name in ("lr", "final_factor", "temperature", "regularization"):
                 self._of(name, pool)

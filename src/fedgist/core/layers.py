@@ -103,11 +103,10 @@ class BatchNorm(nn.Module):
         self.momentum = 0.1 if old.momentum is None else old.momentum
         self.weight, self.bias = old.weight, old.bias
         if old.running_mean is None or old.running_var is None:
-            msg = (
+            raise ValueError(
                 f"{name}: batch norm without running statistics cannot be evaluated; use "
                 "track_running_stats=True"
             )
-            raise ValueError(msg)
         self.register_buffer("running_mean", old.running_mean)
         self.register_buffer("running_var", old.running_var)
 

@@ -74,11 +74,11 @@ def one_feature_width(
     widths = {name: a.feature_width for name, a in task.architectures.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())
-        msg = f"method {method} shares {shares}, so all bodies need one feature width; "
-        msg += f"they have {listed}"
-        raise MethodError(msg)
+        raise MethodError(
+            f"method {method} shares {shares}, so all bodies need one feature width; "
+            f"they have {listed}"
+        )
     bare = [name for name, a in task.architectures.items() if not a.head_bias]
     if shares == "one head" and bare:
-        msg = f"method {method} needs a head with a bias; that of {bare[0]} has none"
-        raise MethodError(msg)
+        raise MethodError(f"method {method} needs a head with a bias; that of {bare[0]} has none")
     return next(iter(widths.values()))

@@ -78,8 +78,9 @@ def registered(name: str) -> type:
         If no such type was declared.
     """
     if name not in _TYPES:
-        msg = f"unknown message type {name!r}: import the module that declares it on both sides"
-        raise MessageError(msg)
+        raise MessageError(
+            f"unknown message type {name!r}: import the module that declares it on both sides"
+        )
     return _TYPES[name]
 
 
@@ -98,8 +99,9 @@ def reduction(kind: type) -> Reduce:
     """
     how: Reduce | None = getattr(kind, "reduce", None)
     if how is None:
-        msg = f"{kind.__name__} is not a message: declare it with @message(reduce='sum' | 'each')"
-        raise TypeError(msg)
+        raise TypeError(
+            f"{kind.__name__} is not a message: declare it with @message(reduce='sum' | 'each')"
+        )
     return how
 
 
@@ -151,8 +153,7 @@ def unpack(kind: type[T], blob: bytes, limit: int | None = None) -> T:
         arrays = wire_form.from_wire(kind, safetensors.torch.load(blob), limit)
         value: T = build(kind, arrays)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        msg = f"not a {kind.__name__}: {error}"
-        raise MessageError(msg) from error
+        raise MessageError(f"not a {kind.__name__}: {error}") from error
     return value
 
 

@@ -150,8 +150,7 @@ class Net:
             If the net has no array of a given name.
         """
         if unknown := [k for k in arrays if k not in self.params and k not in self.buffers]:
-            msg = f"{self.arch.name} has no array {unknown[0]!r}"
-            raise ValueError(msg)
+            raise ValueError(f"{self.arch.name} has no array {unknown[0]!r}")
         return replace(
             self,
             params={k: arrays.get(k, v) for k, v in self.params.items()},
@@ -236,18 +235,17 @@ def head_of(
     """Return name and layer of the head: the layer asked for, or the last linear one."""
     linear = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linear and head is None:
-        msg = f"{name} has no linear layer to be the head"
-        raise ValueError(msg)
+        raise ValueError(f"{name} has no linear layer to be the head")
     head = list(linear)[-1] if head is None else head
     if head not in linear:
         known = ", ".join(linear) or "none"
-        msg = f"{name} has no linear layer {head!r}; its linear layers: {known}"
-        raise ValueError(msg)
+        raise ValueError(f"{name} has no linear layer {head!r}; its linear layers: {known}")
     if linear[head].out_features != num_classes:
         outputs = linear[head].out_features
-        msg = f"the head {head!r} of {name} has {outputs} outputs, the data have "
-        msg += f"{num_classes} classes"
-        raise ValueError(msg)
+        raise ValueError(
+            f"the head {head!r} of {name} has {outputs} outputs, the data have "
+            f"{num_classes} classes"
+        )
     return head, linear[head]
 
 
@@ -278,23 +276,22 @@ def _check(net: Net, whole: nn.Module) -> None:
         z = _attempt(lambda: net.features(x))
         if isinstance(z, Exception) and isinstance(expected, Exception):
             why = first_line(z)
-            msg = f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {why}"
-            raise ValueError(msg) from z  # noqa: TRY004  # the caller asks for values that fit
+            raise ValueError(  # noqa: TRY004  # the caller asks for values that fit
+                f"{arch.name} does not accept input of shape {list(arch.input_shape)}: {why}"
+            ) from z
         whole_works = isinstance(expected, Tensor) and expected.shape == (*rows, arch.num_classes)
         if isinstance(z, Tensor) and z.shape != (*rows, arch.feature_width) and not whole_works:
             output = f"shape {list(z.shape[1:])}" if z.dim() != 2 else f"{z.shape[1]} features"  # noqa: PLR2004
-            msg = (
+            raise ValueError(
                 f"the body of {arch.name} gives {output}, but its head {arch.head!r} takes "
                 f"{arch.feature_width} features"
             )
-            raise ValueError(msg)
         fits = whole_works and isinstance(z, Tensor) and z.shape == (*rows, arch.feature_width)
         if not (fits and torch.allclose(linear(z, *net.head), expected, rtol=1e-3, atol=1e-4)):
-            msg = (
+            raise ValueError(
                 f"{arch.head!r} is not the last layer of {arch.name}: name the layer that makes "
                 "its logits (head = ...)"
             )
-            raise ValueError(msg)
 
 
 def _rows(input_shape: tuple[int, ...], num_classes: int, *, text: bool) -> Tensor:

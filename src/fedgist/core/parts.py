@@ -42,8 +42,7 @@ def is_part(name: str) -> bool:
 def check_part(name: str, where: str) -> None:
     """Raise MethodError, which says ``where``, if ``name`` names no part of a net."""
     if not (isinstance(name, str) and is_part(name)):
-        msg = f"{where} = {name!r}{did_you_mean(str(name), KNOWN)}"
-        raise MethodError(msg)
+        raise MethodError(f"{where} = {name!r}{did_you_mean(str(name), KNOWN)}")
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,7 @@ class Layers:
 
     def _need(self, count: int, part: Part) -> None:
         if count > len(self):
-            msg = f"{part!r} counts {count} layers, but the net has {len(self)}"
-            raise MethodError(msg)
+            raise MethodError(f"{part!r} counts {count} layers, but the net has {len(self)}")
 
 
 def check_depth(nets: Mapping[str, Layers], key: str, count: int, *, rest: bool = False) -> None:
@@ -110,11 +108,9 @@ def check_depth(nets: Mapping[str, Layers], key: str, count: int, *, rest: bool 
     """
     for name, layers in nets.items():
         if rest and len(layers) == count:
-            msg = f"{key} = {count} leaves nothing to share: {name} has {count} layers"
-            raise MethodError(msg)
+            raise MethodError(f"{key} = {count} leaves nothing to share: {name} has {count} layers")
         if len(layers) < count:
-            msg = f"{key} = {count}, but {name} has {len(layers)} layers"
-            raise MethodError(msg)
+            raise MethodError(f"{key} = {count}, but {name} has {len(layers)} layers")
 
 
 @functools.cache

@@ -172,15 +172,20 @@ def check_weights(
     """
     if name not in annotations:
         known = ", ".join(annotations) or "none"
-        msg = f"method.release_weight = {name!r}: rows have no such annotation; they have: {known}"
-        raise MethodError(msg)
+        raise MethodError(
+            f"method.release_weight = {name!r}: rows have no such annotation; they have: {known}"
+        )
     least, most = annotations[name]
     if least < 0.0 or most > 1.0:
-        msg = f"method.release_weight = {name!r}: it goes from {least:g} to {most:g}; a row weighs "
-        raise MethodError(msg + "from 0, which is never released, to 1")
+        raise MethodError(
+            f"method.release_weight = {name!r}: it goes from {least:g} to {most:g}; a row weighs "
+            "from 0, which is never released, to 1"
+        )
     if privacy is not None and privacy.grid:
-        msg = f"method.release_weight = {name!r} takes rows off the grid of privacy.noise = "
-        raise MethodError(msg + "'system': use 'seed', or no weights")
+        raise MethodError(
+            f"method.release_weight = {name!r} takes rows off the grid of privacy.noise = "
+            "'system': use 'seed', or no weights"
+        )
 
 
 def noise_floor(privacy: Privacy | None) -> float:

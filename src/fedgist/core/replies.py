@@ -108,8 +108,7 @@ class Replies:
 
     def __iter__(self) -> Iterator[Reply]:
         if self.totals:
-            msg = "these messages are only ever seen as a total: use total()"
-            raise TypeError(msg)
+            raise TypeError("these messages are only ever seen as a total: use total()")
         return iter(self.each)
 
     @property
@@ -133,9 +132,10 @@ class Replies:
             If the messages are summed over all architectures.
         """
         if any(scope(type(t.message)) == "all" for t in self.totals):
-            msg = "these messages are summed over all clients: use total(), or declare them with "
-            msg += "over='architecture'"
-            raise TypeError(msg)
+            raise TypeError(
+                "these messages are summed over all clients: use total(), or declare them with "
+                "over='architecture'"
+            )
         return Replies(
             tuple(t for t in self.totals if t.architecture == architecture),
             tuple(r for r in self.each if r.order.architecture == architecture),
@@ -155,14 +155,16 @@ class Replies:
             If the messages are summed per architecture, and there is more than one.
         """
         if len(self.totals) > 1:
-            msg = "these messages are summed per architecture: use by(architecture).total()"
-            raise TypeError(msg)
+            raise TypeError(
+                "these messages are summed per architecture: use by(architecture).total()"
+            )
         if self.totals:  # one over too few clients is not among them
             return self.totals[0].message
         if len(self) < max(self.min_replies, 1):
             count = len(self) or sum(size for _, size in self.withheld)
-            msg = f"a total over {count} replies; privacy.min_replies is {self.min_replies}"
-            raise TooFewRepliesError(msg)
+            raise TooFewRepliesError(
+                f"a total over {count} replies; privacy.min_replies is {self.min_replies}"
+            )
         return total([r.message for r in self.each])
 
     def mean(self) -> Tree:

@@ -47,8 +47,9 @@ class ServerOptimizer:
     def check(self, pools: Iterable[str]) -> None:
         """Raise InputError if a pool has no learning rate, or a setting has no reader."""
         if self.bias_correction and self.rule != "adam":
-            msg = f"method.server.bias_correction: rule = {self.rule!r} has none, 'adam' does"
-            raise MethodError(msg)
+            raise MethodError(
+                f"method.server.bias_correction: rule = {self.rule!r} has none, 'adam' does"
+            )
         for pool in pools:
             of_pool(self.lr, pool, "method.server.lr")
 

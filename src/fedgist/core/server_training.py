@@ -66,8 +66,10 @@ def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None
     """Raise MethodError if what a stage made of a student holds numbers that are not finite."""
     lost = next((name for name, array in arrays.items() if not is_finite(array)), None)
     if lost is not None:
-        msg = f"distillation in round {ctx.round}: {whose} came to numbers in {lost!r} that are "
-        raise MethodError(msg + "not finite; a lower method.distillation.lr may help")
+        raise MethodError(
+            f"distillation in round {ctx.round}: {whose} came to numbers in {lost!r} that are "
+            "not finite; a lower method.distillation.lr may help"
+        )
 
 
 def _stacked(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -55,9 +55,10 @@ class SharedLayers:
             for array in {**first[1], **arrays}:
                 found = [_shape(state, array) for state in (first[1], arrays)]
                 if found[0] != found[1]:
-                    msg = f"{key} = {self.count} needs last layers of the same shapes; {array!r} "
-                    msg += f"is {found[0]} in {first[0]}, {found[1]} in {name}"
-                    raise MethodError(msg)
+                    raise MethodError(
+                        f"{key} = {self.count} needs last layers of the same shapes; {array!r} "
+                        f"is {found[0]} in {first[0]}, {found[1]} in {name}"
+                    )
 
     def state(self, net: Net) -> dict[str, Tensor]:
         """Return the arrays that are shared, by their places."""

@@ -141,11 +141,15 @@ class SimilarityDistillation:
         """Raise MethodError if the public rows are too few for anchors."""
         rows = len(task.public_rows)
         if self.own_anchor and self.queue < min(self.batch_size, rows):
-            msg = f"method.distillation.queue = {self.queue} must hold a batch of "
-            raise MethodError(msg + f"{self.batch_size} rows, where each is its own anchor")
+            raise MethodError(
+                f"method.distillation.queue = {self.queue} must hold a batch of "
+                f"{self.batch_size} rows, where each is its own anchor"
+            )
         if rows <= (1 if self.own_anchor else self.batch_size):
-            msg = f"method.distillation.batch_size = {self.batch_size} leaves no anchors: "
-            raise MethodError(msg + f"there are {rows} public rows")
+            raise MethodError(
+                f"method.distillation.batch_size = {self.batch_size} leaves no anchors: "
+                f"there are {rows} public rows"
+            )
 
     def steps(self, task: Task) -> int:
         """Return how many steps a distillation has."""

@@ -59,11 +59,13 @@ def check(memory: Memory, task: Task, method: str) -> None:
         return
     key = f"method {method}: method.memory = 'newest' shows the server each client's sums"
     if task.min_replies > 1:
-        msg = f"{key}, privacy.min_replies = {task.min_replies} only totals: use 'auto'"
-        raise MethodError(msg)
+        raise MethodError(
+            f"{key}, privacy.min_replies = {task.min_replies} only totals: use 'auto'"
+        )
     if task.privacy is not None and task.privacy.where == "central":
-        msg = f"{key}, which central noise does not protect: use 'auto', or "
-        raise MethodError(msg + "privacy.where = 'local'")
+        raise MethodError(
+            f"{key}, which central noise does not protect: use 'auto', or privacy.where = 'local'"
+        )
 
 
 def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
@@ -101,8 +103,10 @@ def forget(memory: Memory, before: Remembered, client: int) -> Remembered:
         If they are part of a total, from which they cannot be taken.
     """
     if before.newest is None:
-        msg = f"the server keeps a total, from which the sums of client {client} cannot be taken: "
-        raise MethodError(msg + f"with method.memory = {memory!r} they {_fading(memory)}")
+        raise MethodError(
+            f"the server keeps a total, from which the sums of client {client} cannot be taken: "
+            f"with method.memory = {memory!r} they {_fading(memory)}"
+        )
     newest = before.newest.without(client)
     return Remembered(newest.arrays["total"].sum(0), newest)
 

@@ -52,8 +52,9 @@ def _ciphers() -> ModuleType:
     try:
         return importlib.import_module("cryptography.hazmat.primitives.ciphers")
     except ImportError as error:
-        msg = "privacy.noise = 'system' needs cryptography: pip install 'fedgist[privacy]'"
-        raise MethodError(msg) from error
+        raise MethodError(
+            "privacy.noise = 'system' needs cryptography: pip install 'fedgist[privacy]'"
+        ) from error
 
 
 def uniform(shape: tuple[int, ...]) -> Tensor:

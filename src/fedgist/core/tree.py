@@ -128,16 +128,14 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
             if not f.metadata.get("static")
         )
     else:
-        msg = (
+        raise TypeError(
             f"{prefix or 'a tree'} holds a {type(value).__name__}; it may hold tensors, "
             "dictionaries and trees"
         )
-        raise TypeError(msg)
     out: dict[str, Tensor] = {}
     for name, child in items:
         if not name or SEPARATOR in name:
-            msg = f"the key {name!r} is empty or contains {SEPARATOR!r}"
-            raise ValueError(msg)
+            raise ValueError(f"the key {name!r} is empty or contains {SEPARATOR!r}")
         out |= named(child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
     return out
 
@@ -165,8 +163,7 @@ def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
     used: set[str] = set()
     value = _build(kind, arrays, prefix, used)
     if extra := sorted(set(arrays) - used):
-        msg = f"{_title(kind)} has no field for {extra[0]!r}"
-        raise ValueError(msg)
+        raise ValueError(f"{_title(kind)} has no field for {extra[0]!r}")
     return value
 
 
@@ -181,8 +178,7 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
         return _build(inner, arrays, prefix, used) if present else None
     if kind is Tensor:
         if prefix not in arrays:
-            msg = f"the array {prefix!r} is missing"
-            raise ValueError(msg)
+            raise ValueError(f"the array {prefix!r} is missing")
         used.add(prefix)
         return arrays[prefix]
     if origin in {dict, Mapping}:
@@ -191,15 +187,15 @@ def _build(kind: Any, arrays: Mapping[str, Tensor], prefix: str, used: set[str])
             k[len(start) :].split(SEPARATOR)[0] for k in arrays if k.startswith(start)
         )
         if "" in keys:
-            msg = f"a key below {prefix or 'the tree'!r} is empty"
-            raise ValueError(msg)
+            raise ValueError(f"a key below {prefix or 'the tree'!r} is empty")
         return {k: _build(typing.get_args(kind)[1], arrays, below(k), used) for k in keys}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
         fields = [f for f in dataclasses.fields(kind) if not f.metadata.get("static")]
         return kind(**{f.name: _build(hints[f.name], arrays, below(f.name), used) for f in fields})
-    msg = f"{_title(kind)} is not a tree: use Tensor, dict[str, ...] or a class declared with @tree"
-    raise TypeError(msg)
+    raise TypeError(
+        f"{_title(kind)} is not a tree: use Tensor, dict[str, ...] or a class declared with @tree"
+    )
 
 
 @functools.cache

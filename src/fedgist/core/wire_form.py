@@ -83,8 +83,9 @@ def check(kind: type) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     for name, form in forms_of(kind).items():
         if isinstance(form, Rows) and form.where not in names:
-            msg = f"the rows of {kind.__name__}.{name} are those of {form.where}, which is no field"
-            raise TypeError(msg)
+            raise TypeError(
+                f"the rows of {kind.__name__}.{name} are those of {form.where}, which is no field"
+            )
 
 
 def form_of(kind: type, name: str) -> WireForm | None:
@@ -182,8 +183,7 @@ def _unpacked(name: str, array: Tensor, shape: str, limit: int | None) -> Tensor
     count = math.prod(lengths)
     wrong = array.dtype != torch.uint8 or array.shape != (_bytes(count),)
     if wrong or any(length < 0 for length in lengths):
-        msg = f"{name} does not hold {count} bits"
-        raise ValueError(msg)
+        raise ValueError(f"{name} does not hold {count} bits")
     _check_memory(name, 4 * count, limit)
     bits = (array.unsqueeze(1) >> torch.arange(BYTE, dtype=torch.uint8)) & 1
     return bits.flatten()[:count].view(lengths).bool()
@@ -192,8 +192,7 @@ def _unpacked(name: str, array: Tensor, shape: str, limit: int | None) -> Tensor
 def _spread(name: str, array: Tensor, there: Tensor, limit: int | None) -> Tensor:
     """Return what travelled at the places where it belongs, zeros elsewhere."""
     if array.shape[:1] != (int(there.sum()),):
-        msg = f"{name} has not as much as is said to be there"
-        raise ValueError(msg)
+        raise ValueError(f"{name} has not as much as is said to be there")
     shape = (*there.shape, *array.shape[1:])
     _check_memory(name, math.prod(shape) * array.element_size(), limit)
     whole = array.new_zeros(shape)
@@ -207,5 +206,6 @@ def _bytes(bits: int) -> int:
 
 def _check_memory(name: str, needed: int, limit: int | None) -> None:
     if limit is not None and needed > limit:
-        msg = f"{name} would take {needed} bytes of memory; at most {limit} are accepted"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{name} would take {needed} bytes of memory; at most {limit} are accepted"
+        )

@@ -113,17 +113,16 @@ def check(data: Dataset) -> Dataset:
     _check_clients(data, "test", data.clients_test, len(data.y_test))
     for name, values in data.annotations.items():
         if values.shape != data.y.shape[:1] or not bool(torch.isfinite(values).all()):
-            msg = f"{data.name}: the annotation {name!r} is not a finite number for each row"
-            raise DataError(msg)
+            raise DataError(
+                f"{data.name}: the annotation {name!r} is not a finite number for each row"
+            )
     if len(data.x) == 0:
-        msg = f"{data.name} has no training rows"
-        raise DataError(msg)
+        raise DataError(f"{data.name} has no training rows")
     if data.x.shape[1:] != data.x_test.shape[1:]:
-        msg = (
+        raise DataError(
             f"{data.name}: training rows have shape {list(data.x.shape[1:])}, test rows "
             f"{list(data.x_test.shape[1:])}"
         )
-        raise DataError(msg)
     _check_moments(data)
     return data
 
@@ -140,19 +139,20 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
     """
     stated = tuple(classes)
     if twice := [name for i, name in enumerate(stated) if name in stated[:i]]:
-        msg = f"data.classes names {twice[0]!r:.80} twice"
-        raise DataError(msg)
+        raise DataError(f"data.classes names {twice[0]!r:.80} twice")
     if not stated or stated == data.classes:
         return data
     names = data.classes or tuple(str(number) for number in range(data.num_classes))
     if data.text:
-        msg = f"{data.name}: data.classes cannot name the words of texts; its vocabulary does"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name}: data.classes cannot name the words of texts; its vocabulary does"
+        )
     number = torch.tensor([stated.index(name) if name in stated else -1 for name in names])
     y, y_test = number[data.y], number[data.y_test]
     if lost := [name for i, name in enumerate(names) if name not in stated and _holds(data, i)]:
-        msg = f"{data.name}: the label {lost[0]!r:.80} is not among the classes: {listed(stated)}"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name}: the label {lost[0]!r:.80} is not among the classes: {listed(stated)}"
+        )
     above = data.superclasses
     groups = tuple(above[names.index(name)] for name in stated if name in names) if above else ()
     kept = groups if len(groups) == len(stated) else ()  # of a class that is added it is not known
@@ -167,82 +167,88 @@ def _holds(data: Dataset, label: int) -> bool:
 
 def _check_classes(data: Dataset) -> None:
     if data.classes and len(data.classes) != data.num_classes:
-        msg = f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name} has {data.num_classes} classes and {len(data.classes)} names of classes"
+        )
     rows = len(data.y) + len(data.y_test)
     if not data.classes and data.num_classes > max(MANY_CLASSES, rows):
-        msg = (
+        raise DataError(
             f"{data.name} has {data.num_classes} classes for {rows} rows; number the labels from 0 "
             "on without gaps, or name the classes"
         )
-        raise DataError(msg)
 
 
 def _check_moments(data: Dataset) -> None:
     """Check the numbers that normalize: one for all, or one for each channel or column."""
     for name, values in (("mean", data.mean), ("std", data.std), ("scale", (data.scale,))):
         if len(values) not in {1, data.input_shape[0]}:
-            msg = f"{data.name}: {name} has {len(values)} numbers; it needs {data.input_shape[0]}, "
-            raise DataError(msg + "or 1 for all")
+            raise DataError(
+                f"{data.name}: {name} has {len(values)} numbers; it needs {data.input_shape[0]}, "
+                "or 1 for all"
+            )
         if not all(math.isfinite(value) and (value > 0 or name == "mean") for value in values):
-            msg = f"{data.name}: {name} is {list(values)!s:.80}; finite numbers are needed"
-            raise DataError(msg + (", greater than 0" if name != "mean" else ""))
+            raise DataError(
+                f"{data.name}: {name} is {list(values)!s:.80}; finite numbers are needed"
+                + (", greater than 0" if name != "mean" else "")
+            )
 
 
 def _check_clients(data: Dataset, split: str, clients: Tensor | None, rows: int) -> None:
     if clients is None:
         return
     if clients.dtype != torch.int64 or clients.shape != (rows,):
-        msg = f"{data.name}: clients of the {split} rows must be one whole number per row"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name}: clients of the {split} rows must be one whole number per row"
+        )
     most = len(data.client_names) or len(data.y)
     if rows and not (int(clients.min()) >= 0 and int(clients.max()) < most):
-        msg = f"{data.name}: clients of the {split} rows reach {int(clients.min())}.."
-        raise DataError(msg + f"{int(clients.max())}, outside 0..{most - 1}")
+        raise DataError(
+            f"{data.name}: clients of the {split} rows reach {int(clients.min())}.."
+            f"{int(clients.max())}, outside 0..{most - 1}"
+        )
 
 
 def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
     if len(x) != len(y):
-        msg = f"{data.name}: {len(x)} {split} rows but {len(y)} labels"
-        raise DataError(msg)
+        raise DataError(f"{data.name}: {len(x)} {split} rows but {len(y)} labels")
     if x.dim() < _LEAST_DIMS or x.is_complex():
-        msg = f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
-        raise DataError(msg + f"of shape {list(x.shape)}")
+        raise DataError(
+            f"{data.name}: {split} rows must be real numbers of shape (rows, ...), not {x.dtype} "
+            f"of shape {list(x.shape)}"
+        )
     if y.dim() == _TEXT_DIMS:
         _check_text(data, split, x, y)
         return
     if y.dtype != torch.int64 or y.dim() != 1:
-        msg = f"{data.name}: {split} labels must be one whole number per row"
-        raise DataError(msg)
+        raise DataError(f"{data.name}: {split} labels must be one whole number per row")
     if len(y) and not (int(y.min()) >= 0 and int(y.max()) < data.num_classes):
-        msg = (
+        raise DataError(
             f"{data.name}: {split} labels reach {int(y.min())}..{int(y.max())}, outside "
             f"0..{data.num_classes - 1}"
         )
-        raise DataError(msg)
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         flat = x.flatten(1)
         row, column = (~torch.isfinite(flat)).nonzero()[0].tolist()
-        msg = f"{data.name}: {split} row {row} holds a number that is not finite: "
-        msg += f"{flat[row, column]:g} in column {column} (counted from 0)"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name}: {split} row {row} holds a number that is not finite: "
+            f"{flat[row, column]:g} in column {column} (counted from 0)"
+        )
 
 
 def _check_text(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
     """Check word numbers and the labels beside them."""
     if x.dtype != torch.int32 or y.dtype != torch.int32 or x.shape != y.shape:
-        msg = (
+        raise DataError(
             f"{data.name}: {split} texts and their labels must be int32 numbers of one shape, not "
             f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
         )
-        raise DataError(msg)
     for what, numbers, least in (("words", x, 0), ("labels", y, -1)):
         if len(x) and not (int(numbers.min()) >= least and int(numbers.max()) < data.num_classes):
-            msg = (
+            raise DataError(
                 f"{data.name}: {what} of the {split} texts reach {int(numbers.min())}.."
                 f"{int(numbers.max())}, outside {least}..{data.num_classes - 1}"
             )
-            raise DataError(msg)
     if bool((empty := (y < 0).all(1)).any()):
-        msg = f"{data.name}: {split} text {int(empty.nonzero()[0])} (counted from 0) has no word"
-        raise DataError(msg)
+        raise DataError(
+            f"{data.name}: {split} text {int(empty.nonzero()[0])} (counted from 0) has no word"
+        )

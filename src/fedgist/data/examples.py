@@ -190,11 +190,10 @@ def _owners(parts: Sequence[Rows], count: int, split: str) -> Tensor:
     """Return the client of each of ``count`` rows, -1 where it is nobody's."""
     rows = torch.cat([part.rows for part in parts])
     if (shared := (rows.bincount(minlength=1) > 1).nonzero()).numel():
-        msg = (
+        raise DataError(
             f"data.normalize = 'client' needs rows of one client each, and {split} row "
             f"{int(shared[0])} belongs to several"
         )
-        raise DataError(msg)
     owner = torch.full((count,), ABSENT)
     for part in parts:
         owner[part.rows] = torch.arange(len(part)).repeat_interleave(part.counts)

@@ -33,8 +33,9 @@ def with_moments(
     """
     if normalize == "none":
         if mean or std:
-            msg = "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
-            raise DataError(msg)
+            raise DataError(
+                "data.normalize = 'none' leaves inputs as they are: leave out data.mean and std"
+            )
         return replace(data, mean=(0.0,), std=(1.0,), measured=data.measured - {"moments"})
     if not mean and not std:
         return data
@@ -42,8 +43,7 @@ def with_moments(
     for key, values in (("mean", mean), ("std", std)):
         if len(values) not in {1, sum(used)}:
             needed = f"{data.name} needs {sum(used)}, or 1 for all"
-            msg = f"data.{key} has {len(values)} numbers; {needed}"
-            raise DataError(msg)
+            raise DataError(f"data.{key} has {len(values)} numbers; {needed}")
     stated = _spread(mean, used, 0.0), _spread(std, used, 1.0)
     return replace(data, mean=stated[0], std=stated[1], measured=data.measured - {"moments"})
 

@@ -39,8 +39,9 @@ def pachinko(
         If the data name no superclasses.
     """
     if not data.superclasses:
-        msg = f"partition.name = 'pachinko' needs superclasses, which {data.name} does not name"
-        raise DataError(msg)
+        raise DataError(
+            f"partition.name = 'pachinko' needs superclasses, which {data.name} does not name"
+        )
     above = np.array(data.superclasses)
     members = [np.flatnonzero(above == group) for group in range(above.max() + 1)]
     draw = generator(key, "pachinko")

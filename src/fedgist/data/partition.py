@@ -57,25 +57,23 @@ def partition(
         If the partition is unknown or impossible; the message names the recipe's key and the value.
     """
     if name not in PARTITIONS:
-        msg = f"partition.name: unknown partition {name!r}{did_you_mean(name, PARTITIONS)}"
-        raise DataError(msg)
+        raise DataError(
+            f"partition.name: unknown partition {name!r}{did_you_mean(name, PARTITIONS)}"
+        )
     if num_clients < 1:
-        msg = f"clients.num_clients must be at least 1, not {num_clients}"
-        raise DataError(msg)
+        raise DataError(f"clients.num_clients must be at least 1, not {num_clients}")
     if num_clients > len(data.y):
-        msg = (
+        raise DataError(
             f"clients.num_clients = {num_clients}, but {data.name} has only {len(data.y)} "
             "training samples"
         )
-        raise DataError(msg)
     train, test = PARTITIONS[name](data, num_clients, key, **options)
     for client, rows in enumerate(train):
         if len(rows) == 0:
-            msg = (
+            raise DataError(
                 f"partition.name = {name!r} leaves client {client} of {num_clients} without "
                 "training rows"
             )
-            raise DataError(msg)
     tensors = [_tensor(rows) for rows in train]
     kept, held = hold_out(tensors, validation, key, independent=independent)
     names = data.client_names[:num_clients] if name == "natural" else ()

@@ -66,12 +66,11 @@ def dirichlet(
         train, test = _divided_by(shares, data, key)
         if min(len(rows) for rows in train) >= max(1, min_size):
             return train, test
-    msg = (
+    raise DataError(
         f"partition.min_size = {max(1, min_size)} was not reached in {DRAWS} draws with "
         f"partition.alpha = {alpha} and {num_clients} clients; use a larger alpha, fewer clients "
         "or a smaller min_size"
     )
-    raise DataError(msg)
 
 
 def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) -> Divided:
@@ -115,12 +114,11 @@ def shards(
     """
     per_class = int(classes_per_client * num_clients / data.num_classes)
     if per_class < 1 or (per_class * data.num_classes) % num_clients:
-        msg = (
+        raise DataError(
             f"partition.classes_per_client = {classes_per_client} with {num_clients} clients "
             f"makes {per_class} shards of each of {data.num_classes} classes, which cannot be "
             "divided evenly"
         )
-        raise DataError(msg)
     all_shards = np.tile(np.arange(data.num_classes), per_class)  # the class of each
     classes_of = generator(key, "classes").permutation(all_shards).reshape(num_clients, -1)
     divided = []
@@ -164,10 +162,9 @@ def pathological(
         If ``classes_per_client`` is not between 1 and the number of classes.
     """
     if not 1 <= classes_per_client <= data.num_classes:
-        msg = (
+        raise DataError(
             f"partition.classes_per_client must be 1..{data.num_classes}, not {classes_per_client}"
         )
-        raise DataError(msg)
     draw = generator(key, "classes")
     holders = np.zeros(data.num_classes, dtype=np.int64)
     shares = np.zeros((data.num_classes, num_clients))
@@ -192,15 +189,15 @@ def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
         If the data set names no clients, or another number of them.
     """
     if data.clients is None:
-        msg = (
+        raise DataError(
             f"partition.name = 'natural' needs a client column, which {data.name} does not have "
             "(data.client = ...)"
         )
-        raise DataError(msg)
     count = int(data.clients.max()) + 1
     if count != num_clients:
-        msg = f"clients.num_clients = {num_clients}, but {data.name} has {count} natural clients"
-        raise DataError(msg)
+        raise DataError(
+            f"clients.num_clients = {num_clients}, but {data.name} has {count} natural clients"
+        )
     train = [np.flatnonzero(data.clients.numpy() == client) for client in range(num_clients)]
     if data.clients_test is None:
         return train, iid(data, num_clients, key)[1]
@@ -210,8 +207,7 @@ def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
 
 def _positive(alpha: float, key: str) -> None:
     if not alpha > 0:
-        msg = f"{key} must be greater than 0, not {alpha}"
-        raise DataError(msg)
+        raise DataError(f"{key} must be greater than 0, not {alpha}")
 
 
 def _divided_by(shares: npt.NDArray[np.float64], data: Dataset, key: Tensor) -> Divided:

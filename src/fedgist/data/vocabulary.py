@@ -79,8 +79,7 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
         If ``size`` is below 1, or the package for pieces is missing.
     """
     if size < 1:
-        msg = f"data.words.size must be at least 1, not {size}"
-        raise DataError(msg)
+        raise DataError(f"data.words.size must be at least 1, not {size}")
     counts = Counter(word for text in texts for word in words_of(text))
     if tokenizer == "words":
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -89,8 +88,9 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
     # numbered beforehand: else their numbers, and what is merged first, change from run to run
     inner = sorted({f"##{letter}" for word in counts for letter in word[1:]})
     if (least := len(inner) + len({word[0] for word in counts})) > size:
-        msg = f"data.words.size = {size}: the letters of these texts alone are {least} pieces"
-        raise DataError(msg)
+        raise DataError(
+            f"data.words.size = {size}: the letters of these texts alone are {least} pieces"
+        )
     made = _word_piece({})
     made.train_from_iterator(
         ([word] * counts[word] for word in sorted(counts)),
@@ -115,17 +115,18 @@ def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
             word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())
         ]
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"data.words.file: {path} cannot be read as a list of words: {error}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"data.words.file: {path} cannot be read as a list of words: {error}"
+        ) from error
     if twice := [word for word, count in Counter([*SPECIAL, *words]).items() if count > 1]:
-        msg = f"data.words.file: {path} names {twice[0]!r:.80} twice"
-        raise DataError(msg)
+        raise DataError(f"data.words.file: {path} names {twice[0]!r:.80} twice")
     if not words:
-        msg = f"data.words.file: {path} names no words"
-        raise DataError(msg)
+        raise DataError(f"data.words.file: {path} names no words")
     if tokenizer == "words" and (lost := [word for word in words if words_of(word) != [word]]):
-        msg = f"data.words.file: {path} names {lost[0]!r:.80}, which no text has: words are in "
-        raise DataError(msg + "lower case, and marks are words of their own")
+        raise DataError(
+            f"data.words.file: {path} names {lost[0]!r:.80}, which no text has: words are in "
+            "lower case, and marks are words of their own"
+        )
     return Vocabulary((*SPECIAL, *words), tokenizer)
 
 

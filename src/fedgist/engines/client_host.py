@@ -172,8 +172,9 @@ class ClientHost:
         """Put a checkpoint's state back."""
         known = tuple(f"{architecture}/" for architecture in self.stores)
         if strange := [name for name in arrays if not name.startswith(known)]:
-            msg = f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
+            )
         for architecture, store in self.stores.items():
             start = f"{architecture}/"
             own_arrays = {

@@ -74,10 +74,13 @@ def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
     """Raise CheckpointError if arrays have other names, types or shapes than those expected."""
     if strange := sorted(arrays.keys() ^ expected.keys()):
         state = "does not know" if strange[0] in arrays else "misses"
-        msg = f"the checkpoint does not fit this run: {what} {state} the array {strange[0]!r}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"the checkpoint does not fit this run: {what} {state} the array {strange[0]!r}"
+        )
     for name, array in arrays.items():
         kinds = [f"{list(a.shape)} of {a.dtype}" for a in (array, expected[name])]
         if kinds[0] != kinds[1]:
-            msg = f"the checkpoint does not fit this run: {what} has {name!r} as {kinds[1]}, the "
-            raise CheckpointError(msg + f"checkpoint as {kinds[0]}")
+            raise CheckpointError(
+                f"the checkpoint does not fit this run: {what} has {name!r} as {kinds[1]}, the "
+                f"checkpoint as {kinds[0]}"
+            )

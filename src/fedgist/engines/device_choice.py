@@ -23,24 +23,23 @@ def usable_device(name: str) -> str:
         return "cuda" if count else "cpu"
     present = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]
     if name not in present:
-        msg = f"engine.device = {name!r}: this machine has {', '.join(present)}"
-        raise RecipeError(msg)
+        raise RecipeError(f"engine.device = {name!r}: this machine has {', '.join(present)}")
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
-        msg = f"engine.device = {name!r} cannot be used: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            f"engine.device = {name!r} cannot be used: {first_line(error)}"
+        ) from error
     return name
 
 
 def check_precision(precision: Precision, device: str) -> None:
     """Raise RecipeError if a precision brings nothing on a device: without units, it is slower."""
     if precision == "bfloat16" and usable_device(device) == "cpu" and not _multiplies_bfloat16():
-        msg = (
+        raise RecipeError(
             "train.precision = 'bfloat16' needs a GPU or a CPU with AMX; "
             f"engine.device = {device!r} is a CPU without"
         )
-        raise RecipeError(msg)
 
 
 def _multiplies_bfloat16() -> bool:

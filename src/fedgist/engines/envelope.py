@@ -90,19 +90,18 @@ def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
         If it is larger than ``limit`` bytes or damaged, or if a message's type is not declared.
     """
     if len(envelope) > limit:
-        msg = f"an envelope of {len(envelope)} bytes; at most {limit} are accepted"
-        raise MessageError(msg)
+        raise MessageError(f"an envelope of {len(envelope)} bytes; at most {limit} are accepted")
     header, rest = _header(envelope)
     messages: dict[str, Any] = {}
     for name, enclosed in header.messages.items():
         blob, rest = rest[: enclosed.size], rest[enclosed.size :]
         if len(blob) != enclosed.size or digest(blob) != enclosed.digest:
-            msg = f"the message {name!r} is not what its digest says: it was cut or changed"
-            raise MessageError(msg)
+            raise MessageError(
+                f"the message {name!r} is not what its digest says: it was cut or changed"
+            )
         messages[name] = unpack(registered(enclosed.type), bytes(blob), limit)
     if rest:
-        msg = f"there are {len(rest)} bytes after the last message"
-        raise MessageError(msg)
+        raise MessageError(f"there are {len(rest)} bytes after the last message")
     return header, messages
 
 
@@ -119,23 +118,21 @@ def _header(envelope: bytes) -> tuple[Header, memoryview]:
     view = memoryview(envelope)
     start = len(MAGIC) + 4 + CHECKSUM
     if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < start:
-        msg = "it is not an envelope of this version of fedgist"
-        raise MessageError(msg)
+        raise MessageError("it is not an envelope of this version of fedgist")
     length = int.from_bytes(view[len(MAGIC) : len(MAGIC) + 4], "big")
     if length > LONGEST_HEADER or start + length > len(view):
-        msg = f"its header is to have {length} bytes; {len(view) - start} follow, and at most "
-        msg += f"{LONGEST_HEADER} are accepted"
-        raise MessageError(msg)
+        raise MessageError(
+            f"its header is to have {length} bytes; {len(view) - start} follow, and at most "
+            f"{LONGEST_HEADER} are accepted"
+        )
     head = bytes(view[start : start + length])
     if _checksum(head) != bytes(view[start - CHECKSUM : start]):
-        msg = "the header is not what its digest says: it was cut or changed"
-        raise MessageError(msg)
+        raise MessageError("the header is not what its digest says: it was cut or changed")
     try:
         # strict JSON: no text in place of a number, no unknown key
         header = Header.model_validate_json(head)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole header"
-        msg = f"the header cannot be read: {where}: {first['msg']}"
-        raise MessageError(msg) from error
+        raise MessageError(f"the header cannot be read: {where}: {first['msg']}") from error
     return header, view[start + length :]

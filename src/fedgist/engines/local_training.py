@@ -68,8 +68,7 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
     wanted = [name for name in phase.learns if name not in parts]
     if unknown := [p for p in wanted if p not in own]:
         known = ", ".join([*KNOWN, *own])
-        msg = f"a phase learns {unknown[0]!r}, which does not exist; known: {known}"
-        raise ValueError(msg)
+        raise ValueError(f"a phase learns {unknown[0]!r}, which does not exist; known: {known}")
     net = {
         name: value
         for name, value in clients.net.params.items()

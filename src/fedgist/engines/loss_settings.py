@@ -25,9 +25,10 @@ def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -
     asked = ["train.class_weights = 'balanced'"] if training.balanced else []
     asked += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
     if asked and not any(_heeds(trial) for trial in trials(method, task, server, key)):
-        msg = f"{asked[0]} would have no effect: {type(method).__name__} does not learn by the "
-        msg += "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given"
-        raise MethodError(msg)
+        raise MethodError(
+            f"{asked[0]} would have no effect: {type(method).__name__} does not learn by the "
+            "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given"
+        )
 
 
 def _heeds(trial: Trial) -> bool:

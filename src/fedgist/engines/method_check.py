@@ -81,8 +81,9 @@ def check_returned(value: Any, method: Method, function: str) -> Any:
         If it is None.
     """
     if value is None:
-        msg = f"{type(method).__name__}.{function} returned nothing: is a return missing?"
-        raise MethodError(msg)
+        raise MethodError(
+            f"{type(method).__name__}.{function} returned nothing: is a return missing?"
+        )
     return value
 
 
@@ -103,15 +104,15 @@ def check_state(value: Tree, method: Method, function: str) -> Tree:
 
 def broken(method: Method, function: str, problem: str) -> NoReturn:
     """Raise MethodError about a function of a method."""
-    msg = f"{type(method).__name__}.{function} {problem}"
-    raise MethodError(msg)
+    raise MethodError(f"{type(method).__name__}.{function} {problem}")
 
 
 def _stages(method: Method, ctx: Context) -> Sequence[str]:
     names: Any = check_returned(method.stages(ctx), method, "stages")
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        msg = f"{type(method).__name__}.stages returned {names!r}: return a tuple, ({names!r},)"
-        raise MethodError(msg)
+        raise MethodError(
+            f"{type(method).__name__}.stages returned {names!r}: return a tuple, ({names!r},)"
+        )
     return tuple(names)
 
 
@@ -282,8 +283,9 @@ class Trial:
             raise
         except Exception as error:
             why = f"{type(error).__name__}: {first_line(error)}"
-            msg = f"{self._name(function)} failed in stage {self.ctx.stage!r}: {why}"
-            raise MethodError(msg) from error
+            raise MethodError(
+                f"{self._name(function)} failed in stage {self.ctx.stage!r}: {why}"
+            ) from error
         return check_returned(value, self.method, function)
 
     def _pair(self, function: str, value: Any) -> tuple[Any, Any]:
@@ -311,8 +313,7 @@ class Trial:
             self._complain(function, f"returned {kind_of(value)}: {reason}")
 
     def _complain(self, function: str, problem: str) -> None:
-        msg = f"{self._name(function)} {problem}"
-        raise MethodError(msg)
+        raise MethodError(f"{self._name(function)} {problem}")
 
     def _name(self, function: str) -> str:
         return f"{type(self.method).__name__}.{function}"

@@ -221,8 +221,7 @@ class RemoteEngine:
         for name, score in messages.items():
             model = name.removeprefix("score-")
             if model not in {"", FINETUNED, TRAINED} or not _sound(score, known, classes):
-                msg = f"client {client} sent something that is not a score"
-                raise MessageError(msg)
+                raise MessageError(f"client {client} sent something that is not a score")
             told = score.values
             values = {metric: told[metric].view(1).double() for metric in known if metric in told}
             rows = score.rows.view(1)
@@ -232,14 +231,11 @@ class RemoteEngine:
     def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
         """Raise MessageError if an envelope is of another run or client, or not an answer."""
         if header.run != self.run:
-            msg = f"it is of run {header.run!r}, not {self.run!r}"
-            raise MessageError(msg)
+            raise MessageError(f"it is of run {header.run!r}, not {self.run!r}")
         if header.client != client:
-            msg = f"it names client {header.client}, but came from client {client}"
-            raise MessageError(msg)
+            raise MessageError(f"it names client {header.client}, but came from client {client}")
         if header.purpose not in ({purpose} if purpose else {"reply", "refusal"}):
-            msg = header.reason or f"a {header.purpose} is not an answer"
-            raise MessageError(msg)
+            raise MessageError(header.reason or f"a {header.purpose} is not an answer")
 
     def _form(self, ctx: Context, order: Order, down: Tree) -> Form:
         key = (ctx.round == 0, ctx.stage, order.architecture)

@@ -90,8 +90,10 @@ class Site:
         (self.client,) = population.clients
         if task.privacy is not None and task.privacy.source == "system":
             if keep is None:
-                msg = "a site whose noise comes from the system must keep what it released: "
-                raise MethodError(msg + "give Site(keep=...)")
+                raise MethodError(
+                    "a site whose noise comes from the system must keep what it released: "
+                    "give Site(keep=...)"
+                )
             # losses and scores are no releases that privacy accounts for: real ones stay here
             settings = replace(settings, share_measurements=False)
         self.keep = keep
@@ -191,15 +193,14 @@ class Site:
             raise MessageError(problem)
         last = self.task.training.num_rounds
         if asked.round > last:
-            msg = f"round {asked.round} is after the last round, {last}"
-            raise MessageError(msg)
+            raise MessageError(f"round {asked.round} is after the last round, {last}")
         if asked.stage not in self._stages(asked):
-            msg = f"a client has no stage {asked.stage!r} in round {asked.round} to {asked.purpose}"
-            raise MessageError(msg)
+            raise MessageError(
+                f"a client has no stage {asked.stage!r} in round {asked.round} to {asked.purpose}"
+            )
         form = self._form(asked.round, asked.stage, asked.architecture)
         if reason := refuse(messages["download"], form):
-            msg = f"the download is not valid: {reason}"
-            raise MessageError(msg)
+            raise MessageError(f"the download is not valid: {reason}")
         return messages["download"]
 
     def _stages(self, asked: Header) -> tuple[str, ...]:
@@ -250,8 +251,9 @@ class Site:
             return
         before = self.released.get(key)
         if before is not None and (before != digest or privacy.source == "system"):
-            msg = f"the release of round {key[0]} was made: another one would cost more privacy"
-            raise MessageError(msg)
+            raise MessageError(
+                f"the release of round {key[0]} was made: another one would cost more privacy"
+            )
         self.released[key] = digest
 
     def _go_back(self, key: StageKey) -> None:
@@ -263,8 +265,9 @@ class Site:
             If that state is no longer remembered.
         """
         if key <= self.forgotten:
-            msg = f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
-            raise MessageError(msg)
+            raise MessageError(
+                f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
+            )
         undone = sorted(k for k in self.done if k >= key)
         if undone:
             self.host.restore(self.done[undone[0]].before)
@@ -292,8 +295,7 @@ class Site:
 
     def _score(self, asked: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:
-            msg = "this site keeps its scores to itself"
-            raise MessageError(msg)
+            raise MessageError("this site keeps its scores to itself")
         assert asked.split is not None  # checked with the download
         tables = self.host.score(self._sent(asked, down), asked.split)
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}

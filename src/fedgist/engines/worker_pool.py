@@ -130,11 +130,10 @@ class WorkerPool:
             process = next(p for p, c in self.workers if c is connection)
             process.join(timeout=5)
             self.close()
-            msg = (
+            raise WorkerError(
                 f"a worker process died (exit code {process.exitcode}); if memory ran out, lower "
                 "engine.workers or engine.cohort_size"
-            )
-            raise WorkerError(msg) from error
+            ) from error
         if not good:
             self.close()
             raise WorkerError(value)

@@ -185,5 +185,6 @@ def _library() -> ModuleType:
         importlib.import_module("dp_accounting.pld")
         return importlib.import_module("dp_accounting")
     except ImportError as error:
-        msg = "privacy.unit needs dp-accounting: pip install 'fedgist[privacy]'"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            "privacy.unit needs dp-accounting: pip install 'fedgist[privacy]'"
+        ) from error

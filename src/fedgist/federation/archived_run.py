@@ -135,8 +135,7 @@ def read_csv(path: Path) -> ArchivedRun:
     try:
         return _parse(blob_of(path).decode().replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
-        msg = f"{path} cannot be used as an archived run: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{path} cannot be used as an archived run: {first_line(error)}") from error
 
 
 def _parse(text: str) -> ArchivedRun:
@@ -144,21 +143,18 @@ def _parse(text: str) -> ArchivedRun:
     length = above.end() if above else 0
     head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
     if head.get(KIND) not in {VERSION, TABLE_SEALED}:
-        msg = f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}"
-        raise ValueError(msg)
+        raise ValueError(f"it has {KIND} = {shown(head.get(KIND))}, not {VERSION}")
     whole = head[KIND] == VERSION
     sealed = text.partition("\n")[2] if whole else text[length:]
     if head.get("sha256") != _digest(sealed) or text.startswith(SEAL) != whole:
-        msg = f"{'it' if whole else 'its table'} was changed, or is not whole (sha256)"
-        raise ValueError(msg)
+        raise ValueError(f"{'it' if whole else 'its table'} was changed, or is not whole (sha256)")
     recipe, result, metrics = (_table(head, key) for key in ("recipe", "result", "metrics"))
     rounds = list(_rounds(text[length:]))
     by_number = {line["round"]: line for line in rounds}
     for entry in head.get("events", []):
         number = entry.get("round") if isinstance(entry, dict) else None
         if number not in by_number:
-            msg = f"it has events of round {shown(number)}, which is not in its table"
-            raise ValueError(msg)
+            raise ValueError(f"it has events of round {shown(number)}, which is not in its table")
         by_number[number].update({key: entry[key] for key in EVENTS if key in entry})
     command = str(head.get("command", ""))
     return ArchivedRun(command, recipe, result, metrics, rounds, whole)
@@ -168,16 +164,16 @@ def _table(head: Mapping[str, object], key: str) -> Mapping[str, object]:
     table = head.get(key)
     if isinstance(table, dict):
         return table
-    msg = f"it has {key} = {shown(table)}, not a table"
-    raise ValueError(msg)
+    raise ValueError(f"it has {key} = {shown(table)}, not a table")
 
 
 def _rounds(table: str) -> Iterator[Line]:
     """Yield a line for each round of a table; cells without a value are left out."""
     columns, *rows = csv.reader(io.StringIO(table, newline=""), strict=True)
     if columns[:1] != ["round"] or len(set(columns)) < len(columns):
-        msg = f"its columns are {shown(columns)}: the first must be round, and none be there twice"
-        raise ValueError(msg)
+        raise ValueError(
+            f"its columns are {shown(columns)}: the first must be round, and none be there twice"
+        )
     before = -1
     for cells in rows:
         line: Line = {
@@ -187,16 +183,14 @@ def _rounds(table: str) -> Iterator[Line]:
         }
         number = line.get("round")
         if not isinstance(number, int) or number <= before:
-            msg = f"round {shown(number)} comes after {before}"
-            raise ValueError(msg)
+            raise ValueError(f"round {shown(number)} comes after {before}")
         before = number
         yield line
 
 
 def _number(cell: str, column: str) -> float:
     if not NUMBER.fullmatch(cell):
-        msg = f"its {column} is {shown(cell)}, not a number"
-        raise ValueError(msg)
+        raise ValueError(f"its {column} is {shown(cell)}, not a number")
     return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 

@@ -27,8 +27,7 @@ def room_for(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        msg = f"{path} cannot be written: {error.strerror}"
-        raise DiskFullError(msg) from error
+        raise DiskFullError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write(path: Path, content: bytes | str) -> None:
@@ -43,8 +42,7 @@ def write(path: Path, content: bytes | str) -> None:
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():
-        msg = f"{path} is a folder, not a file to write"
-        raise OutputError(msg)
+        raise OutputError(f"{path} is a folder, not a file to write")
     with room_for(path):
         if path.exists() and not path.is_file():
             path.write_bytes(blob)
@@ -60,8 +58,7 @@ def _replace(path: Path, blob: bytes) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             file = part.open("wb")
         except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-            msg = f"{path} cannot be written: {error.strerror}"
-            raise OutputError(msg) from error
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         with file:
             file.write(blob)
             file.flush()
@@ -86,8 +83,7 @@ def append(path: Path, blob: bytes) -> None:
         try:
             file = path.open("ab")
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            msg = f"{path} cannot be written: {error.strerror}"
-            raise OutputError(msg) from error
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
         with file:
             file.write(blob)
 

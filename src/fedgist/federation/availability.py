@@ -52,14 +52,14 @@ def _trace(path: Path, num_clients: int) -> dict[int, set[int]]:
     try:
         pairs = _pairs(path)
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
-        msg = f"clients.availability: {path} is not a file of 'round,client' lines ({error})"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            f"clients.availability: {path} is not a file of 'round,client' lines ({error})"
+        ) from error
     for number, client in pairs:
         if not 0 <= client < num_clients:
-            msg = (
+            raise RecipeError(
                 f"clients.availability: {path} names client {client}, outside 0..{num_clients - 1}"
             )
-            raise RecipeError(msg)
         out.setdefault(number, set()).add(client)
     return out
 
@@ -69,6 +69,5 @@ def _pairs(path: Path) -> list[tuple[int, int]]:
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
         if missing := {"round", "client"} - set(lines.fieldnames or ()):
-            msg = f"it has no column {min(missing)!r}"
-            raise ValueError(msg)
+            raise ValueError(f"it has no column {min(missing)!r}")
         return [(int(row["round"]), int(row["client"])) for row in lines]

@@ -118,5 +118,4 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
         problem = "clients are not scored with evaluate.on = 'global': use 'client' or 'test'"
     if problem:
         key = "keep = 'best_validation'" if settings.keep != "last" else "patience"
-        msg = f"evaluate.{key} needs scores on validation data, and {problem}"
-        raise RecipeError(msg)
+        raise RecipeError(f"evaluate.{key} needs scores on validation data, and {problem}")

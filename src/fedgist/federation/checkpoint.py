@@ -142,14 +142,12 @@ def load(folder: Path) -> Checkpoint | None:
         binding = Binding(**entry, raised=raised, forgotten=forgotten)
         whole = whole and _is_sound(binding)
     except _BROKEN as error:
-        msg = f"{path} is damaged ({first_line(error)}); {_HINT}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"{path} is damaged ({first_line(error)}); {_HINT}") from error
     if not whole:
         state = "is damaged: its content is not what was written"
         if digest is None and not entry:
             state = "was written by a fedgist that kept no digests, so it cannot be checked"
-        msg = f"{path} {state}; {_HINT}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path} {state}; {_HINT}")
 
     def under(prefix: str) -> dict[str, Tensor]:
         return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

@@ -33,19 +33,18 @@ def own_rows(
     train = _rows_of_each(clients, count, "clients")
     for client, rows in train.items():
         if not len(rows):
-            msg = f"{client} has no rows"
-            raise RecipeError(msg)
+            raise RecipeError(f"{client} has no rows")
     if clients_test is None:
         return list(train.values()), [torch.arange(test_count)] * len(train), names
     if isinstance(clients_test, Mapping):
         if strange := sorted(set(clients_test) ^ set(names)):
-            msg = f"clients_test and clients must name the same clients; {strange[0]!r} is in one"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"clients_test and clients must name the same clients; {strange[0]!r} is in one"
+            )
         clients_test = {name: clients_test[name] for name in names}
     tests = _rows_of_each(clients_test, test_count, "clients_test")
     if len(tests) != len(train):
-        msg = f"clients has {len(train)} clients, clients_test has {len(tests)}"
-        raise RecipeError(msg)
+        raise RecipeError(f"clients has {len(train)} clients, clients_test has {len(tests)}")
     return list(train.values()), list(tests.values()), names
 
 
@@ -64,21 +63,19 @@ def _rows(value: object, count: int, who: str) -> Tensor:
         return torch.zeros(0, dtype=torch.int64)
     if numbers.ndim > 1 or numbers.dtype.kind not in "biu":
         kind = numbers.dtype if numbers.ndim == 1 else f"of shape {list(numbers.shape)}"
-        msg = f"{who}: rows are {kind}; a list of whole numbers or a mask is needed"
-        raise RecipeError(msg)
+        raise RecipeError(f"{who}: rows are {kind}; a list of whole numbers or a mask is needed")
     if numbers.dtype == bool:
         if len(numbers) != count:
-            msg = f"{who}: a mask of {len(numbers)} rows, but there are {count}"
-            raise RecipeError(msg)
+            raise RecipeError(f"{who}: a mask of {len(numbers)} rows, but there are {count}")
         return torch.from_numpy(np.flatnonzero(numbers))
     outside = (numbers < 0) | (numbers >= count)
     if outside.any():
-        msg = f"{who} names row {numbers[outside][0]}, but there are rows 0..{count - 1}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{who} names row {numbers[outside][0]}, but there are rows 0..{count - 1}"
+        )
     distinct, times = np.unique(numbers, return_counts=True)
     if len(distinct) < len(numbers):
-        msg = f"{who} lists row {distinct[times > 1][0]} twice"
-        raise RecipeError(msg)
+        raise RecipeError(f"{who} lists row {distinct[times > 1][0]} twice")
     return torch.from_numpy(numbers.astype(np.int64))
 
 
@@ -91,9 +88,9 @@ def named_like(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...
         If clients have no names, or none matches; ``where`` begins the message.
     """
     if not names:
-        msg = f"{where} = {shown(pattern)}: the clients of this partition have no names"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{where} = {shown(pattern)}: the clients of this partition have no names"
+        )
     if found := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
         return found
-    msg = f"{where} = {shown(pattern)} matches none of the clients: {listed(names)}"
-    raise RecipeError(msg)
+    raise RecipeError(f"{where} = {shown(pattern)} matches none of the clients: {listed(names)}")

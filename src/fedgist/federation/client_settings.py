@@ -51,21 +51,20 @@ def client_settings(
         for client in (*members, *order[first : round(drawn * num_clients)]):
             if client in given or client >= num_clients:
                 why = "has other settings" if client in given else "does not exist"
-                msg = f"{where}: client {client} {why}"
-                raise RecipeError(msg)
+                raise RecipeError(f"{where}: client {client} {why}")
             _check(client, settings, method, task, where)
             given[client] = settings
     if drawn > 1.0 + EXCESS:
-        msg = f"clients.settings: the shares add up to {drawn:g}, more than all clients"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"clients.settings: the shares add up to {drawn:g}, more than all clients"
+        )
     return given
 
 
 def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, ...]]:
     """Return the share of the clients, or the clients listed, that a table is for."""
     if ("share" in table) == ("clients" in table):
-        msg = f"{where}: give share or clients: whose settings are these?"
-        raise RecipeError(msg)
+        raise RecipeError(f"{where}: give share or clients: whose settings are these?")
     if "share" in table:
         return checked(Share, table["share"], f"{where}.share"), ()
     return 0.0, checked(Clients, table["clients"], f"{where}.clients")
@@ -82,8 +81,7 @@ def read_settings(path: Path, client: int, method: Method, task: Task) -> Settin
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        msg = f"{path}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {first_line(error)}") from error
     settings = _made(values, method, str(path))
     _check(client, settings, method, task, str(path))
     return settings
@@ -92,8 +90,7 @@ def read_settings(path: Path, client: int, method: Method, task: Task) -> Settin
 def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
     kind, name = method.own_settings, type(method).__name__
     if kind is None:
-        msg = f"{where}: clients of {name} have no settings of their own"
-        raise RecipeError(msg)
+        raise RecipeError(f"{where}: clients of {name} have no settings of their own")
     options = check_options(kind, values, f"the clients' settings of {name}", where)
     made: Settings = kind(**options)
     return made

@@ -30,14 +30,17 @@ class PublicSection(OpenSection):
     @model_validator(mode="after")
     def _fits(self) -> PublicSection:
         if self.name is not None and self.labelled:
-            msg = f"the labels of {self.name} are not those of the task: labelled needs rows alone"
-            raise ValueError(msg)
+            raise ValueError(
+                f"the labels of {self.name} are not those of the task: labelled needs rows alone"
+            )
         if self.unused_rows is not None and self.name is None:
-            msg = "unused_rows takes training rows out beside another source: it needs name"
-            raise ValueError(msg)
+            raise ValueError(
+                "unused_rows takes training rows out beside another source: it needs name"
+            )
         if self.client is not None and self.name is not None:
-            msg = "public rows are one client's, or of another source: give client or name"
-            raise ValueError(msg)
+            raise ValueError(
+                "public rows are one client's, or of another source: give client or name"
+            )
         return self
 
 
@@ -74,9 +77,10 @@ class Data(OpenSection):
     @model_validator(mode="after")
     def _draws_some(self) -> Data:
         if self.held_out and self.validation:
-            msg = "validation and held_out both hold rows out, at the clients and at the server: "
-            raise ValueError(msg + "give one")
+            raise ValueError(
+                "validation and held_out both hold rows out, at the clients and at the server: "
+                "give one"
+            )
         if self.draw != "first" and self.train_rows is None:
-            msg = f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn"
-            raise ValueError(msg)
+            raise ValueError(f"draw = {self.draw!r} needs data.train_rows: how many rows are drawn")
         return self

@@ -111,18 +111,20 @@ def make_engine(world: World, workers: int | None = None) -> Engine:
 def _check_loopback(world: World) -> None:
     recipe, method = world.server.recipe, world.server.method
     if method.merges_clients:
-        msg = f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows, "
-        msg += "which sites keep to themselves; use 'local'"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"engine.name = 'loopback': method {recipe.method.name} merges all clients' rows, "
+            "which sites keep to themselves; use 'local'"
+        )
     if recipe.privacy.noise == "system":
-        msg = "engine.name = 'loopback': with privacy.noise = 'system' a site must keep what it "
-        raise RecipeError(msg + "released, which sites within one process do not: use 'local'")
+        raise RecipeError(
+            "engine.name = 'loopback': with privacy.noise = 'system' a site must keep what it "
+            "released, which sites within one process do not: use 'local'"
+        )
     if recipe.evaluate.on == "test":
-        msg = (
+        raise RecipeError(
             "evaluate.on = 'test' needs the whole test set at every site, and engine.name = "
             "'loopback' gives each site only its own rows; use 'client' or 'global'"
         )
-        raise RecipeError(msg)
 
 
 def _useful_workers(world: World) -> int | None:

@@ -38,15 +38,13 @@ def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
         number = client_number(world.partition, client)
         saved = checkpoints.load(folder)
         if saved is None:
-            msg = f"{folder} has no checkpoint"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{folder} has no checkpoint")
         now, had = _without(federation, saved, number)
         best, best_had = saved.best, False
         if best is not None:
             best, best_had = _without(federation, best, number)
         if not (had or best_had):
-            msg = f"the server keeps nothing of client {client} that it could forget"
-            raise MethodError(msg)
+            raise MethodError(f"the server keeps nothing of client {client} that it could forget")
         forgotten = (*saved.binding.forgotten, (saved.round, number))
         binding = replace(saved.binding, forgotten=forgotten)
         if not binding.files:  # a run of before there were seals

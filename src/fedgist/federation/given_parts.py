@@ -44,8 +44,9 @@ def with_given(recipe: Recipe, given: Given, asked: Mapping[str, Any] | None) ->
         update["clients"] = recipe.clients.model_copy(update={"architectures": {}})
     if unread and asked is not None:
         key, argument = unread[0]
-        msg = f"{key} is given in the recipe, and {argument}= as well: give only one of the two"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{key} is given in the recipe, and {argument}= as well: give only one of the two"
+        )
     notes = [f"{key} of the recipe is dropped: {argument}= is given" for key, argument in unread]
     return recipe.model_copy(update=update).noting([*recipe.dropped, *notes])
 
@@ -53,5 +54,4 @@ def with_given(recipe: Recipe, given: Given, asked: Mapping[str, Any] | None) ->
 def _check_count(recipe: Recipe, count: int) -> None:
     wanted = recipe.clients.num_clients
     if "num_clients" in recipe.clients.model_fields_set and wanted != count:
-        msg = f"clients.num_clients = {wanted}, but clients= lists the rows of {count}"
-        raise RecipeError(msg)
+        raise RecipeError(f"clients.num_clients = {wanted}, but clients= lists the rows of {count}")

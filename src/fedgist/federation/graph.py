@@ -37,15 +37,18 @@ def neighbors_of(
     if section.name == "relay":
         return None
     if not method.among_peers:
-        msg = f"clients.graph: {type(method).__name__} does not work among peers; use 'relay'"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"clients.graph: {type(method).__name__} does not work among peers; use 'relay'"
+        )
     graph = _graph(section, task.num_clients, key)
     for number in range(task.training.num_rounds + 1):
         alone = [client for client, heard in enumerate(graph(number)) if not heard]
         if alone:
             when = f" in round {number}" if section.changes or section.name == "file" else ""
-            msg = f"clients.graph: client {alone[0]} hears nobody{when}; every client needs a "
-            raise RecipeError(msg + "neighbor")
+            raise RecipeError(
+                f"clients.graph: client {alone[0]} hears nobody{when}; every client needs a "
+                "neighbor"
+            )
     return graph
 
 
@@ -53,8 +56,9 @@ def _graph(section: GraphSection, count: int, key: Tensor) -> Callable[[int], Ne
     if section.path is not None:
         return _from_file(Path(section.path).expanduser(), count)
     if count < _LEAST:
-        msg = f"clients.graph: {count} client has nobody to hear; peers are at least two"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"clients.graph: {count} client has nobody to hear; peers are at least two"
+        )
 
     @functools.lru_cache(maxsize=2)
     def at(draw: int) -> Neighbors:
@@ -85,8 +89,9 @@ def _regular(degree: int, count: int, key: Tensor) -> Neighbors:
     """
     if degree >= count or degree * count % 2:
         why = "fewer than the clients" if degree >= count else "even, times the clients"
-        msg = f"clients.graph.degree = {degree}: it must be {why}, of whom there are {count}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"clients.graph.degree = {degree}: it must be {why}, of whom there are {count}"
+        )
     for attempt in range(ATTEMPTS):
         edges: set[tuple[int, int]] = set()
         ends = [client for client in range(count) for _ in range(degree)]
@@ -105,8 +110,9 @@ def _regular(degree: int, count: int, key: Tensor) -> Neighbors:
                 break
         if not ends:
             return _of_edges(edges, count)
-    msg = f"clients.graph: no graph of {count} clients with {degree} neighbors each was found"
-    raise RecipeError(msg)
+    raise RecipeError(
+        f"clients.graph: no graph of {count} clients with {degree} neighbors each was found"
+    )
 
 
 def _of_edges(edges: set[tuple[int, int]], count: int) -> Neighbors:
@@ -127,16 +133,17 @@ def _from_file(path: Path, count: int) -> Callable[[int], Neighbors]:
                 for line in csv.DictReader(file)
             ]
     except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
-        msg = f"clients.graph: {path} is not a file of 'client,hears' lines ({error})"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            f"clients.graph: {path} is not a file of 'client,hears' lines ({error})"
+        ) from error
     if strange := [c for _, *pair in lines for c in pair if not 0 <= c < count]:
-        msg = f"clients.graph: {path} names client {strange[0]}, outside 0..{count - 1}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"clients.graph: {path} names client {strange[0]}, outside 0..{count - 1}"
+        )
     by_round: dict[int, list[set[int]]] = {}
     for number, client, hears in lines:
         if client == hears:
-            msg = f"clients.graph: {path} lets client {client} hear itself"
-            raise RecipeError(msg)
+            raise RecipeError(f"clients.graph: {path} lets client {client} hear itself")
         by_round.setdefault(number, [set() for _ in range(count)])[client].add(hears)
     graphs = {n: tuple(tuple(sorted(of)) for of in heard) for n, heard in by_round.items()}
     nobody: Neighbors = ((),) * count

@@ -34,9 +34,7 @@ class GraphSection(BaseModel):
             there = getattr(self, key) is not None
             if there != (self.name == name):
                 why = f"name = {self.name!r} needs {key}" if not there else f"{key} is of {name!r}"
-                msg = f"{why}, and name is {self.name!r}" if there else why
-                raise ValueError(msg)
+                raise ValueError(f"{why}, and name is {self.name!r}" if there else why)
         if self.changes and self.name not in {"random_regular", "erdos_renyi"}:
-            msg = f"changes is of random graphs; name is {self.name!r}"
-            raise ValueError(msg)
+            raise ValueError(f"changes is of random graphs; name is {self.name!r}")
         return self

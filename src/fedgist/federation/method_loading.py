@@ -48,8 +48,9 @@ def method_class(name: str) -> type[Method]:
         try:
             return METHODS[one_of(name, METHODS, "method")]
         except InputError as error:
-            msg = f"method.name: {error} (or your own: 'package.module:Class')"
-            raise RecipeError(msg) from error
+            raise RecipeError(
+                f"method.name: {error} (or your own: 'package.module:Class')"
+            ) from error
     loaded = load_own("method.name", name)
     return checked_class(loaded, name)
 
@@ -64,27 +65,29 @@ def checked_class(cls: Any, name: str) -> type[Method]:
         a misspelt name.
     """
     if isinstance(cls, Method):
-        msg = f"method {name} is an object; name its class, and give its fields as keys"
-        raise MethodError(msg)
+        raise MethodError(
+            f"method {name} is an object; name its class, and give its fields as keys"
+        )
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
-        msg = f"method {name} is not a method: derive it from fedgist.Method"
-        raise MethodError(msg)
+        raise MethodError(f"method {name} is not a method: derive it from fedgist.Method")
     for attribute, value in vars(cls).items():
         if attribute in VOCABULARY or attribute.startswith("_") or not callable(value):
             continue
         if meant := misspelt(attribute):
-            msg = (
+            raise MethodError(
                 f"method {name} defines {attribute!r}, which is never called; did you mean "
                 f"{meant!r}?"
             )
-            raise MethodError(msg)
     if constant := next((name for name in field_names(cls) if name in CONSTANTS), None):
-        msg = f"method {name}: {constant} is no hyper-parameter: declare it as "
-        raise MethodError(msg + f"{constant}: ClassVar[...], or leave its annotation out")
+        raise MethodError(
+            f"method {name}: {constant} is no hyper-parameter: declare it as "
+            f"{constant}: ClassVar[...], or leave its annotation out"
+        )
     if dataclasses.is_dataclass(cls) or not inspect.get_annotations(cls):
         return cls
-    msg = f"method {name} has fields but is not a dataclass: put @dataclass(frozen=True) above it"
-    raise MethodError(msg)
+    raise MethodError(
+        f"method {name} has fields but is not a dataclass: put @dataclass(frozen=True) above it"
+    )
 
 
 def misspelt(name: str) -> str | None:
@@ -107,8 +110,9 @@ def build_method(name: str, options: Mapping[str, Any], table: str = "method") -
         return cls(**check_options(cls, options, base_name(name), table))
     except ValueError as error:
         text = first_line(error)  # a method says "method.mu must be ..."
-        msg = text.replace("method.", f"{table}.", 1) if "method." in text else f"{table}: {text}"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            text.replace("method.", f"{table}.", 1) if "method." in text else f"{table}: {text}"
+        ) from error
 
 
 def identity(method: Method) -> tuple[str, dict[str, Any]]:

@@ -65,23 +65,22 @@ def builder(
     given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
     if not _takes(factory, given, options):
         named = "".join(f", {name}=..." for name in options)
-        msg = (
+        raise RecipeError(
             f"{where}: a factory is called as f(input_shape, num_classes{named}), and this one is "
+            f"f{inspect.signature(factory)}"
         )
-        raise RecipeError(msg + f"f{inspect.signature(factory)}")
 
     def build() -> nn.Module:
         try:
             module: object = factory(*given, **options)
         except ValueError as error:  # it says what does not fit
-            msg = f"{where}: {first_line(error)}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"{where}: {first_line(error)}") from error
         except Exception as error:  # a user's code may fail in any way
-            msg = f"{where} failed: {type(error).__name__}: {first_line(error)}"
-            raise RecipeError(msg) from error
+            raise RecipeError(
+                f"{where} failed: {type(error).__name__}: {first_line(error)}"
+            ) from error
         if not isinstance(module, nn.Module):
-            msg = f"{where} returned a {type(module).__name__}, not a torch.nn.Module"
-            raise RecipeError(msg)
+            raise RecipeError(f"{where} returned a {type(module).__name__}, not a torch.nn.Module")
         return module
 
     stated = ", ".join(f"{key} = {shown(value)}" for key, value in options.items())

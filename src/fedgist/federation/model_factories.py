@@ -28,8 +28,7 @@ def model_factory(name: str) -> Factory:
     """
     factory: Factory = load_own("model.name", name) if ":" in name else MODELS[name]
     if not callable(factory):
-        msg = f"model.name = {shown(name)} is not a function that makes a model"
-        raise RecipeError(msg)
+        raise RecipeError(f"model.name = {shown(name)} is not a function that makes a model")
     return factory
 
 
@@ -72,11 +71,11 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
             checked_model(table, name, where), 1.0 if share is None else share, clients
         )
     if models and not any(model.share for model in models.values()):
-        msg = "clients.architectures: all shares are 0, so that no client has a model"
-        raise RecipeError(msg)
+        raise RecipeError("clients.architectures: all shares are 0, so that no client has a model")
     if len({model.clients is None for model in models.values()}) > 1:
-        msg = "clients.architectures: give all of them a share, or all of them a list of clients"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "clients.architectures: give all of them a share, or all of them a list of clients"
+        )
     return models
 
 
@@ -95,8 +94,7 @@ def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSe
     except RecipeError as error:  # the key is called "model" here
         if "model" not in table:
             raise
-        msg = str(error).replace(f"{where}.name", f"{where}.model", 1)
-        raise RecipeError(msg) from error
+        raise RecipeError(str(error).replace(f"{where}.name", f"{where}.model", 1)) from error
     factory = model_factory(section.name)
     check_options(factory, section.options, section.name, where, sizes_of(factory))
     return section
@@ -104,9 +102,7 @@ def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSe
 
 def _share(share: object, clients: object, where: str) -> float:
     if clients is not None:
-        msg = f"{where}: give share or clients, not both"
-        raise RecipeError(msg)
+        raise RecipeError(f"{where}: give share or clients, not both")
     if isinstance(share, bool) or not isinstance(share, int | float) or share < 0:
-        msg = f"{where}: share must be a number, at least 0, not {shown(share)}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{where}: share must be a number, at least 0, not {shown(share)}")
     return float(share)

@@ -131,8 +131,7 @@ def architectures_of(
         except RecipeError:
             raise
         except (ValueError, TypeError, RuntimeError) as error:
-            msg = f"model {name}: {first_line(error)}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"model {name}: {first_line(error)}") from error
         start = arch.start(int(random.key(recipe.seed, "start", name)))
         architectures[name] = arch
         starts[name] = map_leaves(lambda leaf: leaf.to(device), start)
@@ -154,13 +153,15 @@ def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> li
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
         listed = [c for group in groups.values() for c in group.clients or ()]
         if twice := sorted({c for c in listed if listed.count(c) > 1}):
-            msg = f"every client needs exactly one model; client {twice[0]} is listed twice"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"every client needs exactly one model; client {twice[0]} is listed twice"
+            )
         if sorted(by_client) != list(range(num_clients)):
             missing = sorted(set(range(num_clients)) ^ set(by_client))
             problem = "has none" if missing[0] in range(num_clients) else "does not exist"
-            msg = f"every client needs exactly one model; client {missing[0]} {problem}"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"every client needs exactly one model; client {missing[0]} {problem}"
+            )
         return [by_client[i] for i in range(num_clients)]
     total = sum(g.share for g in groups.values())
     exact = {name: g.share / total * num_clients for name, g in groups.items()}

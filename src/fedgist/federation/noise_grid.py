@@ -35,8 +35,10 @@ def grids(section: PrivacySection, sizes: Sequence[int]) -> tuple[float, float]:
     rows = _power(max(1, sum(sizes)) if central else largest)
     grid = grid_of(max(1.0, section.clip) * rows, SUM_DIGITS)
     if grid > 1:
-        msg = f"privacy.clip = {section.clip:g}: sums over {rows} rows of this norm are not exact "
-        raise RecipeError(msg + "with privacy.noise = 'system': use a smaller one")
+        raise RecipeError(
+            f"privacy.clip = {section.clip:g}: sums over {rows} rows of this norm are not exact "
+            "with privacy.noise = 'system': use a smaller one"
+        )
     if section.gradient_clip is None:
         return grid, 0.0
     return grid, grid_of(section.gradient_clip * _power(largest), STEP_DIGITS)
@@ -49,11 +51,15 @@ def check_noise(privacy: Privacy) -> None:
     pairs += [(steps.deviation, steps.grid)] if steps else []
     for deviation, grid in pairs:
         if grid and deviation < COARSEST * grid:
-            msg = f"privacy.epsilon: noise of deviation {deviation:.3g} is coarse beside sums in "
-            raise RecipeError(msg + f"steps of {grid:.3g} (privacy.noise = 'system'): use less")
+            raise RecipeError(
+                f"privacy.epsilon: noise of deviation {deviation:.3g} is coarse beside sums in "
+                f"steps of {grid:.3g} (privacy.noise = 'system'): use less"
+            )
         if grid and deviation > FINEST * grid:
-            msg = f"privacy.epsilon: noise of deviation {deviation:.3g} has more digits than "
-            raise RecipeError(msg + f"numbers, in steps of {grid:.3g}: use more")
+            raise RecipeError(
+                f"privacy.epsilon: noise of deviation {deviation:.3g} has more digits than "
+                f"numbers, in steps of {grid:.3g}: use more"
+            )
 
 
 def _power(count: int) -> int:

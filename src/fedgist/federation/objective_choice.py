@@ -30,8 +30,9 @@ def objective_of(recipe: Recipe, data: Dataset) -> Objective:
     section = recipe.objective
     if data.text != (section.name == TEXT):
         some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)
-        msg = f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
+        )
     about = data.num_classes, section.metrics, recipe.train.label_smoothing
     objective = OBJECTIVES[section.name](*about, **section.options)
     if data.text:
@@ -74,8 +75,7 @@ def _of_labels(recipe: Recipe) -> dict[str, bool]:
 def _check(asked: dict[str, bool], why: str) -> None:
     """Raise RecipeError if something is asked for that ``why`` forbids."""
     if bad := [what for what, is_asked in asked.items() if is_asked]:
-        msg = f"{bad[0]} {why}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{bad[0]} {why}")
 
 
 def check_method_reads(method: Method, objective: Objective, data: str) -> None:
@@ -83,11 +83,12 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
     if not method.needs_classes:
         return
     if objective.text:
-        msg = f"{type(method).__name__} needs one class for each row; {data} has texts"
-        raise RecipeError(msg)
+        raise RecipeError(f"{type(method).__name__} needs one class for each row; {data} has texts")
     if objective.views > 1:
-        msg = f"{type(method).__name__} needs one class for each row; objective "
-        raise RecipeError(msg + f"{objective.name} learns without labels")
+        raise RecipeError(
+            f"{type(method).__name__} needs one class for each row; objective "
+            f"{objective.name} learns without labels"
+        )
 
 
 def lonely(train: Rows, objective: Objective) -> set[int]:

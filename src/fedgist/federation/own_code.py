@@ -42,5 +42,4 @@ def load_own(key: str, place: str) -> Any:
     except FedgistError:
         raise
     except Exception as error:  # a user's module may fail in any way
-        msg = f"{key} = {shown(place)}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{key} = {shown(place)}: {first_line(error)}") from error

@@ -44,8 +44,7 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
     for name, value in tables.items():
         where, table = f"clients.pools.{name}", dict(value)
         if not name or SEPARATOR in name:
-            msg = f"{where}: a pool's name is not empty and has no {SEPARATOR!r}"
-            raise RecipeError(msg)
+            raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
             kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
@@ -75,8 +74,7 @@ def members_of_pools(
         asked, where = pool.clients, f"clients.pools.{name}.clients"
         if isinstance(asked, int):
             if asked > num_clients:
-                msg = f"{where} = {asked}: there are {num_clients} clients"
-                raise RecipeError(msg)
+                raise RecipeError(f"{where} = {asked}: there are {num_clients} clients")
             members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
             continue
         if isinstance(asked, str):
@@ -84,11 +82,11 @@ def members_of_pools(
             continue
         members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
         if strange := [client for client in members[name] if client >= num_clients]:
-            msg = f"{where}: client {strange[0]} does not exist, there are {num_clients}"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"{where}: client {strange[0]} does not exist, there are {num_clients}"
+            )
     if alone := set(range(num_clients)).difference(*members.values()):
-        msg = f"clients.pools: client {min(alone)} is in no pool"
-        raise RecipeError(msg)
+        raise RecipeError(f"clients.pools: client {min(alone)} is in no pool")
     return members
 
 
@@ -114,14 +112,17 @@ def task_pools(
         If a round would ask more clients than a pool has, or privacy is asked for.
     """
     if pools and recipe.privacy.unit != "none":
-        msg = f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
-        raise RecipeError(msg + "client may release several messages a round")
+        raise RecipeError(
+            f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
+            "client may release several messages a round"
+        )
     out = {}
     for name, pool in pools.items():
         size = len(members[name])
         asked = pool.per_round or max(1, round(recipe.train.fraction_train * size))
         if asked > size:
-            msg = f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
+            )
         out[name] = Pool(size, asked)
     return out

@@ -51,8 +51,7 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
         others = _other_classes(classes_of(file), sizes)
         arrays, note = _fitting(_renamed(found, state), state, layer, others)
     except (InputError, ValueError, TypeError, RuntimeError) as error:
-        msg = f"model.weights = {path!r}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"model.weights = {path!r}: {first_line(error)}") from error
 
     def loaded() -> nn.Module:
         module = build()

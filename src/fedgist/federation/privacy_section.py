@@ -52,19 +52,18 @@ class PrivacySection(BaseModel):
         unit = info.data.get("unit")
         # a recorded recipe holds the defaults, too
         if unit == "none" and value != cls.model_fields[str(info.field_name)].default:
-            msg = "nothing reads it: privacy.unit is 'none'; use 'record' or 'client'"
-            raise ValueError(msg)
+            raise ValueError("nothing reads it: privacy.unit is 'none'; use 'record' or 'client'")
         if info.field_name == "bodies" and value == "dp_sgd" and unit == "client":
-            msg = "it is for privacy.unit = 'record'; a client's message hides all of its training"
-            raise ValueError(msg)
+            raise ValueError(
+                "it is for privacy.unit = 'record'; a client's message hides all of its training"
+            )
         return value
 
     @field_validator(*NEEDED_BY_STEPS)
     @classmethod
     def _read_by_steps(cls, value: object, info: ValidationInfo) -> object:
         if info.data.get("bodies") == "fixed" and value is not None:
-            msg = "nothing reads it: privacy.bodies is 'fixed'; use 'dp_sgd'"
-            raise ValueError(msg)
+            raise ValueError("nothing reads it: privacy.bodies is 'fixed'; use 'dp_sgd'")
         return value
 
     @model_validator(mode="after")
@@ -73,9 +72,7 @@ class PrivacySection(BaseModel):
         needed |= {"bodies": NEEDED_BY_STEPS} if self.bodies == "dp_sgd" else {}
         for why, keys in needed.items():
             if missing := [key for key in keys if getattr(self, key) is None]:
-                msg = f"{why} = {getattr(self, why)!r} needs privacy.{missing[0]}"
-                raise ValueError(msg)
+                raise ValueError(f"{why} = {getattr(self, why)!r} needs privacy.{missing[0]}")
         if self.bodies == "dp_sgd" and self.accounting == "paper":
-            msg = "accounting = 'paper' has no term for bodies = 'dp_sgd': use 'tight'"
-            raise ValueError(msg)
+            raise ValueError("accounting = 'paper' has no term for bodies = 'dp_sgd': use 'tight'")
         return self

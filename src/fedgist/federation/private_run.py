@@ -169,12 +169,13 @@ def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) 
         return
     for part, problem in FOUND_IN_ROWS.items():
         if part in data.measured:
-            msg = f"privacy.unit = {unit!r}: {data.name}: {problem}"
-            raise RecipeError(msg)
+            raise RecipeError(f"privacy.unit = {unit!r}: {data.name}: {problem}")
     times = torch.cat([train.rows, held.rows]).bincount()
     if unit == "record" and int(times.max()) > 1:
-        msg = f"privacy.unit = 'record': row {int(times.argmax())} is in {int(times.max())} "
-        raise RecipeError(msg + "clients, and each would release it: give each row to one client")
+        raise RecipeError(
+            f"privacy.unit = 'record': row {int(times.argmax())} is in {int(times.max())} "
+            "clients, and each would release it: give each row to one client"
+        )
 
 
 def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps | None:
@@ -203,18 +204,24 @@ def _check_private_steps(recipe: Recipe, task: Task) -> None:
     """Raise RecipeError for what a row's own gradient cannot be taken with."""
     train, bodies = recipe.train, "privacy.bodies = 'dp_sgd'"
     if train.class_weights != "none":
-        msg = f"{bodies}: train.class_weights = {train.class_weights!r} depend on all rows: 'none'"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{bodies}: train.class_weights = {train.class_weights!r} depend on all rows: 'none'"
+        )
     if train.clip_norm:
-        msg = f"{bodies}: train.clip_norm = {train.clip_norm:g} is not read; gradients are clipped "
-        raise RecipeError(msg + "row by row, by privacy.gradient_clip")
+        raise RecipeError(
+            f"{bodies}: train.clip_norm = {train.clip_norm:g} is not read; gradients are clipped "
+            "row by row, by privacy.gradient_clip"
+        )
     if train.precision != "float32":
-        msg = f"{bodies}: train.precision = {train.precision!r} rounds clipped gradients: 'float32'"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{bodies}: train.precision = {train.precision!r} rounds clipped gradients: 'float32'"
+        )
     for name, arch in task.architectures.items():
         if any(isinstance(layer, BatchNorm) for layer in arch.module.modules()):
-            msg = f"{bodies}: {name} has batch norm, which mixes the rows of a batch: use a model "
-            raise RecipeError(msg + "without it, or with group norm")
+            raise RecipeError(
+                f"{bodies}: {name} has batch norm, which mixes the rows of a batch: use a model "
+                "without it, or with group norm"
+            )
 
 
 def _releases(
@@ -241,8 +248,9 @@ def _releases(
             count += terms * any(form.arrays for form in known[key])
         counts.append(count)
     if not any(counts):
-        msg = f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
+        )
     return tuple(counts)
 
 
@@ -286,11 +294,15 @@ def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
         return
     name, unit = recipe.method.name, recipe.privacy.unit
     if reduction(form.kind) != "sum" and recipe.privacy.where == "central":
-        msg = f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
-        raise RecipeError(msg + "privacy.where = 'local', noise at each client")
+        raise RecipeError(
+            f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
+            "privacy.where = 'local', noise at each client"
+        )
     if unit == "record" and not method.record_terms:
-        msg = f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
-        raise RecipeError(msg + "row; use unit = 'client'")
+        raise RecipeError(
+            f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
+            "row; use unit = 'client'"
+        )
     for array, (dtype, shape) in form.arrays.items():
         if not math.prod(shape):
             continue
@@ -298,5 +310,7 @@ def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
         if isinstance(form_of(form.kind, array), Bits):
             kind = "single bits"
         if kind:
-            msg = f"privacy.unit = {unit!r}: method {name} sends {kind} ({array}), to which noise "
-            raise RecipeError(msg + "cannot be added")
+            raise RecipeError(
+                f"privacy.unit = {unit!r}: method {name} sends {kind} ({array}), to which noise "
+                "cannot be added"
+            )

@@ -119,8 +119,9 @@ def probe_of(
     check_probes(world)
     kinds = (recipe.evaluate.probe, *recipe.evaluate.probes_beside)
     if not isinstance(engine, Simulation):
-        msg = f"evaluate.probe = {recipe.evaluate.probe!r}: the clients' models are at their sites"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"evaluate.probe = {recipe.evaluate.probe!r}: the clients' models are at their sites"
+        )
     return functools.partial(evaluated, world, kinds)
 
 
@@ -177,11 +178,11 @@ def check_probes(world: World) -> None:
     data, population = world.data, world.population
     if data.text or not len(data.y_test):
         lack = "texts" if data.text else "no test rows"
-        msg = f"{data.name} has {lack}: a probe tells the classes of test rows"
-        raise RecipeError(msg)
+        raise RecipeError(f"{data.name} has {lack}: a probe tells the classes of test rows")
     if not (population.examples.complete and population.test_examples.complete):
-        msg = "data.normalize = 'client': some rows are nobody's, and nothing says how to see them"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "data.normalize = 'client': some rows are nobody's, and nothing says how to see them"
+        )
 
 
 def probed(

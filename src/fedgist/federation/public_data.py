@@ -83,8 +83,10 @@ def set_aside(
         rest, _ = _taken_out(recipe, data, section.unused_rows, PUBLIC_ROWS, listed=listed)
         return rest, public
     if section.rows is None:
-        msg = "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
-        raise RecipeError(msg + "name = another data set")
+        raise RecipeError(
+            "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
+            "name = another data set"
+        )
     rest, chosen = _taken_out(recipe, data, section.rows, PUBLIC_ROWS, listed=listed)
     return rest, _seen(chosen, labelled=section.labelled)
 
@@ -106,8 +108,10 @@ def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | 
     numbers = parts.train[client]
     if section.rows is not None:
         if section.rows > len(numbers):
-            msg = f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
-            raise RecipeError(msg + " training rows")
+            raise RecipeError(
+                f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
+                " training rows"
+            )
         key = random.key(recipe.seed, PUBLIC_ROWS)
         numbers = numbers[random.choice(key, len(numbers), section.rows)]
     return _seen(data.only(numbers), labelled=section.labelled)
@@ -133,8 +137,10 @@ def digest_of(rows: Examples) -> int:
 
 def _check_moments(recipe: Recipe) -> None:
     if recipe.data.normalize == "client" and not recipe.data.mean:
-        msg = "data.public belongs to no client, and data.normalize = 'client' has moments of "
-        raise RecipeError(msg + "clients only: state data.mean and data.std")
+        raise RecipeError(
+            "data.public belongs to no client, and data.normalize = 'client' has moments of "
+            "clients only: state data.mean and data.std"
+        )
 
 
 def hold_out_at_server(
@@ -160,16 +166,17 @@ def _taken_out(
     Where the data name the rows' clients, each keeps its first row: none is left without.
     """
     if listed:
-        msg = f"{key} are taken out of the training rows, which clients= numbers"
-        raise RecipeError(msg)
+        raise RecipeError(f"{key} are taken out of the training rows, which clients= numbers")
     free, most = torch.arange(len(data.y)), len(data.y) - 1
     if data.clients is not None:
         kept = np.unique(data.clients.numpy(), return_index=True)[1]
         free = torch.from_numpy(np.delete(free.numpy(), kept))
         most = len(free)
     if size > most:
-        msg = f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
-        raise RecipeError(msg + (f", each one of its own: {most} are left" * (len(free) == most)))
+        raise RecipeError(
+            f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
+            + (f", each one of its own: {most} are left" * (len(free) == most))
+        )
     drawn = free[random.choice(random.key(recipe.seed, key), len(free), size)]
     rest = torch.ones(len(data.y), dtype=torch.bool)
     rest[drawn] = False
@@ -178,8 +185,7 @@ def _taken_out(
 
 def _check_given(section: PublicSection | None) -> None:
     if section and (section.name, section.rows, section.client) != (None, None, None):
-        msg = "data.public names rows, and public= gives others: give one"
-        raise RecipeError(msg)
+        raise RecipeError("data.public names rows, and public= gives others: give one")
 
 
 def _seen(data: Dataset, *, labelled: bool = False) -> Public:
@@ -200,7 +206,8 @@ def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path
     if section.rows is None:
         return _seen(other)
     if section.rows > len(other.x):
-        msg = f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
+        )
     drawn = random.choice(random.key(recipe.seed, PUBLIC_ROWS), len(other.x), section.rows)
     return _seen(other.only(torch.tensor(drawn)))

@@ -55,8 +55,7 @@ def read(
             _put(raw, key, value)
         return make(raw, settings)
     except InputError as error:
-        msg = f"{path}: {error}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {error}") from error
 
 
 def read_recorded(path: Path) -> Recipe:
@@ -72,23 +71,21 @@ def read_recorded(path: Path) -> Recipe:
         # a run's recipe has no [model] where clients.architectures or pools say it
         recipe: Recipe = checked(Recipe, {"model": None, **raw})
     except RecipeError as error:
-        msg = f"{path}: {error}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {error}") from error
     return recipe
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        msg = f"{path} is not a file"
-        raise RecipeError(msg)
+        raise RecipeError(f"{path} is not a file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        msg = f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"
-        raise RecipeError(msg) from error
+        raise RecipeError(
+            f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"
+        ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        msg = f"{path}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {first_line(error)}") from error
 
 
 def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
@@ -166,23 +163,23 @@ def _check_variant(name: object, given: object, tables: Mapping[str, object]) ->
     base = base_name(name)
     variants = [table for table in tables if "@" in table and base_name(table) == base]
     if variants or name != given:
-        msg = f"method.name: this recipe has no [methods.{json.dumps(name)}]"
-        raise RecipeError(msg + did_you_mean(name, variants))
+        raise RecipeError(
+            f"method.name: this recipe has no [methods.{json.dumps(name)}]"
+            + did_you_mean(name, variants)
+        )
 
 
 def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
     value = raw.get(key, {})
     if not isinstance(value, Mapping):
-        msg = f"{prefix}{key} = {shown(value)}: must be a table"
-        raise RecipeError(msg)
+        raise RecipeError(f"{prefix}{key} = {shown(value)}: must be a table")
     return value
 
 
 def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        msg = f"--set {text}: expected section.key=value"
-        raise RecipeError(msg)
+        raise RecipeError(f"--set {text}: expected section.key=value")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -196,8 +193,7 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(inner, str):  # a name that stands for a table
             inner = {"name": inner}
         if not isinstance(inner, Mapping):
-            msg = f"--set {key}: {part} is not a section"
-            raise RecipeError(msg)
+            raise RecipeError(f"--set {key}: {part} is not a section")
         raw[part] = dict(inner)
         raw = raw[part]
     raw[last] = value

@@ -36,8 +36,9 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
     """
     if own is not None:
         if recipe.data.words is not None:
-            msg = "data.words says how files of texts are read, and data= is given: leave it out"
-            raise RecipeError(msg)
+            raise RecipeError(
+                "data.words says how files of texts are read, and data= is given: leave it out"
+            )
         data = with_classes(check(own), recipe.data.classes)
     else:
         section = recipe.data
@@ -60,16 +61,17 @@ def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> Non
     """Raise RecipeError, which names ``key``, if examples cannot be changed at random so."""
     if kinds and len(data.input_shape) != IMAGE:
         shape = list(data.input_shape)
-        msg = f"{key} needs images; {data.name} has examples of shape {shape}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{key} needs images; {data.name} has examples of shape {shape}")
     for kind in kinds:
         if f"batch_{kind}" in kinds:
-            msg = f"{key}: {kind} draws for each image, batch_{kind} once for a batch: give one"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"{key}: {kind} draws for each image, batch_{kind} once for a batch: give one"
+            )
     colors = [kind for kind in kinds if kind in COLORS]
     if colors and not (data.input_shape[0] == RGB and data.x.dtype == torch.uint8):
-        msg = f"{key}: {colors[0]} needs images of three channels, whole numbers from 0 to 255"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{key}: {colors[0]} needs images of three channels, whole numbers from 0 to 255"
+        )
 
 
 def _some(recipe: Recipe, data: Dataset) -> Dataset:
@@ -92,9 +94,10 @@ def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
     if recipe.data.normalize != "client" or recipe.data.mean or (on == "client" and not named_sets):
         return
     key = "evaluate.sets" if on == "client" else f"evaluate.on = {on!r}"
-    msg = f"{key} scores rows that belong to no client, and data.normalize = 'client' has moments "
-    msg += "of clients only: state data.mean and data.std for the others"
-    raise RecipeError(msg)
+    raise RecipeError(
+        f"{key} scores rows that belong to no client, and data.normalize = 'client' has moments "
+        "of clients only: state data.mean and data.std for the others"
+    )
 
 
 def data_of_client(recipe: Recipe, data: Dataset, parts: Partition, client: int) -> Dataset:
@@ -119,8 +122,9 @@ def divide(
         If the partition is not possible, or a list names rows that do not exist.
     """
     if clients is None and clients_test is not None:
-        msg = "clients_test is given without clients: give each client's training rows as well"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "clients_test is given without clients: give each client's training rows as well"
+        )
     key = random.key(recipe.seed, "partition")
     independent = recipe.privacy.unit == "record"  # how many rows there are decides nothing
     if clients is None:

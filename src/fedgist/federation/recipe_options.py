@@ -108,8 +108,9 @@ def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
 def _models(recipe: Recipe, changed: Collection[str]) -> Update:
     model, clients = recipe.model, recipe.clients
     if clients.architectures and clients.pools:
-        msg = "clients.architectures and clients.pools both say the clients' models; give one"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "clients.architectures and clients.pools both say the clients' models; give one"
+        )
     check_models(clients.architectures)
     check_pools(clients.pools)
     if not (clients.architectures or clients.pools):
@@ -122,9 +123,9 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
     told = any(key.startswith(table) for key in changed)
     unread = [key for key in keys if key in changed or not told]
     if unread:
-        msg = f"{min(unread)} is given, and nothing reads it: [{table}] names "
-        msg += "the clients' models"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{min(unread)} is given, and nothing reads it: [{table}] names the clients' models"
+        )
     notes = [f"{key} is dropped: {table} names the models" for key in sorted(keys)]
     return {"model": None}, notes
 
@@ -135,8 +136,9 @@ def _objective(recipe: Recipe, changed: Collection[str]) -> Update:
     if PROBE.name not in section.metrics or evaluate.probe != "none":
         return update
     if "probe" in evaluate.model_fields_set:
-        msg = f"evaluate.probe = 'none': nothing else judges models of objective {section.name}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"evaluate.probe = 'none': nothing else judges models of objective {section.name}"
+        )
     update[0]["evaluate"] = evaluate.model_copy(update={"probe": "logistic"})
     return update
 
@@ -150,8 +152,9 @@ def _train(recipe: Recipe, changed: Collection[str]) -> Update:
         return {}, []
     what = f"train.momentum = {train.momentum}"
     if "train.momentum" in changed or "train.optimizer" not in changed:
-        msg = f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
+        )
     note = f"{what} is dropped: optimizer {train.optimizer} does not read it"
     return {"train": train.model_copy(update={"momentum": None})}, [note]
 

@@ -87,8 +87,7 @@ class ModelSection(OpenSection):
     @model_validator(mode="after")
     def _starts_once(self) -> ModelSection:
         if self.weights is not None and self.init != "default":
-            msg = f"weights are the start: init = {self.init!r} would not be used"
-            raise ValueError(msg)
+            raise ValueError(f"weights are the start: init = {self.init!r} would not be used")
         return self
 
 
@@ -97,8 +96,9 @@ VARIANT = re.compile(r"[^@]*(@[\w.+-]+)?", re.ASCII)  # it is a part of folders'
 
 def _well_named(name: str) -> str:
     if not VARIANT.fullmatch(name):
-        msg = f"{shown(name)}: a variant is METHOD@NAME, a name of letters, digits and _.+-"
-        raise ValueError(msg)
+        raise ValueError(
+            f"{shown(name)}: a variant is METHOD@NAME, a name of letters, digits and _.+-"
+        )
     return name
 
 
@@ -127,10 +127,9 @@ class ObjectiveSection(OpenSection):
         if "metrics" not in self.model_fields_set:  # all of its own; a copy would not be returned
             object.__setattr__(self, "metrics", tuple(METRICS_OF[self.name]))
         if strange := [name for name in self.metrics if name not in METRICS_OF[self.name]]:
-            msg = (
+            raise ValueError(
                 f"{self.name} has no metric {strange[0]!r}; it has {listed(METRICS_OF[self.name])}"
             )
-            raise ValueError(msg)
         return self
 
 
@@ -143,8 +142,7 @@ class TestSet(_Section):
     @model_validator(mode="after")
     def _is_one(self) -> TestSet:
         if (self.classes is None) == (self.clients is None):
-            msg = "a test set is of classes or of clients: give one"
-            raise ValueError(msg)
+            raise ValueError("a test set is of classes or of clients: give one")
         return self
 
 
@@ -175,11 +173,14 @@ class EvaluateSection(_Section):
     @model_validator(mode="after")
     def _of_some_rows(self) -> EvaluateSection:
         if self.probes_beside and (self.probe == "none" or self.probe in self.probes_beside):
-            msg = f"probes_beside = {list(self.probes_beside)} stand beside another kind, "
-            raise ValueError(msg + f"evaluate.probe, which is {self.probe!r}")
+            raise ValueError(
+                f"probes_beside = {list(self.probes_beside)} stand beside another kind, "
+                f"evaluate.probe, which is {self.probe!r}"
+            )
         if self.save_features_at and not self.save_features:
-            msg = "save_features_at needs evaluate.save_features: of how many rows of each client"
-            raise ValueError(msg)
+            raise ValueError(
+                "save_features_at needs evaluate.save_features: of how many rows of each client"
+            )
         return self
 
 
@@ -292,5 +293,7 @@ def _plain(value: Any) -> Any:
 def check_named(table: str, name: str, argument: str) -> None:
     """Raise RecipeError if a part of a recipe was given as an object, which is not at hand."""
     if name == GIVEN:
-        msg = f"{table}.name = {GIVEN!r}: it was given in Python, as {argument}; only Python with "
-        raise RecipeError(msg + "the same object can go on with this run or use its models")
+        raise RecipeError(
+            f"{table}.name = {GIVEN!r}: it was given in Python, as {argument}; only Python with "
+            "the same object can go on with this run or use its models"
+        )

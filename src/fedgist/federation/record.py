@@ -109,9 +109,10 @@ def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     kept = lines_up_to(blob_of(path), last_round)
     if digest in {None, hashlib.sha256(kept).hexdigest()}:
         return kept
-    msg = f"{path} does not fit the checkpoint of round {last_round}: {damage(path, last_round)}; "
-    msg += "put the file back from a copy, or start the run again with --overwrite"
-    raise CheckpointError(msg)
+    raise CheckpointError(
+        f"{path} does not fit the checkpoint of round {last_round}: {damage(path, last_round)}; "
+        "put the file back from a copy, or start the run again with --overwrite"
+    )
 
 
 def lines_up_to(blob: bytes, last_round: int) -> bytes:
@@ -157,11 +158,9 @@ def read_lines(path: Path) -> list[Line]:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
-            msg = f"{path} line {number} is not JSON: {first_line(error)}"
-            raise DataError(msg) from error
+            raise DataError(f"{path} line {number} is not JSON: {first_line(error)}") from error
         if problem := _problem(line, lines[-1]["round"] if lines else 0):
-            msg = f"{path} line {number} {problem}"
-            raise DataError(msg)
+            raise DataError(f"{path} line {number} {problem}")
         lines.append(_bare(line))
     return lines
 
@@ -201,8 +200,7 @@ def blob_of(path: Path) -> bytes:
     try:
         return path.read_bytes() if path.exists() else b""
     except (OSError, MemoryError) as error:
-        msg = f"{path} cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def is_round(number: object) -> bool:

@@ -56,8 +56,10 @@ def check_binding(
     _check_recipe(now.recipe, begun, folder, raising=raising)
     for what in dict.fromkeys([*begun.inputs, *now.inputs]):
         if begun.inputs.get(what) != now.inputs.get(what):
-            msg = f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
-            raise RecipeError(msg + "begin a run in another folder")
+            raise RecipeError(
+                f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
+                "begin a run in another folder"
+            )
     if raising:
         _check_rounds(side, saved, folder)
 
@@ -76,15 +78,16 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
     """
     saved = load(folder)
     if saved is None:
-        msg = f"{folder} has no checkpoint, which a finished run has; put it back from a copy, or "
-        raise CheckpointError(msg + "start the run again with --overwrite")
+        raise CheckpointError(
+            f"{folder} has no checkpoint, which a finished run has; put it back from a copy, or "
+            "start the run again with --overwrite"
+        )
     begun = saved.binding.recipe
     _check_recipe(_described(recipe), saved.binding, folder, raising=False)
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
     if problems := seal_of(folder).problems:
-        msg = f"{folder} does not fit its seal: {problems[0]}; {MENDING}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder} does not fit its seal: {problems[0]}; {MENDING}")
 
 
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
@@ -100,8 +103,10 @@ def check_features(folder: Path, saved: Checkpoint | None) -> None:
         return
     for name, digest in sealed.items():
         if name.startswith(Path(FEATURES).stem) and of_file(folder / name) != digest:
-            msg = f"{folder / name} does not fit the checkpoint: it was changed, or is missing; "
-            raise CheckpointError(msg + MENDING)
+            raise CheckpointError(
+                f"{folder / name} does not fit the checkpoint: it was changed, or is missing; "
+                + MENDING
+            )
     for name in features_in(folder):
         if name not in sealed:
             (folder / name).unlink()
@@ -119,14 +124,15 @@ def _check_recipe(
             continue
         more = isinstance(old, int) and isinstance(new, int) and new > old
         hint = "; --rounds raises it" if key == ROUNDS_KEY and more else ""
-        msg = f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}")
 
 
 def _check_not_cut(old: int, new: int, folder: Path) -> None:
     if new < old:
-        msg = f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to "
-        raise RecipeError(msg + str(new))
+        raise RecipeError(
+            f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to "
+            + str(new)
+        )
 
 
 def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
@@ -134,18 +140,19 @@ def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
     old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
     _check_not_cut(old, new, folder)
     if side.spending is not None and new > old:
-        msg = f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided "
-        msg += f"among {old} rounds"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided "
+            f"among {old} rounds"
+        )
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     start = start_server(side)
     for number in range(1, saved.round + 1):
         for what, before, after in _plans(shorter, side, number, start):
             if before != after:
-                msg = (
+                raise RecipeError(
                     f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
+                    f"round {number} would have been another"
                 )
-                raise RecipeError(msg + f"round {number} would have been another")
 
 
 def _with_rounds(side: ServerSide, count: int) -> Training:

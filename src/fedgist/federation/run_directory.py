@@ -52,8 +52,7 @@ def alone(folder: Path | None) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        msg = f"{folder}: another process is using this run directory"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{folder}: another process is using this run directory") from error
     try:
         yield
     finally:
@@ -99,21 +98,18 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     if folder is None:
         return False
     if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
-        msg = f"{folder} is not a folder"
-        raise RecipeError(msg)
+        raise RecipeError(f"{folder} is not a folder")
     if resume:
         if not (folder / RECIPE).exists():
-            msg = f"{folder} holds no run to resume"
-            raise RecipeError(msg)
+            raise RecipeError(f"{folder} holds no run to resume")
         return True
     if any((folder / name).exists() for name in (STATE, RELEASES)) and not overwrite:
         lines = read_lines(folder / ROUNDS)
         done = lines[-1]["round"] if lines else 0
-        msg = (
+        raise RecipeError(
             f"{folder} holds a run ({done} rounds done); go on with it: fedgist run --resume "
             f"{folder}; or replace it: --overwrite"
         )
-        raise RecipeError(msg)
     for name in (*OF_A_RUN, *features_in(folder)):
         (folder / name).unlink(missing_ok=True)
     return False

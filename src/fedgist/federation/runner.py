@@ -79,12 +79,12 @@ def run(
         finished and saved.
     """
     if resume and folder is None:
-        msg = "resume=True goes on with the run in out=...: name its folder"
-        raise RecipeError(msg)
+        raise RecipeError("resume=True goes on with the run in out=...: name its folder")
     if rounds is not None:
         if not resume:
-            msg = f"rounds = {rounds} raises the number of rounds of a run that is resumed"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"rounds = {rounds} raises the number of rounds of a run that is resumed"
+            )
         recipe = _with_rounds(recipe, rounds)
     with alone(folder):
         notes: tuple[str, ...] = ()
@@ -122,12 +122,10 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     if not (folder / RECIPE).exists():
         seeds = sorted(p.name for p in folder.glob("seed-*")) if folder.is_dir() else []
         hint = f"; choose one of {', '.join(seeds)}" if seeds else ""
-        msg = f"{folder} holds no run{hint}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{folder} holds no run{hint}")
     saved = checkpoints.load(folder)
     if saved is None:
-        msg = f"{folder} has no checkpoint yet: its models are not saved"
-        raise RecipeError(msg)
+        raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
     recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     section = recipe.engine.model_copy(update={"device": device})

@@ -83,8 +83,7 @@ def header_of(folder: Path) -> dict[str, object]:
     entry = json.loads(metadata.get(HEADER_KEY, "")) if isinstance(metadata, dict) else None
     if isinstance(entry, dict):
         return entry
-    msg = "it has no header"
-    raise ValueError(msg)
+    raise ValueError("it has no header")
 
 
 def is_sealed(table: Mapping[str, object]) -> bool:

@@ -16,8 +16,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 def _device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name, re.ASCII):
-        msg = "must be auto, cpu, cuda or cuda:NUMBER"
-        raise ValueError(msg)
+        raise ValueError("must be auto, cpu, cuda or cuda:NUMBER")
     return name
 
 
@@ -51,8 +50,9 @@ def known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], 
         try:
             one_of(base(name), names, kind)
         except InputError as error:
-            msg = f"{error} (or your own: 'package.module:{own}')" if own else str(error)
-            raise ValueError(msg) from error
+            raise ValueError(
+                f"{error} (or your own: 'package.module:{own}')" if own else str(error)
+            ) from error
         return name
 
     return AfterValidator(check)

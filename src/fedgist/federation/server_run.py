@@ -177,8 +177,10 @@ def _spent(federation: Federation) -> list[str]:
     if done == planned or not federation.is_spent:
         return []
     if not done:
-        msg = f"privacy: the budget is spent, and no round is finished: {federation.again} were "
-        raise RecipeError(msg + "begun again with other noise; what they released stays released")
+        raise RecipeError(
+            f"privacy: the budget is spent, and no round is finished: {federation.again} were "
+            "begun again with other noise; what they released stays released"
+        )
     note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
     return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
 

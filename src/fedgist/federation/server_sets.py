@@ -70,8 +70,7 @@ def server_sets(
     for name, (x, y) in (given or {}).items():
         sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
-        msg = f"evaluate.sets.{empty[0]} has no rows"
-        raise RecipeError(msg)
+        raise RecipeError(f"evaluate.sets.{empty[0]} has no rows")
     return sets
 
 
@@ -79,12 +78,15 @@ def _rows_of(part: TestSet, where: str, data: Dataset, on_test: Examples) -> Ten
     """Return which test rows are in a part, (rows,) of truth values."""
     if part.clients is not None:
         if data.clients_test is None:
-            msg = f"{where}.clients needs test rows whose clients are known; {data.name} has none"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"{where}.clients needs test rows whose clients are known; {data.name} has none"
+            )
         chosen = named_like(part.clients, data.client_names, f"{where}.clients")
         return torch.isin(data.clients_test, torch.tensor(chosen)).to(on_test.y.device)
     classes = part.classes or ()
     if strange := [c for c in classes if c >= data.num_classes]:
-        msg = f"{where}.classes names class {strange[0]}; the data have classes "
-        raise RecipeError(msg + f"0..{data.num_classes - 1}")
+        raise RecipeError(
+            f"{where}.classes names class {strange[0]}; the data have classes "
+            f"0..{data.num_classes - 1}"
+        )
     return torch.isin(on_test.y, torch.tensor(classes, device=on_test.y.device))

@@ -143,8 +143,9 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
     if net is None:
         return client_model(federation, world, who)
     if world.server.recipe.data.normalize == "client":
-        msg = f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
+        )
     ctx = federation.context(EVALUATE)
     return ClientModel(None, net, Nothing(), Nothing(), ctx, world.data)
 
@@ -163,8 +164,7 @@ def server_net(federation: Federation, world: World, who: int | str) -> Net | No
     models = server_nets(federation)
     if name not in models:
         known = listed(sorted(models)) if models else "none of its own: a client's is meant"
-        msg = f"there is no model {name:.80}; the server of this run has {known}"
-        raise RecipeError(msg)
+        raise RecipeError(f"there is no model {name:.80}; the server of this run has {known}")
     return models[name]
 
 
@@ -215,6 +215,7 @@ def simulation(federation: Federation) -> Simulation:
         If the clients are on other machines.
     """
     if not isinstance(federation.engine, Simulation):
-        msg = "the clients' models are at their sites: only a simulation can look at them"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "the clients' models are at their sites: only a simulation can look at them"
+        )
     return federation.engine

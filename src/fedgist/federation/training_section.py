@@ -53,8 +53,9 @@ class ScheduleSection(BaseModel):
         name = info.data.get("name")
         if value is not None and name and info.field_name not in SCHEDULE_OPTIONS[name]:
             readers = [n for n, options in SCHEDULE_OPTIONS.items() if info.field_name in options]
-            msg = f"the schedule {name!r} does not read it; known to: {', '.join(readers)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"the schedule {name!r} does not read it; known to: {', '.join(readers)}"
+            )
         return value
 
     def schedule(self) -> Schedule:
@@ -103,9 +104,10 @@ def training_of(t: TrainSection) -> Training:
         If a warm-up is as long as the run.
     """
     if t.lr_schedule.warmup_rounds >= t.num_rounds:
-        msg = f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "
-        msg += f"train.num_rounds = {t.num_rounds}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "
+            f"train.num_rounds = {t.num_rounds}"
+        )
     return Training(
         t.num_rounds,
         t.fraction_train,

@@ -193,8 +193,9 @@ def _clients(
         names = members_of(groups, count, random.fold(root, "architectures"))
         return tuple(ClientInfo(i, (name,)) for i, name in enumerate(names)), train, {}
     if groups.keys() != tables.keys():
-        msg = "clients.pools name the clients' models; they cannot be given as objects as well"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "clients.pools name the clients' models; they cannot be given as objects as well"
+        )
     members = members_of_pools(tables, count, random.fold(root, "pools"), parts.names)
     names_of = enumerate(architectures_by_client(members, count))
     clients = tuple(ClientInfo(i, names) for i, names in names_of)
@@ -279,24 +280,25 @@ def _check_evaluation(side: ServerSide) -> None:
     check_selection(side.recipe, holds_out=side.holds_out)
     least, count = side.recipe.privacy.min_replies, len(side.clients)
     if least > max(count, 1) and not side.method.merges_clients:
-        msg = f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
+        )
     wanted = scores_models(side.recipe, side.task)
     had = {name for client in side.clients for name in client.architectures}
     nobodys = [name for name in side.task.starts if name not in had]
     looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
     if nobodys and not looked_at:
-        msg = f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
-        raise RecipeError(msg + "evaluate.sets or evaluate.probe")
+        raise RecipeError(
+            f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
+            "evaluate.sets or evaluate.probe"
+        )
     if not wanted:
         return
     ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
     if not side.method.models(side.method.init_server(ctx), ctx):
-        msg = (
+        raise RecipeError(
             f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
             "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
         )
-        raise RecipeError(msg)
     if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
-        msg = f"evaluate.on = 'global' needs test rows; {side.data_name} has none"
-        raise RecipeError(msg)
+        raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")

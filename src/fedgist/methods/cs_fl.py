@@ -151,8 +151,10 @@ class CSFL(Method):
     def check(self, task: Task) -> None:
         """Raise MethodError if changes come down to clients that hold several models."""
         if self.down == "measurements" and task.training.pools:
-            msg = "method cs_fl: method.down = 'measurements' is for clients of one model, not for "
-            raise MethodError(msg + "clients.pools: use 'model'")
+            raise MethodError(
+                "method cs_fl: method.down = 'measurements' is for clients of one model, not for "
+                "clients.pools: use 'model'"
+            )
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return the stage of the phase to which the round belongs."""

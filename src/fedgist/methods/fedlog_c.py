@@ -49,9 +49,10 @@ class FedLogC(Method):
         """Check the bounds, and that a random head has a prior to come from."""
         super().__post_init__()
         if self.head_start == "random" and self.nu == 0:
-            msg = "method.head_start = 'random' needs method.nu above 0, not 0: its first head is "
-            msg += "the prior's"
-            raise MethodError(msg)
+            raise MethodError(
+                "method.head_start = 'random' needs method.nu above 0, not 0: its first head is "
+                "the prior's"
+            )
 
     @property
     def accepts_late(self) -> bool:

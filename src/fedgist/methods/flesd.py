@@ -112,24 +112,26 @@ class FLESD(Method):
     def check(self, task: Task) -> None:
         """Raise MethodError unless there are public rows, a student, and readers of settings."""
         if task.objective.text:
-            msg = "flesd compares rows by one representation each; texts have one at each place"
-            raise MethodError(msg)
+            raise MethodError(
+                "flesd compares rows by one representation each; texts have one at each place"
+            )
         if task.public is None:
-            msg = "flesd needs public data: give [data.public] with client, rows or a name"
-            raise MethodError(msg)
+            raise MethodError(
+                "flesd needs public data: give [data.public] with client, rows or a name"
+            )
         if self.student and self.student not in task.starts:
             known = ", ".join(task.starts)
-            msg = f"method.student = {self.student!r} is no architecture; there are: {known}"
-            raise MethodError(msg)
+            raise MethodError(
+                f"method.student = {self.student!r} is no architecture; there are: {known}"
+            )
         if self.sends == "representations" and self.top != 1.0:
-            msg = "method.top is read only with method.sends = 'similarities'"
-            raise MethodError(msg)
+            raise MethodError("method.top is read only with method.sends = 'similarities'")
         if self.sends == "similarities" and self.wire != "float32":
-            msg = "method.wire is read only with method.sends = 'representations'"
-            raise MethodError(msg)
+            raise MethodError("method.wire is read only with method.sends = 'representations'")
         if self.top * len(task.public) <= 1.0:
-            msg = f"method.top = {self.top:g} of {len(task.public)} rows is a row itself alone"
-            raise MethodError(msg)
+            raise MethodError(
+                f"method.top = {self.top:g} of {len(task.public)} rows is a row itself alone"
+            )
         self.distillation.check(task)
 
     def stages(self, ctx: Context) -> tuple[str, ...]:

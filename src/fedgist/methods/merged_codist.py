@@ -77,8 +77,7 @@ class MergedCodist(Method):
     def check(self, task: Task) -> None:
         """Raise MethodError unless there are pools with their rates, and public data."""
         if self.first_alpha != 1.0 and not self.alpha_rounds:
-            msg = "method.first_alpha is read only with method.alpha_rounds above 0"
-            raise MethodError(msg)
+            raise MethodError("method.first_alpha is read only with method.alpha_rounds above 0")
         self.server.check(task.starts)
         self.distillation.check(task)
 

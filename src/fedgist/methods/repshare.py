@@ -118,13 +118,14 @@ class RepShare(Method):
             one_feature_width(task, "repshare", shares="class means")
         for name, arch in task.architectures.items():
             if arch.feature_width < (self.shared_width or 0):
-                msg = f"method.shared_width = {self.shared_width}: the body of {name} ends in "
-                raise MethodError(msg + f"{arch.feature_width} features")
+                raise MethodError(
+                    f"method.shared_width = {self.shared_width}: the body of {name} ends in "
+                    f"{arch.feature_width} features"
+                )
         if self.release_weight:
             check_weights(task.annotations, self.release_weight, task.privacy)
         if self.release_weight and self.log_bound:
-            msg = "method.log_bound counts rows: it does not go with release_weight"
-            raise MethodError(msg)
+            raise MethodError("method.log_bound counts rows: it does not go with release_weight")
 
     def check_client(self, client: int, settings: Release, task: Task) -> None:
         """Raise MethodError if a client wants more than there is, or nobody would hear of it."""

@@ -84,8 +84,9 @@ def fedlog_cifar(
     """
     _check_size(input_shape, 32)
     if not hidden or any(isinstance(width, bool) or width < 1 for width in hidden):
-        msg = f"model.hidden must hold widths of at least 1, one or more, not {list(hidden)}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"model.hidden must hold widths of at least 1, one or more, not {list(hidden)}"
+        )
     widths = (400, *hidden)
     layers: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv2d(input_shape[0], 6, 5)),
@@ -209,8 +210,9 @@ def conv4(
     """
     _check_widths("channels", channels, 4)
     if min(input_shape[1:]) < POOLED:
-        msg = f"this net takes images of at least 8x8, not {'x'.join(map(str, input_shape[1:]))}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"this net takes images of at least 8x8, not {'x'.join(map(str, input_shape[1:]))}"
+        )
     layers: list[tuple[str, nn.Module]] = []
     for place, (width, out) in enumerate(itertools.pairwise((input_shape[0], *channels)), 1):
         layers += [
@@ -226,14 +228,12 @@ def conv4(
 
 def _check_widths(name: str, widths: Sequence[int], count: int) -> None:
     if len(widths) != count or any(isinstance(width, bool) or width < 1 for width in widths):
-        msg = f"model.{name} must hold {count} widths of at least 1, not {list(widths)}"
-        raise ValueError(msg)
+        raise ValueError(f"model.{name} must hold {count} widths of at least 1, not {list(widths)}")
 
 
 def _check_size(input_shape: Sequence[int], size: int) -> None:
     if tuple(input_shape[1:]) != (size, size):
-        msg = (
+        raise ValueError(
             f"this net takes images of {size}x{size}, not "
             f"{'x'.join(str(n) for n in input_shape[1:])}"
         )
-        raise ValueError(msg)

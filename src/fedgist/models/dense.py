@@ -35,15 +35,14 @@ def mlp(
         If a width is below 1, dropout is not at least 0 and below 1, or nothing reads ``last``.
     """
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
-        msg = f"dropout must be at least 0 and below 1, not {dropout!r}"
-        raise ValueError(msg)
+        raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}")
     if bad := [size for size in hidden if isinstance(size, bool) or size < 1]:
-        msg = f"hidden must hold widths of at least 1, not {bad[0]!r}"
-        raise ValueError(msg)
+        raise ValueError(f"hidden must hold widths of at least 1, not {bad[0]!r}")
     end = last_activation(last, last_bound)
     if last != "relu" and not hidden:
-        msg = f"model.last = {last!r}: without hidden layers the body ends with the input"
-        raise ValueError(msg)
+        raise ValueError(
+            f"model.last = {last!r}: without hidden layers the body ends with the input"
+        )
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)
     for place, size in enumerate(hidden, 1):

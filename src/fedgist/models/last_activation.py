@@ -24,13 +24,12 @@ def last_activation(last: Last, bound: float | None) -> nn.Module:
         If ``last`` is none of them, or ``bound`` is not above 0, or is given without a clamp.
     """
     if last != "clamp" and last not in LAYERS:
-        msg = f"model.last must be 'relu', 'tanh', 'clamp' or 'none', not {last!r}"
-        raise ValueError(msg)
+        raise ValueError(f"model.last must be 'relu', 'tanh', 'clamp' or 'none', not {last!r}")
     if bound is not None and last != "clamp":
-        msg = f"model.last_bound = {bound!r}: model.last = {last!r} does not read it, 'clamp' does"
-        raise ValueError(msg)
+        raise ValueError(
+            f"model.last_bound = {bound!r}: model.last = {last!r} does not read it, 'clamp' does"
+        )
     if bound is not None and (isinstance(bound, bool) or not 0 < bound <= LARGEST):
-        msg = f"model.last_bound must be above 0 and at most {LARGEST:g}, not {bound!r}"
-        raise ValueError(msg)
+        raise ValueError(f"model.last_bound must be above 0 and at most {LARGEST:g}, not {bound!r}")
     bound = BOUND if bound is None else bound
     return nn.Hardtanh(-bound, bound) if last == "clamp" else LAYERS[last]()

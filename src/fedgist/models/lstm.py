@@ -32,12 +32,12 @@ def word_lstm(
         If inputs are no texts, or a width or the number of layers is below 1.
     """
     if len(input_shape) != 1:
-        msg = f"word_lstm takes texts, word numbers (length,), not inputs of {list(input_shape)}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"word_lstm takes texts, word numbers (length,), not inputs of {list(input_shape)}"
+        )
     for name, size in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         if isinstance(size, bool) or size < 1:
-            msg = f"model.{name} must be at least 1, not {size!r}"
-            raise ValueError(msg)
+            raise ValueError(f"model.{name} must be at least 1, not {size!r}")
     body: list[tuple[str, nn.Module]] = [("embedding", nn.Embedding(num_classes, embedding))]
     for i in range(1, layers + 1):
         body += [

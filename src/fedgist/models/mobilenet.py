@@ -38,8 +38,7 @@ def mobilenetv2(
         If ``width`` is not above 0.
     """
     if isinstance(width, bool) or not width > 0:
-        msg = f"width must be above 0, not {width!r}"
-        raise ValueError(msg)
+        raise ValueError(f"width must be above 0, not {width!r}")
     channels, last = _rounded(_FIRST * width), _rounded(_LAST * max(1.0, width))
     layers: list[tuple[str, nn.Module]] = [
         ("stem", nn.Sequential(*_conv(input_shape[0], channels, 3, stride=2)))

@@ -105,8 +105,9 @@ def resnet18(
         layers += [("act", last_activation(last, last_bound))]
         channels = features
     elif last != "tanh" or last_bound is not None:
-        msg = f"model.last = {last!r}: without model.features there is no layer that it follows"
-        raise ValueError(msg)
+        raise ValueError(
+            f"model.last = {last!r}: without model.features there is no layer that it follows"
+        )
     return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
 
 
@@ -146,8 +147,7 @@ def resnet50(
 def _check_widths(**widths: int | None) -> None:
     for name, width in widths.items():
         if width is not None and (isinstance(width, bool) or width < 1):
-            msg = f"{name} must be at least 1, not {width!r}"
-            raise ValueError(msg)
+            raise ValueError(f"{name} must be at least 1, not {width!r}")
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
@@ -155,8 +155,7 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
         return nn.BatchNorm2d(channels)
     if kind == "group":
         return nn.GroupNorm(min(8, channels), channels)
-    msg = f"model.norm must be 'batch' or 'group', not {kind!r}"
-    raise ValueError(msg)
+    raise ValueError(f"model.norm must be 'batch' or 'group', not {kind!r}")
 
 
 def _conv(c_in: int, c_out: int, norm: Norm, stride: int = 1) -> list[nn.Module]:

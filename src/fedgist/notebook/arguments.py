@@ -31,16 +31,17 @@ def clients_of(clients: object, argument: str) -> Clients | None:
         return None
     single = isinstance(clients, str | bytes) or getattr(clients, "ndim", 1) == 0
     if single or not isinstance(clients, Iterable):
-        msg = f"{argument} is a {type(clients).__name__}; it must be a list with each client's rows"
-        raise RecipeError(msg + ", or a mapping of names to rows")
+        raise RecipeError(
+            f"{argument} is a {type(clients).__name__}; it must be a list with each client's rows"
+            ", or a mapping of names to rows"
+        )
     if isinstance(clients, Mapping):
         found: Clients = {str(name): rows for name, rows in clients.items()}
     else:
         found = list(clients)
     if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
         problem = "names one client twice" if found else "is empty; it must list each client's rows"
-        msg = f"{argument} {problem}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{argument} {problem}")
     return found
 
 
@@ -55,19 +56,20 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
         If the recipe gives hyper-parameters as well.
     """
     if isinstance(method, str):
-        msg = f"method is the text {method!r}: give an object, or name it in the recipe's [method]"
-        raise MethodError(msg)
+        raise MethodError(
+            f"method is the text {method!r}: give an object, or name it in the recipe's [method]"
+        )
     if isinstance(method, type):
-        msg = f"method is the class {method.__name__}: give an object, {method.__name__}()"
-        raise MethodError(msg)
+        raise MethodError(
+            f"method is the class {method.__name__}: give an object, {method.__name__}()"
+        )
     checked_class(type(method), type(method).__name__)
     if recipe.method.options:
         key = next(iter(recipe.method.options))
-        msg = (
+        raise RecipeError(
             f"method.{key} is given in the recipe, and a method object as well: give only one of "
             "the two"
         )
-        raise RecipeError(msg)
     name, options = identity(method)
     return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
 
@@ -89,8 +91,9 @@ def groups_of(
     if not isinstance(model, Mapping):
         return {"model": module_group(_module(model, "model"), own_start=own_start)}
     if not model:
-        msg = "model is an empty mapping; it must hold a name, a module and its clients"
-        raise RecipeError(msg)
+        raise RecipeError(
+            "model is an empty mapping; it must hold a name, a module and its clients"
+        )
     names = tuple(clients) if isinstance(clients, Mapping) else ()
     return {
         str(name): _group(f"model[{name!r}]", value, names, own_start=own_start)
@@ -100,27 +103,29 @@ def groups_of(
 
 def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> Group:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
-        msg = f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
+        )
     members = array(value[1], f"{where}: its clients")
     listed = [names.index(name) if name in names else name for name in members.tolist()]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
         known = f" or names: {', '.join(names)}" if names else ""
-        msg = f"{where}: its clients are {value[1]!r:.80}; a list of their numbers{known} is needed"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{where}: its clients are {value[1]!r:.80}; a list of their numbers{known} is needed"
+        )
     return module_group(_module(value[0], where), own_start=own_start, clients=listed)
 
 
 def _module(model: Any, where: str) -> Any:
     """Return a module or a factory."""
     if isinstance(model, str):
-        msg = (
+        raise RecipeError(
             f"{where} is the text {model!r:.80}: give a module, or name it in the recipe's [model]"
         )
-        raise RecipeError(msg)
     if not callable(model):
-        msg = f"{where} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{where} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
+        )
     return model
 
 
@@ -135,16 +140,17 @@ def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
     if test_sets is None:
         return None
     if not isinstance(test_sets, Mapping):
-        msg = f"test_sets is a {type(test_sets).__name__}; it must be {{'name': (x, y)}}"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"test_sets is a {type(test_sets).__name__}; it must be {{'name': (x, y)}}"
+        )
     for name, pair in test_sets.items():
         if not isinstance(name, str) or name in {ALL_ROWS, HELD_OUT}:
-            msg = f"test_sets has the name {name!r:.80}; a text other than {ALL_ROWS!r} and "
-            msg += f"{HELD_OUT!r} is needed"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"test_sets has the name {name!r:.80}; a text other than {ALL_ROWS!r} and "
+                f"{HELD_OUT!r} is needed"
+            )
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
-            msg = f"test_sets[{name!r}] must be a pair (x, y)"
-            raise RecipeError(msg)
+            raise RecipeError(f"test_sets[{name!r}] must be a pair (x, y)")
     return {name: (x, y) for name, (x, y) in test_sets.items()}
 
 
@@ -159,8 +165,7 @@ def path_of(path: object, argument: str) -> Path | None:
     if path is None:
         return None
     if not isinstance(path, str | os.PathLike) or str(path) == "" or "\0" in str(path):
-        msg = f"{argument} is {path!r:.80}; it must be the path of a folder"
-        raise RecipeError(msg)
+        raise RecipeError(f"{argument} is {path!r:.80}; it must be the path of a folder")
     return Path(path)
 
 
@@ -168,8 +173,6 @@ def check_flags(**flags: object) -> None:
     """Raise RecipeError if an argument is not True or False, or more than one is True."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            msg = f"{name} is {value!r:.80}; it must be True or False"
-            raise RecipeError(msg)
+            raise RecipeError(f"{name} is {value!r:.80}; it must be True or False")
     if all(flags.values()):
-        msg = f"{' and '.join(flags)} are both True: choose one"
-        raise RecipeError(msg)
+        raise RecipeError(f"{' and '.join(flags)} are both True: choose one")

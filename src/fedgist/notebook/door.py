@@ -145,8 +145,9 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
     if isinstance(recipe, Mapping):
         return make(recipe)
     if recipe is not None and not isinstance(recipe, str | os.PathLike):
-        msg = f"recipe is a {type(recipe).__name__}; it must be a mapping, a file or a Recipe"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"recipe is a {type(recipe).__name__}; it must be a mapping, a file or a Recipe"
+        )
     return read(None if recipe is None else Path(recipe))
 
 

@@ -52,18 +52,16 @@ def watching(
 
 def _check(progress: object, callback: object, observer: object) -> None:
     if progress is not None and not isinstance(progress, bool):
-        msg = f"progress is {progress!r:.80}; it must be True, False or None"
-        raise RecipeError(msg)
+        raise RecipeError(f"progress is {progress!r:.80}; it must be True, False or None")
     if callback is not None and not callable(callback):
-        msg = f"callback is a {type(callback).__name__}; it must be a function of a round's line"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"callback is a {type(callback).__name__}; it must be a function of a round's line"
+        )
     for name in ("began", "finished_round", "note") if observer is not None else ():
         if not callable(getattr(observer, name, None)):
-            msg = f"observer is a {type(observer).__name__} without {name!r}"
-            raise RecipeError(msg)
+            raise RecipeError(f"observer is a {type(observer).__name__} without {name!r}")
     if progress and observer is not None:
-        msg = "progress and observer are both given: choose one"
-        raise RecipeError(msg)
+        raise RecipeError("progress and observer are both given: choose one")
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,7 @@ def blob_of_file(path: Path) -> bytes:
         If it is no file.
     """
     if path.exists() and not path.is_file():
-        msg = "it is no file"
-        raise ValueError(msg)
+        raise ValueError("it is no file")
     return path.read_bytes()
 
 
@@ -88,5 +87,4 @@ def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
 
 
 def _refuse(constant: str) -> float:
-    msg = f"{constant} is no number"
-    raise ValueError(msg)
+    raise ValueError(f"{constant} is no number")

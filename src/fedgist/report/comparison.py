@@ -55,8 +55,9 @@ def study(
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better
     if target_accuracy is not None and measure.unit != "fraction":
-        msg = f"a target accuracy cannot be used with the metric {metric!r}, which is no share"
-        raise ReportError(msg)
+        raise ReportError(
+            f"a target accuracy cannot be used with the metric {metric!r}, which is no share"
+        )
     groups, repeats = group(runs)
     _check_metric(runs, metric)
     if target_accuracy is None and measure.name == "accuracy":
@@ -98,8 +99,7 @@ def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
         {key for line in last_lines for key in line if key.startswith(("eval/", "train/"))}
     )
     without = "none (the clients kept their scores)" if last_lines else "none (no round is done)"
-    msg = f"no run has {metric!r}; columns: {', '.join(columns) or without}"
-    raise ReportError(msg)
+    raise ReportError(f"no run has {metric!r}; columns: {', '.join(columns) or without}")
 
 
 def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
@@ -117,8 +117,7 @@ def _reference(name: str, groups: Sequence[Group]) -> Group:
     if len(by_method) == 1:
         return by_method[0]
     labels = [members.label for members in groups]
-    msg = f"unknown reference {name!r}{did_you_mean(name, labels)}"
-    raise ReportError(msg)
+    raise ReportError(f"unknown reference {name!r}{did_you_mean(name, labels)}")
 
 
 def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:

@@ -89,8 +89,7 @@ def matplotlib() -> Any:
     try:
         return importlib.import_module("matplotlib")
     except ImportError as error:
-        msg = "pictures need matplotlib: pip install 'fedgist[plot]'"
-        raise ReportError(msg) from error
+        raise ReportError("pictures need matplotlib: pip install 'fedgist[plot]'") from error
 
 
 def write(pictures: Iterable[Picture], folder: Path) -> None:
@@ -112,8 +111,7 @@ def write_png(figure: Figure, path: Path) -> None:
     form = path.suffix.removeprefix(".").lower() or "png"
     known = figure.canvas.get_supported_filetypes()
     if form not in known:
-        msg = f"{path}: unknown format {form!r}; known: {', '.join(sorted(known))}"
-        raise ReportError(msg)
+        raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(known))}")
     atomic_files.write(path, _saved(figure, form, dpi=150, facecolor="white"))
 
 

@@ -215,8 +215,7 @@ def find(folders: Iterable[Path], *, trust: bool = False) -> list[RunFiles]:
         run_folders = list(_run_folders(folder, DEEPEST))
         if not run_folders:
             why = ": it is a file" if folder.exists() else ": there is no such folder"
-            msg = f"{folder} holds no run{'' if folder.is_dir() else why}"
-            raise ReportError(msg)
+            raise ReportError(f"{folder} holds no run{'' if folder.is_dir() else why}")
         runs |= {path.resolve(): _read(path) for path in run_folders if path.resolve() not in runs}
     return [replace(run, trusted=trust) for run in runs.values()]
 

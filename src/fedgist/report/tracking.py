@@ -33,8 +33,7 @@ def _need(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        msg = f"tracking needs {package}: pip install 'fedgist[track]'"
-        raise ReportError(msg) from error
+        raise ReportError(f"tracking needs {package}: pip install 'fedgist[track]'") from error
 
 
 def _columns(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -80,12 +79,14 @@ class TensorBoard:
     def _open(self, run: RunFiles) -> Any:
         name = "-".join(run.folder.parts[-3:]).strip("/")
         if not self.where and run.folder.is_file():
-            msg = f"{run.folder} is a file: name a folder for its events, tensorboard:FOLDER"
-            raise ReportError(msg)
+            raise ReportError(
+                f"{run.folder} is a file: name a folder for its events, tensorboard:FOLDER"
+            )
         folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
         if folder.is_symlink():
-            msg = f"{folder} is a link: event files are written into folders, never through a link"
-            raise ReportError(msg)
+            raise ReportError(
+                f"{folder} is a link: event files are written into folders, never through a link"
+            )
         mark = f".fedgist-{digest_of(run.folder)[:12]}"  # how the run's own files end
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             if old.is_file() and not old.is_symlink():
@@ -117,8 +118,7 @@ class MLflow:
         try:
             yield
         except self.error as error:
-            msg = f"MLflow: {first_line(error)}"
-            raise ReportError(msg) from error
+            raise ReportError(f"MLflow: {first_line(error)}") from error
 
     def send(self, run: RunFiles) -> int:
         """Send the rounds that are new; return how many. A run is recognized by its folder.
@@ -219,6 +219,5 @@ def tracker(text: str) -> Tracker:
     """
     name, _, where = text.partition(":")
     if name not in TRACKERS:
-        msg = f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}"
-        raise ReportError(msg)
+        raise ReportError(f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}")
     return TRACKERS[name](where or None)

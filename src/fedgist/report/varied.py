@@ -49,8 +49,7 @@ def varied(study: Study, key: str) -> list[Line]:
     """
     keys = {name for row in study.rows for name in row.settings}
     if key not in keys:
-        msg = f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}"
-        raise ReportError(msg)
+        raise ReportError(f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}")
     groups: dict[str, list[Row]] = {}
     for row in study.rows:
         text = json.dumps({**row.settings, key: None}, sort_keys=True, default=str)
@@ -64,8 +63,9 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
     for row in rows:
         value = row.settings.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            msg = f"{key} = {shown(value)} of {row.label}: only numbers have a place on an axis"
-            raise ReportError(msg)
+            raise ReportError(
+                f"{key} = {shown(value)} of {row.label}: only numbers have a place on an axis"
+            )
         if row.final and value is None:
             without = row.final
         elif row.final:

@@ -51,11 +51,11 @@ class Archive:
         try:
             kept = make(recorded)
         except InputError as error:
-            msg = f"{path}: {error}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"{path}: {error}") from error
         if change := difference(job.recipe, kept):
-            msg = f"{path} holds a run with {change}; choose another --archive, or remove the file"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"{path} holds a run with {change}; choose another --archive, or remove the file"
+            )
         return True
 
     def fault(self, job: Job) -> str:

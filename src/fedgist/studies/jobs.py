@@ -54,8 +54,9 @@ def is_done(job: Job) -> bool:
         return False
     recipe = read(job.folder / RECIPE)
     if change := difference(job.recipe, recipe):
-        msg = f"{job.folder} holds a run with {change}; choose another --out, or remove it"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"{job.folder} holds a run with {change}; choose another --out, or remove it"
+        )
     lines, result = read_lines(job.folder / ROUNDS), read_result(job.folder)
     done = bool(lines) and bool(result) and not is_stale(job.folder)
     return done and is_over(recipe.train.num_rounds, lines[-1]["round"], result)

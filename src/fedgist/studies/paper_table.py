@@ -86,13 +86,11 @@ def read_table(path: Path) -> Table:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {first_line(error)}") from error
     try:
         table: Table = checked(Table, raw)
     except RecipeError as error:
-        msg = f"{path}: {error}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {error}") from error
     return table
 
 
@@ -143,9 +141,9 @@ def _check_names(
 ) -> None:
     for name in columns:
         if name not in table.columns:
-            msg = f"--column {name}: the table has {', '.join(table.columns)}"
-            raise RecipeError(msg)
+            raise RecipeError(f"--column {name}: the table has {', '.join(table.columns)}")
     for name in methods:
         if name not in available:
-            msg = f"--method {name}: of the table's methods fedgist has {', '.join(available)}"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"--method {name}: of the table's methods fedgist has {', '.join(available)}"
+            )

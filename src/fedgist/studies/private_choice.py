@@ -58,8 +58,9 @@ def check_search(recipe: Recipe) -> None:
     unit, epsilon = recipe.privacy.unit, recipe.tune.epsilon
     if unit == "none":
         if epsilon is not None:
-            msg = f"tune.epsilon = {epsilon:g}: nothing reads it: privacy.unit is 'none'"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"tune.epsilon = {epsilon:g}: nothing reads it: privacy.unit is 'none'"
+            )
         return
     rows = "the best trial is chosen by counts of correct validation rows"
     problems = {
@@ -98,8 +99,7 @@ def correct_rows(folder: Path) -> int:
     last = max((line["round"] for line in lines), default=0)
     scored = [line for line in lines if line["round"] == last and line["accuracy"] is not None]
     if not scored:
-        msg = f"{folder} has no scores on validation rows"
-        raise RecipeError(msg)
+        raise RecipeError(f"{folder} has no scores on validation rows")
     return sum(round(line["rows"] * line["accuracy"]) for line in scored)
 
 

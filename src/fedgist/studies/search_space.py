@@ -37,20 +37,16 @@ def read_space(path: Path) -> dict[str, Range]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path}: {first_line(error)}"
-        raise RecipeError(msg) from error
+        raise RecipeError(f"{path}: {first_line(error)}") from error
     space = dict(_ranges(path, tables, ""))
     if not space:
         example = '["train.lr"] and below it low = 1e-4, high = 1e-1, log = true'
-        msg = f"{path} names no key to search; write for example {example}"
-        raise RecipeError(msg)
+        raise RecipeError(f"{path} names no key to search; write for example {example}")
     for key, values in space.items():
         if role_of(key) is not None or key.startswith(FIXED):
-            msg = f"{path}: {key} cannot be searched: it is not a hyper-parameter"
-            raise RecipeError(msg)
+            raise RecipeError(f"{path}: {key} cannot be searched: it is not a hyper-parameter")
         if problem := _problem(values):
-            msg = f"{path}: {key}: {problem}"
-            raise RecipeError(msg)
+            raise RecipeError(f"{path}: {key}: {problem}")
     return space
 
 
@@ -58,8 +54,9 @@ def _ranges(path: Path, tables: Mapping[str, Any], prefix: str) -> Iterator[tupl
     for name, value in tables.items():
         key = f"{prefix}{name}"
         if not isinstance(value, Mapping):
-            msg = f"{path}: {key} = {value!r}: expected a table with low and high, or choices"
-            raise RecipeError(msg)
+            raise RecipeError(
+                f"{path}: {key} = {value!r}: expected a table with low and high, or choices"
+            )
         if {"low", "high", "choices"} & value.keys():
             yield key, dict(value)
         else:

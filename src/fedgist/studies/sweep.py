@@ -22,28 +22,23 @@ def axis(text: str) -> tuple[str, list[str]]:
     """
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        msg = f"--grid {text}: expected section.key=value,value,..."
-        raise RecipeError(msg)
+        raise RecipeError(f"--grid {text}: expected section.key=value,value,...")
     try:
         count = len(tomllib.loads(f"v = [{values}]")["v"])
     except tomllib.TOMLDecodeError:
         count = None  # bare words
     parts = _split(values)
     if key.strip() == "seed":
-        msg = f"--grid {text}: the seeds of a cell are given by --seeds"
-        raise RecipeError(msg)
+        raise RecipeError(f"--grid {text}: the seeds of a cell are given by --seeds")
     if count is not None and count != len(parts):
-        msg = (
+        raise RecipeError(
             f"--grid {text}: this is {count} values as TOML, but {len(parts)} when split at commas;"
             " quote strings that hold commas"
         )
-        raise RecipeError(msg)
     if re.search(r",\s*(,|$)", values):
-        msg = f"--grid {text}: a value is empty"
-        raise RecipeError(msg)
+        raise RecipeError(f"--grid {text}: a value is empty")
     if len(set(parts)) < len(parts):
-        msg = f"--grid {text}: a value is given twice"
-        raise RecipeError(msg)
+        raise RecipeError(f"--grid {text}: a value is given twice")
     return key.strip(), parts
 
 
@@ -66,16 +61,16 @@ def grid(
     read_axes = [axis(text) for text in axes]
     keys = [key for key, _ in read_axes]
     if len(set(keys)) < len(keys):
-        msg = f"--grid: {next(key for key in keys if keys.count(key) > 1)} is given twice"
-        raise RecipeError(msg)
+        raise RecipeError(
+            f"--grid: {next(key for key in keys if keys.count(key) > 1)} is given twice"
+        )
     jobs = []
     for values in itertools.product(*(values for _, values in read_axes)):
         cell = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         try:
             recipe = read(path, [*settings, *cell])
         except RecipeError as error:
-            msg = f"{' '.join(cell) or 'the recipe'}: {error}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"{' '.join(cell) or 'the recipe'}: {error}") from error
         name = " ".join(cell) or recipe.method.name
         folder = out / (as_folder(",".join(cell) or recipe.method.name))
         jobs += jobs_of_seeds(name, recipe, seeds, folder)
@@ -83,6 +78,5 @@ def grid(
     for job in jobs:
         twin = first.setdefault(job.recipe.model_dump_json(), job)
         if twin is not job:
-            msg = f"--grid: {twin.name} and {job.name} are the same run"
-            raise RecipeError(msg)
+            raise RecipeError(f"--grid: {twin.name} and {job.name} are the same run")
     return jobs

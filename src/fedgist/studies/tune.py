@@ -90,8 +90,7 @@ class Tuner:
         try:
             self._recipe(params)
         except RecipeError as error:
-            msg = f"{space}: {str(error).removeprefix(f'{self.path}: ')}"
-            raise RecipeError(msg) from error
+            raise RecipeError(f"{space}: {str(error).removeprefix(f'{self.path}: ')}") from error
 
     def _open_storage(self) -> Any:
         # without a pool: a connection kept open in one would be closed by nobody
@@ -133,11 +132,10 @@ class Tuner:
             default=str,
         )
         if self.study.user_attrs.get("asked", question) != question:
-            msg = (
+            raise RecipeError(
                 f"{self.out} holds a study of another recipe, space or number of seeds; choose "
                 "another --out"
             )
-            raise RecipeError(msg)
         self.study.set_user_attr("asked", question)
 
     def _trials(self, count: int) -> Iterator[Any]:
@@ -305,16 +303,14 @@ def storing(out: Path) -> Iterator[None]:
     except (optuna.exceptions.StorageInternalError, alchemy.SQLAlchemyError) as error:
         reason = first_line(error.__cause__ or error)
         kind = DiskFullError if "disk is full" in reason else OutputError
-        msg = f"{out / STUDY} cannot be written: {reason}"
-        raise kind(msg) from error
+        raise kind(f"{out / STUDY} cannot be written: {reason}") from error
 
 
 def _optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:
-        msg = "tuning needs Optuna: pip install 'fedgist[tune]'"
-        raise RecipeError(msg) from error
+        raise RecipeError("tuning needs Optuna: pip install 'fedgist[tune]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -344,11 +340,10 @@ def _objective(folder: Path) -> float:
     lines = read_lines(folder / ROUNDS)
     values = [line[OBJECTIVE] for line in lines if line.get(OBJECTIVE) is not None]
     if not values:
-        msg = (
+        raise RecipeError(
             f"{folder} has no validation accuracy: its clients hold too few rows; raise "
             "data.validation"
         )
-        raise RecipeError(msg)
     return float(values[-1])
 
 

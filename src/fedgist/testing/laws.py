@@ -71,8 +71,7 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
         If the method breaks one; the message says which, and how.
     """
     if not isinstance(method, Method):
-        msg = f"check_laws takes a method object, not {method!r}"
-        raise MethodError(msg)
+        raise MethodError(f"check_laws takes a method object, not {method!r}")
     numbers = [law.name.split()[0] for law in LAWS]
     for number in only:
         one_of(number, numbers, "law")
@@ -98,13 +97,11 @@ def try_law(law: Law, subject: Subject) -> None:
         law.try_on(subject)
     except AssertionError as error:
         place = _function_of(error, subject.method)
-        msg = f"{name}{place} breaks law {law.name}: {error}"
-        raise LawError(msg) from error
+        raise LawError(f"{name}{place} breaks law {law.name}: {error}") from error
     except Exception as error:
         place = _function_of(error, subject.method)
         why = first_line(error) if isinstance(error, FedgistError) else _described(error)
-        msg = f"{name}{place} fails under law {law.name}: {why}"
-        raise LawError(msg) from error
+        raise LawError(f"{name}{place} fails under law {law.name}: {why}") from error
 
 
 def _described(error: Exception) -> str:
@@ -240,16 +237,14 @@ def sums_are_totals(subject: Subject) -> None:
         except TooFewRepliesError:
             pass
         else:
-            msg = "a total over too few replies was given"
-            raise AssertionError(msg)
+            raise AssertionError("a total over too few replies was given")
         if reduction(type(stage.uploads()[0][1])) != "sum":
             continue
         try:
             iter(replies)
         except TypeError:
             continue
-        msg = "messages that sum can be looked at one by one"
-        raise AssertionError(msg)
+        raise AssertionError("messages that sum can be looked at one by one")
 
 
 def seeds_decide(subject: Subject) -> None:

@@ -38,11 +38,9 @@ def read_arff(path: Path) -> dict[str, Values]:
     try:
         head, mark, body = _parts(path.read_text("utf-8-sig"))
     except UnicodeDecodeError as error:
-        msg = f"{path} is not text"
-        raise DataError(msg) from error
+        raise DataError(f"{path} is not text") from error
     if not mark:
-        msg = f"{path} has no line @data: it is no ARFF file"
-        raise DataError(msg)
+        raise DataError(f"{path} has no line @data: it is no ARFF file")
     kinds = _kinds(path, head)
     first = head.count("\n") + 2  # the number of the line after @data
     rows = [
@@ -68,8 +66,7 @@ def _cells(where: str, line: str) -> list[str]:
     try:
         cells = next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error as error:
-        msg = f"{where}: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{where}: {first_line(error)}") from error
     return [cell.strip().strip("\"'") for cell in cells]
 
 
@@ -80,24 +77,23 @@ def _kinds(path: Path, head: str) -> Kinds:
             continue
         found = _ATTRIBUTE.fullmatch(line.strip())
         if not found or not (found[2].lower() in _NUMBERS or found[2].startswith("{")):
-            msg = f"{path}, line {number}: {line.strip()!r:.80}: a column is numeric or has values"
-            raise DataError(msg + " in braces")
+            raise DataError(
+                f"{path}, line {number}: {line.strip()!r:.80}: a column is numeric or has values"
+                " in braces"
+            )
         name = found[1].strip("\"'")
         if name in kinds:
-            msg = f"{path}, line {number}: there are two columns {name!r:.80}"
-            raise DataError(msg)
+            raise DataError(f"{path}, line {number}: there are two columns {name!r:.80}")
         values = _cells(f"{path}, line {number}", found[2].strip("{}"))
         kinds[name] = tuple(values) if found[2].startswith("{") else None
     if not kinds:
-        msg = f"{path} has no line @attribute: it is no ARFF file"
-        raise DataError(msg)
+        raise DataError(f"{path} has no line @attribute: it is no ARFF file")
     return kinds
 
 
 def _row(where: str, cells: list[str], kinds: Kinds) -> list[float | str]:
     if len(cells) != len(kinds):
-        msg = f"{where} has {len(cells)} cells; there are {len(kinds)} columns"
-        raise DataError(msg)
+        raise DataError(f"{where} has {len(cells)} cells; there are {len(kinds)} columns")
     return [
         _cell(f"{where}: {name}", cell, values)
         for cell, (name, values) in zip(cells, kinds.items(), strict=True)
@@ -107,14 +103,12 @@ def _row(where: str, cells: list[str], kinds: Kinds) -> list[float | str]:
 def _cell(where: str, cell: str, values: tuple[str, ...] | None) -> float | str:
     if values is not None:
         if cell not in values:
-            msg = f"{where} is {cell!r:.80}, which is not among its values"
-            raise DataError(msg)
+            raise DataError(f"{where} is {cell!r:.80}, which is not among its values")
         return cell
     try:
         number = float("nan") if cell == _MISSING else float(cell)
     except ValueError:
         number = float("inf")
     if np.isinf(number) or (cell != _MISSING and np.isnan(number)):
-        msg = f"{where} is {cell!r:.80}, not a finite number"
-        raise DataError(msg)
+        raise DataError(f"{where} is {cell!r:.80}, not a finite number")
     return number

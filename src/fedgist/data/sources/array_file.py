@@ -71,40 +71,36 @@ def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[st
     except DataError:
         raise
     except _BROKEN as error:
-        msg = f"{file.name} cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{file.name} cannot be read: {first_line(error)}") from error
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_name: str) -> Values:
     what = f"{file_name}: the array {info.filename.removesuffix('.npy')!r}"
     try:
         if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            msg = "it is packed by a method that NumPy does not use"
-            raise ValueError(msg)
+            raise ValueError("it is packed by a method that NumPy does not use")
         check_packing(info.compress_size, info.file_size, what, "save it by numpy.savez, unpacked")
         with archive.open(info) as stream:
             return _array(stream, info.file_size, what)
     except DataError:
         raise
     except _BROKEN as error:
-        msg = f"{what} cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{what} cannot be read: {first_line(error)}") from error
 
 
 def _array(stream: IO[bytes], size: int, what: str) -> Values:
     """Read an array in NumPy's format, which has ``size`` bytes with its header."""
     version = array_format.read_magic(stream)
     if version not in _HEADERS:
-        msg = f"NumPy's format {version[0]}.{version[1]} is not known here"
-        raise ValueError(msg)
+        raise ValueError(f"NumPy's format {version[0]}.{version[1]} is not known here")
     shape, by_columns, kind = _HEADERS[version](stream)
     if kind.hasobject:
-        msg = "Object arrays cannot be loaded: they may hold code"
-        raise ValueError(msg)
+        raise ValueError("Object arrays cannot be loaded: they may hold code")
     promised, held = math.prod(shape) * kind.itemsize, size - stream.tell()
     if min(shape, default=0) < 0 or promised != held:
-        msg = f"its header says {kind} of shape {list(shape)}, {promised} bytes, but it has {held}"
-        raise ValueError(msg)
+        raise ValueError(
+            f"its header says {kind} of shape {list(shape)}, {promised} bytes, but it has {held}"
+        )
     check_memory(promised, what)
     content = read_up_to(stream, promised)
     return np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
@@ -129,11 +125,10 @@ def features(x: Values, what: str) -> Tensor:
         message.
     """
     if x.dtype.kind not in "iufb" or x.ndim < 2:  # noqa: PLR2004 - rows and columns
-        msg = (
+        raise DataError(
             f"{what} must be numbers of at least two dimensions, not {x.dtype} of shape "
             f"{list(x.shape)}"
         )
-        raise DataError(msg)
     if x.dtype == np.uint8 and x.ndim == _IMAGES - 1:
         x = x[:, None]
     if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:

@@ -94,13 +94,11 @@ def _name(sample: Sample) -> str:
     """Return the name of a sample's image, which lies in no other folder."""
     name = sample.x
     if not isinstance(name, str) or Path(name).name != name:
-        msg = f"{sample.where}: x must hold names of image files, not {name!r:.80}"
-        raise DataError(msg)
+        raise DataError(f"{sample.where}: x must hold names of image files, not {name!r:.80}")
     return name
 
 
 def _label(sample: Sample) -> str:
     if isinstance(sample.y, bool) or sample.y not in (0, 1):
-        msg = f"{sample.where}: y must be 0 or 1, not {sample.y!r:.80}"
-        raise DataError(msg)
+        raise DataError(f"{sample.where}: y must be 0 or 1, not {sample.y!r:.80}")
     return CLASSES[0 if sample.y == 0 else 1]

@@ -169,8 +169,7 @@ def _batch(path: Path, labels_key: str, count: int) -> tuple[Tensor, Tensor]:
 def _checked_labels(labels: list[object], name: str, count: int) -> Tensor:
     for label in labels:
         if type(label) is not int or not 0 <= label < count:
-            msg = f"{name}: the label {_shown(label)} is outside 0..{count - 1}"
-            raise DataError(msg)
+            raise DataError(f"{name}: the label {_shown(label)} is outside 0..{count - 1}")
     return torch.tensor(labels, dtype=torch.int64)
 
 
@@ -188,6 +187,5 @@ def _class_names(path: Path, key: str, count: int) -> tuple[str, ...]:
         or len(names) != count
         or not all(isinstance(name, bytes | str) for name in names)
     ):
-        msg = f"{path.parent.name}/{path.name} needs a list {key!r} of {count} names"
-        raise DataError(msg)
+        raise DataError(f"{path.parent.name}/{path.name} needs a list {key!r} of {count} names")
     return tuple(as_text(name) for name in names)

@@ -58,8 +58,7 @@ def read_pickle(path: Path) -> dict[str, object]:
     except DataError:
         raise
     except _BROKEN as error:
-        msg = f"{name} is truncated or corrupt: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{name} is truncated or corrupt: {first_line(error)}") from error
 
 
 def as_text(value: object) -> str:
@@ -76,8 +75,7 @@ def as_text(value: object) -> str:
         case str():
             return value
         case _:
-            msg = f"a name is {type(value).__name__}, not text"
-            raise pickle.UnpicklingError(msg)
+            raise pickle.UnpicklingError(f"a name is {type(value).__name__}, not text")
 
 
 class _ArrayStandIn:
@@ -92,8 +90,7 @@ class _ArrayStandIn:
                     shape, order="F" if fortran else "C"
                 )
             case _:
-                msg = "an array without a shape, a type and bytes"
-                raise pickle.UnpicklingError(msg)
+                raise pickle.UnpicklingError("an array without a shape, a type and bytes")
 
 
 class _ByteType:
@@ -113,8 +110,7 @@ class _AllowedCall:
         return self._call(*args)
 
     def __setstate__(self, state: object) -> None:
-        msg = "it would change a function"
-        raise pickle.UnpicklingError(msg)
+        raise pickle.UnpicklingError("it would change a function")
 
 
 def _new_array(*_: object) -> _ArrayStandIn:
@@ -123,16 +119,14 @@ def _new_array(*_: object) -> _ArrayStandIn:
 
 def _new_dtype(kind: object, *_: object) -> _ByteType:
     if as_text(kind) != "u1":
-        msg = f"an array of dtype {as_text(kind)}, not of bytes"
-        raise pickle.UnpicklingError(msg)
+        raise pickle.UnpicklingError(f"an array of dtype {as_text(kind)}, not of bytes")
     return _ByteType()
 
 
 def _encode(text: str, encoding: str) -> bytes:
     """Return the bytes that Python 3 wrote as latin1 text with protocol 2."""
     if encoding != "latin1":
-        msg = f"bytes encoded as {encoding}, not latin1"
-        raise pickle.UnpicklingError(msg)
+        raise pickle.UnpicklingError(f"bytes encoded as {encoding}, not latin1")
     return text.encode("latin1")
 
 
@@ -175,8 +169,9 @@ class _CompleteFile:
         self._left -= len(content)
         self._reads += 1
         if self._reads > _MOST_READS:
-            msg = f"it has more than {_MOST_READS:,} parts, too many for images and labels"
-            raise pickle.UnpicklingError(msg)
+            raise pickle.UnpicklingError(
+                f"it has more than {_MOST_READS:,} parts, too many for images and labels"
+            )
         return content
 
 
@@ -189,6 +184,5 @@ class _RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
     def find_class(self, module: str, name: str, /) -> object:
         """Return the replacement of one of the few functions that an array needs."""
         if (replacement := _ALLOWED.get(f"{module}.{name}")) is None:
-            msg = f"{self._name} would run {module}.{name}; refused"
-            raise DataError(msg)
+            raise DataError(f"{self._name} would run {module}.{name}; refused")
         return replacement

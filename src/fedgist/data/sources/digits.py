@@ -53,11 +53,9 @@ def _bundled() -> np.ndarray:
     """Read what ``sklearn.datasets.load_digits`` reads, which would import two seconds of code."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        msg = "digits needs scikit-learn: pip install scikit-learn"
-        raise DataError(msg)
+        raise DataError("digits needs scikit-learn: pip install scikit-learn")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         return np.loadtxt(path, delimiter=",")
     except (OSError, ValueError) as error:
-        msg = f"digits cannot be read from scikit-learn's {path}: {error}"
-        raise DataError(msg) from error
+        raise DataError(f"digits cannot be read from scikit-learn's {path}: {error}") from error

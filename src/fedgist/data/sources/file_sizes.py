@@ -49,17 +49,19 @@ def usable_memory() -> int:
 def check_memory(size: int, what: str, advice: str = "") -> None:
     """Raise DataError if ``what`` would take more bytes than data may."""
     if size > (most := usable_memory()):
-        msg = f"{what} would take {_in_words(size)}; half of this machine's memory is "
-        msg += f"{_in_words(most)}{advice and '; '}{advice}"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} would take {_in_words(size)}; half of this machine's memory is "
+            f"{_in_words(most)}{advice and '; '}{advice}"
+        )
 
 
 def check_packing(packed: int, size: int, what: str, advice: str) -> None:
     """Raise DataError if ``packed`` bytes unpack to so many that they are no data worth packing."""
     if size > max(_SMALL, _MOST_TIMES * packed):
-        msg = f"{what} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
-        msg += f"{_MOST_TIMES} times as much; if that is meant, {advice}"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
+            f"{_MOST_TIMES} times as much; if that is meant, {advice}"
+        )
 
 
 def read_up_to(stream: IO[bytes], size: int) -> bytearray:
@@ -81,13 +83,11 @@ def regular(path: Path) -> Path:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        msg = f"{path} does not exist"
-        raise DataError(msg) from error
+        raise DataError(f"{path} does not exist") from error
     if stat.S_ISREG(mode):
         return path
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
-    msg = f"{path} is {kind}, not a file"
-    raise DataError(msg)
+    raise DataError(f"{path} is {kind}, not a file")
 
 
 @contextlib.contextmanager
@@ -96,13 +96,11 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        msg = f"{what} cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{what} cannot be read: {first_line(error)}") from error
     except (MemoryError, RuntimeError) as error:
         if (lacking := exhausted(error)) is None:
             raise
-        msg = f"{what} cannot be read: {lacking}"
-        raise DataError(msg) from error
+        raise DataError(f"{what} cannot be read: {lacking}") from error
 
 
 def _in_words(size: int) -> str:

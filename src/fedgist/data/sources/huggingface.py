@@ -137,11 +137,10 @@ def _input_columns(image: str | None, features: list[str] | None, path: str) -> 
         return [image]
     if features and image is None:
         return features
-    msg = (
+    raise DataError(
         f"{path}: name either the column of images (image) or the columns of numbers (features); "
         f"{'neither is' if image is None else 'both are'} given"
     )
-    raise DataError(msg)
 
 
 def _load(path: str | Path, config: str | None) -> dict[str, Split]:
@@ -153,23 +152,22 @@ def _load(path: str | Path, config: str | None) -> dict[str, Split]:
         else:
             loaded = library.load_dataset(str(folder) if folder.exists() else str(path), config)
     except (OSError, ValueError, RuntimeError, LookupError, ImportError) as error:
-        msg = f"the Hugging Face data set {str(path)!r} cannot be loaded: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"the Hugging Face data set {str(path)!r} cannot be loaded: {first_line(error)}"
+        ) from error
     return loaded if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _split(splits: dict[str, Split], name: str, path: str) -> Split:
     if name not in splits:
-        msg = f"{path} has no split {name!r}; it has {', '.join(map(str, splits))}"
-        raise DataError(msg)
+        raise DataError(f"{path} has no split {name!r}; it has {', '.join(map(str, splits))}")
     return splits[name]
 
 
 def _expect(rows: Split, columns: list[str], path: str) -> None:
     for name in columns:
         if name not in rows.column_names:
-            msg = f"{path} has no column {name!r}; it has {', '.join(rows.column_names)}"
-            raise DataError(msg)
+            raise DataError(f"{path} has no column {name!r}; it has {', '.join(rows.column_names)}")
 
 
 def _images(
@@ -190,8 +188,9 @@ def _pixels_of(
         for row, image in enumerate(rows[column]):
             what = f"{path}: the image in row {row} (counted from 0)"
             if not hasattr(image, "convert"):
-                msg = f"{path}: the column {column!r} holds no image in row {row} (counted from 0)"
-                raise DataError(msg)
+                raise DataError(
+                    f"{path}: the column {column!r} holds no image in row {row} (counted from 0)"
+                )
             size = size or shared_size(image.size[::-1], count, first=what)
             yield pixels(image, size, what)
 
@@ -203,11 +202,10 @@ def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
             cells = [np.nan if cell is None else cell for cell in rows[name]]
             values = np.asarray(cells, dtype=np.float32)
         except (TypeError, ValueError) as error:
-            msg = (
+            raise DataError(
                 f"{path}: the column {name!r} must hold numbers, equally many in every row: "
                 f"{first_line(error)}"
-            )
-            raise DataError(msg) from error
+            ) from error
         parts.append(as_features(values.reshape(len(values), -1), f"{path}: the column {name!r}"))
     return torch.cat(parts, dim=1)
 
@@ -218,11 +216,10 @@ def _labels(rows: Split, column: str, path: str) -> Values:
         return _texts(rows, column, f"{path}: the labels {column!r}")
     for row, code in enumerate(rows[column]):
         if code is None or not 0 <= code < len(names):
-            msg = (
+            raise DataError(
                 f"{path}: the label column {column!r} holds {code} in row {row} (counted from 0), "
                 f"outside 0..{len(names) - 1}"
             )
-            raise DataError(msg)
     return np.array([names[code] for code in rows[column]], dtype=object)
 
 

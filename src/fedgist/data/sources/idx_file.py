@@ -40,26 +40,29 @@ def read_idx(path: Path, dims: int) -> Tensor:
             # a byte more than promised, to see whether there is one
             content = read_up_to(stream, size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        msg = f"{path} cannot be read; it may be truncated or corrupt: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"{path} cannot be read; it may be truncated or corrupt: {first_line(error)}"
+        ) from error
     if len(content) != size:
         state = "is truncated" if len(content) < size else "has trailing bytes"
         found = f"{'more than ' * (len(content) > size)}{len(head) + min(len(content), size)} bytes"
-        msg = f"{path} {state}: it has {found}, but its header {shape} says {len(head) + size}"
-        raise DataError(msg)
+        raise DataError(
+            f"{path} {state}: it has {found}, but its header {shape} says {len(head) + size}"
+        )
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape))
 
 
 def _shape(path: Path, head: bytes, dims: int) -> list[int]:
     """Return the shape that a header promises."""
     if len(head) < 4 + 4 * dims:
-        msg = f"{path} is truncated: it has {len(head)} bytes, but its header alone has "
-        raise DataError(msg + f"{4 + 4 * dims}")
+        raise DataError(
+            f"{path} is truncated: it has {len(head)} bytes, but its header alone has "
+            f"{4 + 4 * dims}"
+        )
     magic = bytes([0, 0, _BYTES, dims])
     if head[:4] != magic:
-        msg = (
+        raise DataError(
             f"{path} begins with {head[:4].hex()}, not {magic.hex()}: it is not an IDX file of "
             f"bytes with {dims} dimensions"
         )
-        raise DataError(msg)
     return [int.from_bytes(head[at : at + 4]) for at in range(4, len(head), 4)]

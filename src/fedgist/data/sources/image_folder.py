@@ -107,8 +107,7 @@ def _labelled_files(top: Path) -> list[tuple[Path, str]]:
         entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
     if not classes:
-        msg = f"{top} has no class folders"
-        raise DataError(msg)
+        raise DataError(f"{top} has no class folders")
     return [
         (file, entry.name) for entry in classes for file in _images_among(entry.iterdir(), entry)
     ]
@@ -134,8 +133,7 @@ def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(top).parts)
     )
     if not images:
-        msg = f"{top} holds no images ({', '.join(ENDINGS)})"
-        raise DataError(msg)
+        raise DataError(f"{top} holds no images ({', '.join(ENDINGS)})")
     return images
 
 
@@ -175,5 +173,6 @@ def _opened(file: Path) -> Iterator[Any]:
     except DataError:
         raise
     except (*_BROKEN, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        msg = f"{file} cannot be read as an image; it may be corrupt: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"{file} cannot be read as an image; it may be corrupt: {first_line(error)}"
+        ) from error

@@ -34,8 +34,9 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
         case [int(height), int(width)] if height > 0 and width > 0:
             return height, width
         case _:
-            msg = f"image_size is {image_size}; one positive number is needed, or [height, width]"
-            raise DataError(msg)
+            raise DataError(
+                f"image_size is {image_size}; one positive number is needed, or [height, width]"
+            )
 
 
 def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int, ...]:
@@ -51,9 +52,10 @@ def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int
     """
     height, width = size
     if first and height * width > MOST_PIXELS:
-        msg = f"{first} has {height}x{width} pixels, and the first image sets the size of all "
-        msg += f"{count}; above {MOST_PIXELS} pixels the option image_size must say so"
-        raise DataError(msg)
+        raise DataError(
+            f"{first} has {height}x{width} pixels, and the first image sets the size of all "
+            f"{count}; above {MOST_PIXELS} pixels the option image_size must say so"
+        )
     what = f"{first and first + ': '}{count} images of {height}x{width} pixels"
     check_memory(
         _COLOURS * count * height * width, what, "the option image_size makes them smaller"
@@ -75,8 +77,9 @@ def pixels(
         If the image has more than 8 bits per pixel and channel; ``what`` begins the message.
     """
     if image.mode.split(";")[0] in _DEEP:
-        msg = f"{what} has more than 8 bits per pixel (mode {image.mode}); convert it first"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} has more than 8 bits per pixel (mode {image.mode}); convert it first"
+        )
     grey = image.mode in _GREY if channels is None else channels == 1
     if "transparency" in image.info:
         image = image.convert("RGBA")

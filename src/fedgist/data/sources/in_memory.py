@@ -47,8 +47,7 @@ def in_memory(data: object) -> Dataset:
     parts = _pairs(data) if isinstance(data, torch.utils.data.Dataset) else data
     if not isinstance(parts, tuple) or len(parts) not in {2, 4}:
         kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
-        msg = f"data is {kind}; it must be {_FORMS}"
-        raise DataError(msg)
+        raise DataError(f"data is {kind}; it must be {_FORMS}")
     names = [f"data: {name}" for name in _NAMES[: len(parts)]]
     xs, columns = _all_examples(parts[::2], names[::2])
     ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
@@ -85,8 +84,9 @@ def examples_like(data: Dataset, x: object, what: str) -> Tensor:
         If they do not have its shape or columns, or cannot be read; ``what`` begins the message.
     """
     if data.text:
-        msg = f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
-        raise DataError(msg)
+        raise DataError(
+            f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
+        )
     if not is_frame(x):
         return fitted(examples(x, what), what, data)
     table = table_of(x, what)
@@ -117,28 +117,28 @@ def _checked(data: Dataset) -> Dataset:
     for name in _NAMES:
         if not isinstance(getattr(data, name), Tensor):
             kind = type(getattr(data, name)).__name__
-            msg = f"data: {name} of a Dataset must be a tensor, not {kind}; arrays go as (x, y)"
-            raise DataError(msg)
+            raise DataError(
+                f"data: {name} of a Dataset must be a tensor, not {kind}; arrays go as (x, y)"
+            )
     return check(data)
 
 
 def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[object]]:
     """Return the examples and the labels of a map-style torch data set."""
     if not hasattr(data, "__len__"):
-        msg = f"data: a {type(data).__name__} has no length; a map-style data set is needed"
-        raise DataError(msg)
+        raise DataError(
+            f"data: a {type(data).__name__} has no length; a map-style data set is needed"
+        )
     xs, ys = [], []
     for row in range(len(data)):
         pair = data[row]
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
-            msg = f"data: row {row} of the torch data set is not a pair (x, y)"
-            raise DataError(msg)
+            raise DataError(f"data: row {row} of the torch data set is not a pair (x, y)")
         xs.append(_tensor(pair[0], row))
         ys.append(pair[1].tolist() if isinstance(pair[1], Tensor) else pair[1])
         if xs[row].shape != xs[0].shape:
             shapes = f"{list(xs[row].shape)}, row 0 {list(xs[0].shape)}"
-            msg = f"data: x of row {row} has shape {shapes}"
-            raise DataError(msg)
+            raise DataError(f"data: x of row {row} has shape {shapes}")
     return torch.stack(xs) if xs else torch.zeros(0, 1), ys
 
 
@@ -146,8 +146,9 @@ def _tensor(x: object, row: int) -> Tensor:
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"data: x of row {row} is a {type(x).__name__}, not a tensor or an array"
-        raise DataError(msg) from error
+        raise DataError(
+            f"data: x of row {row} is a {type(x).__name__}, not a tensor or an array"
+        ) from error
 
 
 def _all_examples(
@@ -155,19 +156,16 @@ def _all_examples(
 ) -> tuple[list[Tensor], tuple[Column, ...]]:
     """Return training and test examples, and the columns that the training rows teach."""
     if len({is_frame(value) for value in values}) > 1:
-        msg = "data: one of x and x_test is a data frame, the other is not"
-        raise DataError(msg)
+        raise DataError("data: one of x and x_test is a data frame, the other is not")
     if is_frame(values[0]):
         tables = [table_of(value, name) for value, name in zip(values, names, strict=True)]
         columns = columns_of(tables[0])
         if not columns:
-            msg = f"{names[0]} has no columns"
-            raise DataError(msg)
+            raise DataError(f"{names[0]} has no columns")
         return [encode(table, columns) for table in tables], columns
     xs = [examples(value, name) for value, name in zip(values, names, strict=True)]
     if len({x.dtype for x in xs}) > 1:
-        msg = "data: one of x and x_test holds bytes (uint8), the other does not"
-        raise DataError(msg)
+        raise DataError("data: one of x and x_test holds bytes (uint8), the other does not")
     return xs, ()
 
 
@@ -177,8 +175,7 @@ def _all_labels(
     """Return training and test labels as numbers, how many classes there are, and their names."""
     found = [labels(value, name) for value, name in zip(values, names, strict=True)]
     if len({are_texts(y) for y in found if len(y)}) > 1:
-        msg = "data: one of y and y_test holds texts, the other numbers"
-        raise DataError(msg)
+        raise DataError("data: one of y and y_test holds texts, the other numbers")
     if are_texts(found[0]):
         classes = categories(values[0]) or in_order(found[0])
         ys = [_codes(y, classes, name) for y, name in zip(found, names, strict=True)]
@@ -186,9 +183,10 @@ def _all_labels(
     present = np.unique(np.concatenate(found))
     num_classes = int(present.max(initial=-1)) + 1
     if num_classes > max(_BELIEVED, 10 * len(present)):
-        msg = f"{names[0]} reaches {num_classes - 1}, but has {len(present)} different labels: "
-        msg += f"number them 0..{len(present) - 1}, or give them as texts"
-        raise DataError(msg)
+        raise DataError(
+            f"{names[0]} reaches {num_classes - 1}, but has {len(present)} different labels: "
+            f"number them 0..{len(present) - 1}, or give them as texts"
+        )
     return [torch.from_numpy(y) for y in found], num_classes, ()
 
 
@@ -196,12 +194,10 @@ def _codes(values: Values, names: tuple[str, ...], what: str) -> Tensor:
     known = set(names)
     for value in values:
         if value not in known:
-            msg = f"{what}: unknown label {value!r}{did_you_mean(value, names)}"
-            raise DataError(msg)
+            raise DataError(f"{what}: unknown label {value!r}{did_you_mean(value, names)}")
     return codes(values, names)
 
 
 def _same_length(x: Tensor, y: Tensor, x_name: str, y_name: str) -> None:
     if len(x) != len(y):
-        msg = f"{x_name} has {len(x)} rows, but {y_name.partition(': ')[2]} has {len(y)}"
-        raise DataError(msg)
+        raise DataError(f"{x_name} has {len(x)} rows, but {y_name.partition(': ')[2]} has {len(y)}")

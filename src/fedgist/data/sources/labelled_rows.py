@@ -52,8 +52,7 @@ def held_out(labels: Values, fraction: float) -> Values:
         If ``fraction`` is not at least 0 and below 1.
     """
     if not 0 <= fraction < 1:
-        msg = f"test_fraction is {fraction}; it must be at least 0 and below 1"
-        raise DataError(msg)
+        raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
     order = permutation(key(0, "test split"), len(labels)).numpy()
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     rows_by_class = np.split(order[np.argsort(classes, kind="stable")], np.cumsum(counts)[:-1])
@@ -94,17 +93,16 @@ def as_texts(values: Values, what: str) -> Values:
         ``what`` begins the message.
     """
     if values.ndim != 1:
-        msg = f"{what} have shape {list(values.shape)}; one value per row is needed"
-        raise DataError(msg)
+        raise DataError(f"{what} have shape {list(values.shape)}; one value per row is needed")
     if values.dtype.kind == "f":
         values = whole_numbers(values, what)
     if values.dtype.kind not in "iubUO":
-        msg = f"{what} must be whole numbers or text, not {values.dtype}"
-        raise DataError(msg)
+        raise DataError(f"{what} must be whole numbers or text, not {values.dtype}")
     for row, value in enumerate(values if values.dtype.kind == "O" else ()):
         if not isinstance(value, str):
-            msg = f"{what} must be whole numbers or text; row {row} (counted from 0) holds {value}"
-            raise DataError(msg)
+            raise DataError(
+                f"{what} must be whole numbers or text; row {row} (counted from 0) holds {value}"
+            )
     distinct, index = np.unique(values, return_inverse=True)
     return np.array([str(value) for value in distinct], dtype=object)[index]
 
@@ -120,10 +118,9 @@ def whole_numbers(values: Values, what: str) -> Values:
     whole = (np.abs(values) < _EXACT) & (values == np.round(values))
     if not whole.all():
         row = int(np.argmin(whole))
-        msg = (
+        raise DataError(
             f"{what} must be whole numbers or text; row {row} (counted from 0) holds {values[row]}"
         )
-        raise DataError(msg)
     return values.astype(np.int64)
 
 
@@ -187,9 +184,10 @@ def as_mask(values: Values, what: str) -> Values:
     found = [known.get(text.strip().lower()) for text in as_texts(values, what)]
     if None in found:
         row = found.index(None)
-        msg = f"{what} must be 0 or 1, or false or true, in every row; row {row} (counted from 0) "
-        msg += f"holds {str(values[row])!r:.80}"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} must be 0 or 1, or false or true, in every row; row {row} (counted from 0) "
+            f"holds {str(values[row])!r:.80}"
+        )
     return np.array(found, dtype=bool)
 
 
@@ -213,13 +211,13 @@ def dataset(
         not among the training labels, or most labels are different, as numbers to predict are.
     """
     if not len(train.x) or not train.x[0].numel():
-        msg = f"{name} has no training {'columns' if len(train.x) else 'rows'}"
-        raise DataError(msg)
+        raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
     names = tuple(classes) or _classes_of(name, train.labels)
     if new := sorted({*train.labels, *test.labels} - set(names)):
         which = ("label", "classes") if classes else ("test label", "training labels")
-        msg = f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
-        raise DataError(msg)
+        raise DataError(
+            f"{name}: the {which[0]} {new[0]!r:.80} is not among the {which[1]}: {listed(names)}"
+        )
     fill = means(name, train.x) if missing == "mean" else None
     x, x_test = (fill_in(rows.x, fill) for rows in (train, test))
     scale = 255.0 if train.x.dtype == torch.uint8 else 1.0
@@ -254,9 +252,10 @@ def means(name: str, x: Tensor) -> Tensor:
     """
     mean = x.nanmean(0, dtype=torch.float64).float() if x.is_floating_point() else x[0].float()
     if bool((empty := mean.isnan().flatten()).any()):
-        msg = f"{name}: column {int(empty.byte().argmax())} (counted from 0) is missing in every "
-        msg += "training row"
-        raise DataError(msg)
+        raise DataError(
+            f"{name}: column {int(empty.byte().argmax())} (counted from 0) is missing in every "
+            "training row"
+        )
     return mean
 
 
@@ -269,11 +268,10 @@ def _classes_of(name: str, labels: Values) -> tuple[str, ...]:
     """Return the different labels in sorted order."""
     classes = in_order(labels)
     if len(classes) > MANY_CLASSES and len(labels) < 2 * len(classes):
-        msg = (
+        raise DataError(
             f"{name} has {len(classes)} different labels in {len(labels)} training rows, such as "
             f"{classes[0]!r} and {classes[-1]!r}: labels are classes, each with several rows"
         )
-        raise DataError(msg)
     return classes
 
 

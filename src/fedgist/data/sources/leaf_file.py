@@ -40,14 +40,12 @@ def read_leaf(path: Path) -> list[Sample]:
     try:
         document: object = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        msg = f"{path} is no JSON: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{path} is no JSON: {first_line(error)}") from error
     users = _field(document, "users", list, f"{path}")
     counts = _field(document, "num_samples", list, f"{path}")
     data = _field(document, "user_data", dict, f"{path}")
     if len(users) != len(counts):
-        msg = f"{path} has {len(users)} users, and num_samples of {len(counts)}"
-        raise DataError(msg)
+        raise DataError(f"{path} has {len(users)} users, and num_samples of {len(counts)}")
     return [
         sample
         for user, count in zip(users, counts, strict=True)
@@ -59,8 +57,9 @@ def _samples(path: Path, user: str, count: object, entry: object) -> Iterator[Sa
     where = f"{path}, user {user!r:.80}"
     xs, ys = (_field(entry, key, list, where) for key in ("x", "y"))
     if not len(xs) == len(ys) == count:
-        msg = f"{where} has {len(xs)} inputs and {len(ys)} labels; num_samples says {count!r:.80}"
-        raise DataError(msg)
+        raise DataError(
+            f"{where} has {len(xs)} inputs and {len(ys)} labels; num_samples says {count!r:.80}"
+        )
     for x, y in zip(xs, ys, strict=True):
         yield Sample(user, x, y, where)
 
@@ -69,6 +68,5 @@ def _field(table: object, key: str, kind: type[T], where: str) -> T:
     value: object = table.get(key) if isinstance(table, dict) else None
     if not isinstance(value, kind):
         words = "a table" if kind is dict else "a list"
-        msg = f"{where} is not in LEAF's format: it needs {key}, {words}"
-        raise DataError(msg)
+        raise DataError(f"{where} is not in LEAF's format: it needs {key}, {words}")
     return value

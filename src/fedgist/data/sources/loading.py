@@ -51,13 +51,11 @@ def load(
         if isinstance(found, SplitTexts):
             found = text_dataset(found, words or Reading())
         elif words is not None:
-            msg = f"data.words is about texts, and {name} has none"
-            raise DataError(msg)
+            raise DataError(f"data.words is about texts, and {name} has none")
         return with_classes(check(found), classes)
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:
     if name not in SOURCES:
-        msg = f"data.name: unknown data set {shown(name)}{did_you_mean(name, SOURCES)}"
-        raise DataError(msg)
+        raise DataError(f"data.name: unknown data set {shown(name)}{did_you_mean(name, SOURCES)}")
     return SOURCES[name]

@@ -50,8 +50,7 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
         return regular(expanded)
     if expanded.is_dir():
         return expanded
-    msg = f"{expanded} {'is not a folder' if expanded.exists() else 'does not exist'}"
-    raise DataError(msg)
+    raise DataError(f"{expanded} {'is not a folder' if expanded.exists() else 'does not exist'}")
 
 
 def expanded_path(path: str | Path) -> Path:
@@ -65,5 +64,4 @@ def expanded_path(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        msg = f"{path}: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{path}: {first_line(error)}") from error

@@ -127,8 +127,7 @@ def _images_and_labels(files: IdxFiles, root: Path, split: str) -> tuple[Tensor,
     labels = _find(files, root, f"{split}-labels-idx1-ubyte")
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if len(x) != len(y):
-        msg = f"{images} holds {len(x)} images but {labels.name} holds {len(y)} labels"
-        raise DataError(msg)
+        raise DataError(f"{images} holds {len(x)} images but {labels.name} holds {len(y)} labels")
     return x.unsqueeze(1), y.long()
 
 

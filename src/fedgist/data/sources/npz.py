@@ -89,8 +89,9 @@ def npz(
                 raise no_array(file, name, stored)
         for one, other in _NOT_BOTH:
             if one in stored and other in stored:
-                msg = f"{file.name} has an array {one!r} and an array {other!r}: only one may be"
-                raise DataError(msg)
+                raise DataError(
+                    f"{file.name} has an array {one!r} and an array {other!r}: only one may be"
+                )
         return [name for name in stored if name in _ARRAYS]
 
     arrays = read_arrays(file, wanted)
@@ -126,5 +127,4 @@ def _labelled_rows(file_name: str, arrays: Mapping[str, Values], suffix: str) ->
 
 def _check_length(file_name: str, x_name: str, rows: int, name: str, length: int) -> None:
     if length != rows:
-        msg = f"{file_name}: {x_name} has {rows} rows but {name} has {length}"
-        raise DataError(msg)
+        raise DataError(f"{file_name}: {x_name} has {rows} rows but {name} has {length}")

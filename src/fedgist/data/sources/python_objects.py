@@ -29,8 +29,7 @@ def array(value: object, what: str) -> Values:
         If it is a single value, ragged, or partly masked; ``what`` begins the message.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        msg = f"{what} is masked in places; fill them, or leave these rows out"
-        raise DataError(msg)
+        raise DataError(f"{what} is masked in places; fill them, or leave these rows out")
     try:
         if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
             value = np.array([*value, None], dtype=object)[:-1]  # numpy would make texts of all
@@ -38,11 +37,9 @@ def array(value: object, what: str) -> Values:
         if found.dtype == object and all(isinstance(item, _PLAIN) for item in found.flat):
             found = np.array(found.tolist())
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        msg = f"{what} cannot be read as an array: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{what} cannot be read as an array: {first_line(error)}") from error
     if found.ndim == 0:
-        msg = f"{what} is {_kind(value)}, not an array"
-        raise DataError(msg)
+        raise DataError(f"{what} is {_kind(value)}, not an array")
     return found
 
 
@@ -56,14 +53,13 @@ def examples(value: object, what: str) -> Tensor:
     """
     x = array(value, what)
     if x.dtype.kind not in _NUMBERS:
-        msg = f"{what} must hold numbers, not {x.dtype}; give texts as columns of a data frame"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} must hold numbers, not {x.dtype}; give texts as columns of a data frame"
+        )
     if x.ndim == 1:
-        msg = f"{what} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)"
-        raise DataError(msg)
+        raise DataError(f"{what} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)")
     if 0 in x.shape[1:]:
-        msg = f"{what} has shape {list(x.shape)}: there is nothing in a row"
-        raise DataError(msg)
+        raise DataError(f"{what} has shape {list(x.shape)}: there is nothing in a row")
     kind = np.uint8 if x.dtype == np.uint8 else np.float32
     # a number too large becomes infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
@@ -84,18 +80,17 @@ def labels(value: Any, what: str) -> Values:
     y = array(value, what)
     if y.ndim > 1:
         more = " (of one-hot rows: y.argmax(1))" if y.shape[1] > 1 else " (y.ravel())"
-        msg = f"{what} has shape {list(y.shape)}: one label a row is needed{more}"
-        raise DataError(msg)
+        raise DataError(f"{what} has shape {list(y.shape)}: one label a row is needed{more}")
     if y.dtype.kind in _TEXTS:
         return as_texts(y.astype(object), what)
     if y.dtype.kind not in _NUMBERS:
-        msg = f"{what} must be whole numbers or texts, not {y.dtype}"
-        raise DataError(msg)
+        raise DataError(f"{what} must be whole numbers or texts, not {y.dtype}")
     numbers = whole_numbers(y.astype(np.float64), what) if y.dtype.kind in "fu" else y
     if len(y) and numbers.min() < 0:
         row = int(np.argmin(numbers))
-        msg = f"{what} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"
-        raise DataError(msg)
+        raise DataError(
+            f"{what} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"
+        )
     return numbers.astype(np.int64)
 
 
@@ -129,12 +124,12 @@ def table_of(frame: Any, what: str) -> Table:
     named = frame.infer_objects().reset_index(drop=True)
     named.columns = [str(name) for name in frame.columns]
     if (twice := named.columns[named.columns.duplicated()]).size:
-        msg = f"{what} has two columns named {twice[0]!r}"
-        raise DataError(msg)
+        raise DataError(f"{what} has two columns named {twice[0]!r}")
     for name, kind in named.dtypes.items():
         if kind.kind not in _IN_COLUMNS:
-            msg = f"{what}: the column {name!r} holds {kind}, not numbers, texts or categories"
-            raise DataError(msg)
+            raise DataError(
+                f"{what}: the column {name!r} holds {kind}, not numbers, texts or categories"
+            )
     return Table(what, named, untyped=False)
 
 

@@ -68,8 +68,7 @@ def stackoverflow(
         raise absent(NAME, FILE, base, WHERE)
     every = users_of(file, "train")
     if not 1 <= users <= len(every):
-        msg = f"data.users = {users}: {file} has {len(every)}"
-        raise DataError(msg)
+        raise DataError(f"data.users = {users}: {file} has {len(every)}")
     drawn = random.choice(random.key(seed, "users"), len(every), users)
     chosen = [every[i] for i in drawn]
     train, test = (

@@ -50,8 +50,7 @@ def load_table(file: Path) -> Table:
     _pandas()
     ending = file.suffix.lower()
     if ending not in TABLES:
-        msg = f"{file.name} is not a table that can be read; use {', '.join(TABLES)}"
-        raise DataError(msg)
+        raise DataError(f"{file.name} is not a table that can be read; use {', '.join(TABLES)}")
     try:
         times = _TIMES_AS_TEXT if ending in _SEPARATORS else 1
         check_memory(times * regular(file).stat().st_size, file.name)
@@ -62,11 +61,9 @@ def load_table(file: Path) -> Table:
     except DataError:
         raise
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError) as error:
-        msg = f"{file.name} cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{file.name} cannot be read: {first_line(error)}") from error
     if (twice := frame.columns[frame.columns.duplicated()]).size:
-        msg = f"{file.name} has two columns named {twice[0]!r}"
-        raise DataError(msg)
+        raise DataError(f"{file.name} has two columns named {twice[0]!r}")
     # pandas writes its row numbers as columns of this name
     row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
     return Table(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
@@ -111,16 +108,18 @@ def _text_file(file: Path, separator: str) -> Any:
 
 def _check_width(name: str, columns: int) -> None:
     if columns > _MOST_COLUMNS:
-        msg = f"{name} has {columns} columns, more than {_MOST_COLUMNS}; use an .npz file"
-        raise DataError(msg)
+        raise DataError(
+            f"{name} has {columns} columns, more than {_MOST_COLUMNS}; use an .npz file"
+        )
 
 
 def expect(table: Table, columns: list[str]) -> None:
     """Raise DataError, with the choices, if the table lacks one of the columns."""
     for name in columns:
         if name not in table.frame.columns:
-            msg = f"{table.name} has no column {name!r}; it has {listed(table.frame.columns)}"
-            raise DataError(msg)
+            raise DataError(
+                f"{table.name} has no column {name!r}; it has {listed(table.frame.columns)}"
+            )
 
 
 def texts(table: Table, name: str) -> Values:
@@ -156,11 +155,10 @@ def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Val
     empty = _NO_NUMBER if numbered else ("",)
     for row, cell in zip(table.frame.index, cells, strict=True):
         if cell.strip().lower() in empty:
-            msg = (
+            raise DataError(
                 f"{table.name}: the {role} column {name!r} is empty in row {row + 1} below the "
                 "header"
             )
-            raise DataError(msg)
     return cells
 
 

@@ -186,31 +186,29 @@ def _feature_columns(
 ) -> list[Column]:
     """Return the columns that become inputs: those stated, or all that are not ``aside``."""
     if stated is not None and ignore is not None:
-        msg = "columns says which are used: leave out ignore"
-        raise DataError(msg)
+        raise DataError("columns says which are used: leave out ignore")
     if stated is not None:
         columns = [_stated(name, kind, aside) for name, kind in stated.items()]
     else:
         unused = {*aside, *(ignore or [])}
         columns = [column_of(train, name) for name in train.frame.columns if name not in unused]
     if not columns:
-        msg = f"{train.name} has no column besides the label"
-        raise DataError(msg)
+        raise DataError(f"{train.name} has no column besides the label")
     return columns
 
 
 def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
     if name in aside:
-        msg = f"columns names {name!r}, which is the label, the client or the test column"
-        raise DataError(msg)
+        raise DataError(
+            f"columns names {name!r}, which is the label, the client or the test column"
+        )
     if kind == _NUMBER:
         return Column(name)
     if isinstance(kind, str) or not kind or len(set(kind)) < len(kind):
-        msg = (
+        raise DataError(
             f"columns.{name} is {kind!r:.80}; it must be {_NUMBER!r} or the list of its different "
             "categories"
         )
-        raise DataError(msg)
     return Column(name, tuple(kind), closed=True)
 
 
@@ -226,11 +224,10 @@ def column_of(train: Table, name: str) -> Column:
         return Column(name)
     categories = in_order(texts(train, name))
     if len(categories) > _MOST_CATEGORIES:
-        msg = (
+        raise DataError(
             f"{train.name}: the column {name!r} holds {len(categories)} different texts, more "
             f"than {_MOST_CATEGORIES}; name it in ignore, or replace it with numbers"
         )
-        raise DataError(msg)
     return Column(name, categories, found=True)
 
 
@@ -265,9 +262,11 @@ def _encode(rows: Table, column: Column, missing: Missing, out: Tensor) -> None:
     code = torch.tensor([position.get(cell, unknown) for cell in cells], dtype=torch.int64)
     if column.closed and bool((new := code == unknown).any()):
         row = int(new.byte().argmax())
-        msg = f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
-        msg += f"{rows.frame.index[row] + 1} below the header, which is not among its categories: "
-        raise DataError(msg + listed(column.categories))
+        raise DataError(
+            f"{rows.name}: the column {column.name!r} holds {cells[row]!r:.80} in row "
+            f"{rows.frame.index[row] + 1} below the header, which is not among its categories: "
+            + listed(column.categories)
+        )
     held = (code != unknown).nonzero()[:, 0]
     out.zero_()[held, code[held]] = 1.0
 

@@ -92,8 +92,7 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
     try:
         lines = existing(place).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        msg = f"{place.name} is no text in UTF-8: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{place.name} is no text in UTF-8: {first_line(error)}") from error
     if not sentences:
         return lines
     return list(Texts([s for line in lines for s in sentences_of(line)]).with_words().texts)
@@ -126,15 +125,13 @@ def _texts_in(written: object, where: str) -> list[str]:
     texts = written if isinstance(written, list) else [written]
     for text in texts:
         if not isinstance(text, str):
-            msg = f"{where}: a text, or a list of texts, is needed, not {text!r:.60}"
-            raise DataError(msg)
+            raise DataError(f"{where}: a text, or a list of texts, is needed, not {text!r:.60}")
     return list(texts)
 
 
 def _name(client: object, where: str) -> str:
     if isinstance(client, list | dict):
-        msg = f"{where}: a client is a text or a number, not {client!r:.60}"
-        raise DataError(msg)
+        raise DataError(f"{where}: a client is a text or a number, not {client!r:.60}")
     return str(client)
 
 
@@ -142,8 +139,7 @@ def field(line: Mapping[str, object], name: str, where: str) -> object:
     """Return a field of a line; DataError if there is none."""
     value = line.get(name)
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        msg = f"{where} has no {name!r}; it has {listed(list(line))}"
-        raise DataError(msg)
+        raise DataError(f"{where} has no {name!r}; it has {listed(list(line))}")
     return value
 
 
@@ -173,9 +169,7 @@ def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
             try:
                 line: object = json.loads(raw)
             except (ValueError, RecursionError) as error:
-                msg = f"{where} is no JSON: {first_line(error)}"
-                raise DataError(msg) from error
+                raise DataError(f"{where} is no JSON: {first_line(error)}") from error
             if not isinstance(line, dict):
-                msg = f"{where} is no table of fields"
-                raise DataError(msg)
+                raise DataError(f"{where} is no table of fields")
             yield where, line

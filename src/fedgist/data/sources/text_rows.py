@@ -50,8 +50,7 @@ class Reading:
     def check(self) -> None:
         """Raise DataError if there is no place for a word."""
         if self.length < 1:
-            msg = f"data.words.length must be at least 1, not {self.length}"
-            raise DataError(msg)
+            raise DataError(f"data.words.length must be at least 1, not {self.length}")
 
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
         """Return the vocabulary for some training texts."""
@@ -78,8 +77,7 @@ class Texts:
     def split(self, fraction: float) -> tuple[Texts, Texts]:
         """Split off the last share of each client's texts (of all, without clients)."""
         if not 0 <= fraction < 1:
-            msg = f"test_fraction is {fraction}; it must be at least 0 and below 1"
-            raise DataError(msg)
+            raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
         groups = self.clients or ("",) * len(self.texts)
         held = last_of_each(np.array(groups, dtype=object), fraction).tolist()
         return self._where(held, wanted=False), self._where(held, wanted=True)
@@ -112,15 +110,15 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
     reading.check()
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
     if not train.texts:
-        msg = f"{name} has no texts with a word in them"
-        raise DataError(msg)
+        raise DataError(f"{name} has no texts with a word in them")
     places = (len(train.texts) + len(test.texts)) * reading.length
     check_memory(_BYTES * places, name, "take a smaller data.words.length")
     vocabulary = reading.vocabulary(train.texts)
     encoded = vocabulary.encode(train.texts)
     if not any(vocabulary.is_word(number) for text in encoded for number in text):
-        msg = f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
-        raise DataError(msg)
+        raise DataError(
+            f"{name} has no word that the vocabulary knows, such as {vocabulary.words[-1]!r:.40}"
+        )
     x, y = _numbers(encoded, reading.length)
     x_test, y_test = _numbers(vocabulary.encode(test.texts), reading.length)
     clients = _all_clients(train, test)
@@ -152,8 +150,7 @@ def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
     encoded = data.vocabulary.encode(texts)
     if not encoded or not all(encoded):
         which = f"text {encoded.index([])} (counted from 0) has no words" if encoded else "no texts"
-        msg = f"{which}: a text to go on with needs a word"
-        raise DataError(msg)
+        raise DataError(f"{which}: a text to go on with needs a word")
     return _numbers(encoded, data.input_shape[0])
 
 

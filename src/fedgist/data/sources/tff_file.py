@@ -67,8 +67,9 @@ def _rows(path: Path, query: str, values: tuple[str, ...]) -> Iterator[tuple[obj
         with closing(sqlite3.connect(place, uri=True)) as opened:
             yield from opened.execute(query, values)
     except sqlite3.Error as error:
-        msg = f"{path} is no file of TensorFlow Federated: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"{path} is no file of TensorFlow Federated: {first_line(error)}"
+        ) from error
 
 
 def _texts_in(blob: object, path: Path) -> dict[str, str]:
@@ -78,8 +79,9 @@ def _texts_in(blob: object, path: Path) -> dict[str, str]:
         entries = [(e.key, e.value.bytes_list.value) for e in example.features.feature]
         return {key: values[0].decode("utf-8") for key, values in entries if values}
     except (TypeError, ValueError, need("google.protobuf.message", NEED_PROTOBUF).Error) as error:
-        msg = f"{path} holds an example that cannot be read: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(
+            f"{path} holds an example that cannot be read: {first_line(error)}"
+        ) from error
 
 
 @lru_cache

@@ -51,11 +51,10 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
         return features(_array(place), f"{name}: the examples")
     if ending in TABLES:
         return _encoded(load_table(place), data) if data.columns else _numbers(place, data)
-    msg = (
+    raise DataError(
         f"{name} is not a file of examples; use {', '.join((*_ARRAYS, *TABLES, *ENDINGS))} or "
         "a folder of images"
     )
-    raise DataError(msg)
 
 
 def _encoded(table: Table, data: Dataset) -> Tensor:
@@ -88,11 +87,10 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
     shape = data.input_shape
     if data.x.dtype != torch.uint8 or len(shape) != _IMAGE or shape[0] not in CHANNELS:
         kind = "bytes" if data.x.dtype == torch.uint8 else "numbers"
-        msg = (
+        raise DataError(
             f"{name}: images have one or three channels of bytes; this run takes {kind} of shape "
             f"{list(shape)}"
         )
-        raise DataError(msg)
     files = images_below(place) if place.is_dir() else [place]
     x = stack(read_images(files, shape[1:], shape[0]), len(files))
     return (x * (data.scale / _WHITE)).round().to(torch.uint8)
@@ -110,8 +108,7 @@ def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     """
     x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
     if not len(x):
-        msg = f"{name} holds no examples"
-        raise DataError(msg)
+        raise DataError(f"{name} holds no examples")
     if _without_one_channel(x.shape[1:]) != _without_one_channel(data.input_shape):
         raise _wrong_shape(name, list(x.shape[1:]), data)
     if data.x.dtype == torch.uint8:
@@ -123,8 +120,9 @@ def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     if bool(bad.any()):
         first = int(bad.flatten().byte().argmax())
         row, value = first // x[0].numel(), x.flatten()[first].item()
-        msg = f"{name}: row {row} (counted from 0) holds {value:g}; this run takes {needed}"
-        raise DataError(msg)
+        raise DataError(
+            f"{name}: row {row} (counted from 0) holds {value:g}; this run takes {needed}"
+        )
     return x.reshape(len(x), *data.input_shape).to(data.x.dtype)
 
 

@@ -55,8 +55,7 @@ def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
     try:
         return _arrays_of(_load(file, limit))
     except Exception as error:  # a file may be broken in any way
-        msg = f"{file.name} cannot be read as weights: {first_line(error)}"
-        raise DataError(msg) from error
+        raise DataError(f"{file.name} cannot be read as weights: {first_line(error)}") from error
 
 
 def classes_of(file: Path) -> tuple[str, ...]:
@@ -72,8 +71,7 @@ def classes_of(file: Path) -> tuple[str, ...]:
 
 def _check_size(size: int, limit: int, what: str) -> None:
     if size > limit:
-        msg = f"{what} has {size:,} bytes; weights of this model have at most {limit:,}"
-        raise DataError(msg)
+        raise DataError(f"{what} has {size:,} bytes; weights of this model have at most {limit:,}")
 
 
 def _load(file: Path, limit: int) -> object:
@@ -81,21 +79,20 @@ def _load(file: Path, limit: int) -> object:
     with file.open("rb") as opened:
         start = opened.read(len(_ZIP))
     if start.startswith(_PICKLE):
-        msg = "it is a bare pickle: load it where it is trusted, and save it by torch.save or "
-        msg += "safetensors"
-        raise DataError(msg)
+        raise DataError(
+            "it is a bare pickle: load it where it is trusted, and save it by torch.save or "
+            "safetensors"
+        )
     if start != _ZIP:
         return safetensors.torch.load_file(file)
     with zipfile.ZipFile(file) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            msg = "its archive is packed, which torch.save never does"
-            raise DataError(msg)
+            raise DataError("its archive is packed, which torch.save never does")
         _check_size(sum(e.file_size for e in archive.infolist()), limit, "its archive")
         names = archive.namelist()
         pickles = [name for name in names if name.endswith("data.pkl")]
         if len(pickles) != 1 or len(set(names)) != len(names):
-            msg = "its archive is not one of torch.save"
-            raise DataError(msg)
+            raise DataError("its archive is not one of torch.save")
         _check_size(archive.getinfo(pickles[0]).file_size, _MOST_NAMES, "its list of arrays")
         _check_names(archive.read(pickles[0]))
     return torch.load(file, map_location="cpu", weights_only=True)
@@ -109,8 +106,7 @@ def _check_names(content: bytes) -> None:
             opcode.name == "GLOBAL" and named not in _CALLED
         ):
             what = f" ({named!s:.80})" if named else ""
-            msg = f"it holds more than arrays{what}, and code in a file is never run"
-            raise DataError(msg)
+            raise DataError(f"it holds more than arrays{what}, and code in a file is never run")
 
 
 def _arrays_of(loaded: object) -> dict[str, Tensor]:
@@ -120,11 +116,9 @@ def _arrays_of(loaded: object) -> dict[str, Tensor]:
         if isinstance(inner, Mapping):
             return _arrays_of(inner)
     if not isinstance(loaded, Mapping):
-        msg = f"it holds a {type(loaded).__name__}, not arrays by name"
-        raise DataError(msg)
+        raise DataError(f"it holds a {type(loaded).__name__}, not arrays by name")
     arrays = {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
     for key, array in arrays.items():
         if array.layout != torch.strided or array.is_quantized or array.device.type != "cpu":
-            msg = f"{key} is not a plain array"
-            raise DataError(msg)
+            raise DataError(f"{key} is not a plain array")
     return {key: array.detach() for key, array in arrays.items()}

@@ -61,8 +61,7 @@ def wisdm(*, root: Path | None = None) -> Dataset:
         raise absent(NAME, FILE, base, WHERE)
     columns = read_arff(file)
     if missing := [name for name in (PERSON, ACTIVITY) if name not in columns]:
-        msg = f"{file} has no column {missing[0]!r}; it has {listed(columns)}"
-        raise DataError(msg)
+        raise DataError(f"{file} has no column {missing[0]!r}; it has {listed(columns)}")
     people, activities = columns.pop(PERSON), columns.pop(ACTIVITY)
     columns.pop(NUMBER, None)
     x = torch.from_numpy(np.stack(list(columns.values()), axis=1).astype(np.float32))
