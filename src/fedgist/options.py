@@ -37,13 +37,7 @@ _WORDS = {
 
 
 def plain(value: object, where: str = "", depth: int = 0) -> Any:
-    """Return a value in JSON's types: tuples become lists, paths text, NumPy's scalars numbers.
-
-    Raises
-    ------
-    RecipeError
-        If a number is not finite or too large, or a value is of another type; ``where`` is its key.
-    """
+    """Return a value in JSON's types: tuples become lists, paths text, NumPy's scalars numbers."""
     problem = ""
     if value is None or isinstance(value, str | bool):
         return value
@@ -70,13 +64,7 @@ def plain(value: object, where: str = "", depth: int = 0) -> Any:
 
 
 def checked(kind: Any, value: object, where: str = "") -> Any:
-    """Return ``value`` as the type ``kind``, which may be a pydantic model.
-
-    Raises
-    ------
-    RecipeError
-        If it does not fit: one line with the key, from ``where`` on, the value, and what is wanted.
-    """
+    """Return ``value`` as the type ``kind``, which may be a pydantic model."""
     text = json.dumps(plain(value, where))
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
@@ -98,11 +86,6 @@ def check_options(
 
     ``name`` is what recipes call the function, ``table`` is where the options were given, and
     ``aside`` are parameters that are not options.
-
-    Raises
-    ------
-    RecipeError
-        If the function takes no such option or value, or needs one that is not given.
     """
     known, open_ended = options_of(function, aside)
     hints, out = _hints(function), {}

@@ -37,11 +37,6 @@ def do_jobs(
 
     ``rerun`` does those again whose files do not fit their seal; else they fail. Shown is the
     column ``metric``, by default that of each job's main metric.
-
-    Raises
-    ------
-    Interrupted
-        After Ctrl-C.
     """
     # both load torch, which --help and a mistake in a recipe do without
     from fedgist.engines.worker_pool import default_workers

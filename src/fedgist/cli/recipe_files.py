@@ -20,13 +20,7 @@ def folder() -> Path:
 
 
 def find_recipe(name: str | None) -> Path:
-    """Return a recipe's file by its path, or by a shipped recipe's name such as ``fedlog/mnist``.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such recipe, or it is a paper's table.
-    """
+    """Return a recipe's file by its path, or by a shipped name such as ``fedlog/mnist``."""
     if name is None:
         name = DEFAULT
     elif Path(name).is_file():
@@ -40,13 +34,7 @@ def find_recipe(name: str | None) -> Path:
 
 
 def find_table(name: str) -> Path:
-    """Return a table's file by its path, or by a shipped table's name such as ``fedlog/table1``.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such table.
-    """
+    """Return a table's file by its path, or by a shipped table's name such as ``fedlog/table1``."""
     if Path(name).is_file():
         return Path(name)
     tables = [recipe for recipe in shipped() if is_table(folder() / f"{recipe}.toml")]
@@ -56,13 +44,7 @@ def find_table(name: str) -> Path:
 
 
 def find_space(name: str) -> Path:
-    """Return a search space's file by its path, or by the name of a shipped one.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such space.
-    """
+    """Return a search space's file by its path, or by the name of a shipped one."""
     if Path(name).exists():
         return Path(name)
     root = folder() / SPACES

@@ -27,13 +27,7 @@ def start(
     *,
     overwrite: bool,
 ) -> Iterator[runner.Outcome]:
-    """Run a recipe, with each of so many seeds; yield the results as they come.
-
-    Raises
-    ------
-    RecipeError
-        If ``out`` holds runs of another number of seeds.
-    """
+    """Run a recipe, with each of so many seeds; yield the results as they come."""
     keep_memory()
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
@@ -88,13 +82,7 @@ def resume(
     observer: Observer,
     rounds: int | None = None,
 ) -> Iterator[runner.Outcome]:
-    """Go on with the run in a folder, or with the seeds in it; yield the results as they come.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such run, or a setting may not change.
-    """
+    """Go on with the run in a folder, or with the seeds in it; yield the results as they come."""
     keep_memory()
     _check_resumed_settings(settings)
     runs = run_files.find([folder])

@@ -209,11 +209,6 @@ def replace_layers(module: nn.Module) -> nn.Module:
     """Replace the layers of a module, a user's too, by those of this file; names are kept.
 
     A layer that is used in two places, at any depth, gets one replacement, used in both.
-
-    Raises
-    ------
-    ValueError
-        If a batch norm has no running statistics.
     """
     _join(module)
     return _replace(module, "", {})

@@ -64,13 +64,7 @@ def class_means(
 def one_feature_width(
     task: Task, method: str, shares: Literal["one head", "class means"] = "one head"
 ) -> int:
-    """Return the feature width that all architectures share; of one head, theirs need a bias, too.
-
-    Raises
-    ------
-    MethodError
-        If the widths differ, or a head that is shared has no bias.
-    """
+    """Return the feature width of all architectures; to share one head, they also need a bias."""
     widths = {name: a.feature_width for name, a in task.architectures.items()}
     if len(set(widths.values())) > 1:
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())

@@ -44,11 +44,6 @@ class NextWord:
     the mean over its texts. Judged by, a client's places count alike, whatever text they are in.
     Accuracy is over words of the vocabulary, without ends and unknown words, which are not guessed
     either: the likeliest word counts. ``smoothing`` smooths what models learn from.
-
-    Raises
-    ------
-    InputError
-        If a metric is unknown.
     """
 
     num_words: int

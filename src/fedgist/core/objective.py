@@ -93,11 +93,6 @@ class Classes:
     """One class for each example: cross-entropy, and the metrics chosen (by default all).
 
     ``smoothing`` smooths the labels that models learn from, not those by which they are judged.
-
-    Raises
-    ------
-    InputError
-        If a metric is unknown.
     """
 
     num_classes: int

@@ -61,13 +61,7 @@ class Layers:
         return {name: place for place, layer in layers for name in layer}
 
     def holds(self, part: Part, name: str) -> bool:
-        """Return whether the array ``name`` belongs to ``part``.
-
-        Raises
-        ------
-        MethodError
-            If there is no such part, or the net has fewer layers.
-        """
+        """Return whether the array ``name`` belongs to ``part``."""
         if part in {"all", "none"}:
             return part == "all"
         last, count = _cut(part)
@@ -80,11 +74,6 @@ class Layers:
         These say the place of a layer from the end, the module within it if it is not the first,
         and the array: ``"1.weight"`` is the head's, ``"2.1.running_mean"`` that of a batch norm
         behind the layer before.
-
-        Raises
-        ------
-        MethodError
-            If the net has fewer layers.
         """
         self._need(count, f"{LAST}:{count}")
         shared = {}

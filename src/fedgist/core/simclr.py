@@ -35,11 +35,6 @@ class SimCLR:
     for a batch of B rows as in FLESD, or all views of other rows, 2 (B - 1) as in SimCLR, where
     the loss is taken in both directions. ``batch_norm`` takes its statistics over both views
     together, or over ``each`` by itself.
-
-    Raises
-    ------
-    InputError
-        If a metric is unknown.
     """
 
     num_classes: int  # of the labels that probes look for

@@ -95,13 +95,7 @@ def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context)
 
 
 def forget(memory: Memory, before: Remembered, client: int) -> Remembered:
-    """Return the memory without a client's sums.
-
-    Raises
-    ------
-    MethodError
-        If they are part of a total, from which they cannot be taken.
-    """
+    """Return the memory without a client's sums."""
     if before.newest is None:
         raise MethodError(
             f"the server keeps a total, from which the sums of client {client} cannot be taken: "

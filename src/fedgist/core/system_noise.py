@@ -31,11 +31,6 @@ def bits(shape: tuple[int, ...]) -> Tensor:
     """Return 64 random bits for each place, int64: ChaCha20 under a key that is used this once.
 
     Its 256 bits come from the operating system, so two processes, forked or not, never share them.
-
-    Raises
-    ------
-    MethodError
-        If the package ``cryptography`` is not installed.
     """
     ciphers, count = _ciphers(), math.prod(shape)
     if not count:

@@ -145,15 +145,7 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
 
 
 def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str, Tensor]:
-    """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`.
-
-    Raises
-    ------
-    ValueError
-        If they are not such arrays, or would take more than ``limit`` bytes of memory.
-    KeyError
-        If one is missing.
-    """
+    """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`."""
     out = {}
     for name, array in arrays.items():
         bare, _, after = name.rpartition(_AFTER)

@@ -158,13 +158,7 @@ def examples(
 def by_client(
     data: Dataset, parts: Partition, on_train: Examples, on_test: Examples
 ) -> tuple[Examples, Examples]:
-    """Return the same examples, each row normalized by its own client's training rows.
-
-    Raises
-    ------
-    DataError
-        If a row belongs to more than one client.
-    """
+    """Return the same examples, each row normalized by its own client's training rows."""
     mean, std = client_moments(data, parts.train)
     factor, offset = _factor_and_offset(data, mean, std, str(on_train.x.device))
     train = _owners([parts.train, parts.validation], len(data.y), "training")

@@ -24,12 +24,6 @@ def with_moments(
 
     ``mean`` and ``std`` are of ``x / scale``: one number for each channel or column of numbers, or
     one for all. The 0/1 columns of categories stay as they are.
-
-    Raises
-    ------
-    DataError
-        If only one of the two is given, or as many numbers as nothing needs, or both are given with
-        ``normalize = "none"``.
     """
     if normalize == "none":
         if mean or std:

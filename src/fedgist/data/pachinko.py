@@ -32,11 +32,6 @@ def pachinko(
 
     Li and McCallum 2006, "Pachinko allocation"; Reddi et al. 2021, "Adaptive federated
     optimization", appendix C.1, with the same defaults.
-
-    Raises
-    ------
-    DataError
-        If the data name no superclasses.
     """
     if not data.superclasses:
         raise DataError(

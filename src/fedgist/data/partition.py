@@ -50,11 +50,6 @@ def partition(
     ``name`` is one of :data:`PARTITIONS`, and ``options`` are its own; all draws come from ``key``.
     ``validation`` is the share of each client's training rows that is held out, rounded down; with
     ``independent``, every row is held out with this probability, whatever other rows there are.
-
-    Raises
-    ------
-    DataError
-        If the partition is unknown or impossible; the message names the recipe's key and the value.
     """
     if name not in PARTITIONS:
         raise DataError(

@@ -53,11 +53,6 @@ def dirichlet(
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks",
     section 4. Hsu, Qi, Brown 2019, "Measuring the effects of non-identical data distribution for
     federated visual classification", draw proportions of classes for each client instead.
-
-    Raises
-    ------
-    DataError
-        If ``alpha`` is not positive, or none of 100 draws gives everybody ``min_size`` rows.
     """
     _positive(alpha, "partition.alpha")
     for attempt in range(DRAWS):
@@ -77,11 +72,6 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) ->
     """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
 
     Every client gets at least one training row, and one test row if there are enough of them.
-
-    Raises
-    ------
-    DataError
-        If ``alpha`` is not positive.
     """
     _positive(alpha, "partition.alpha")
     shares = generator(key, "sizes").dirichlet(np.full(num_clients, alpha))
@@ -106,11 +96,6 @@ def shards(
 
     Liang et al. 2020, "Think locally, act globally: federated learning with local and global
     representations" (LG-FedAvg); FedLog's experiments use this split too.
-
-    Raises
-    ------
-    DataError
-        If the shards cannot be divided evenly among the clients.
     """
     per_class = int(classes_per_client * num_clients / data.num_classes)
     if per_class < 1 or (per_class * data.num_classes) % num_clients:
@@ -155,11 +140,6 @@ def pathological(
 
     The name is that of McMahan et al. 2017, "Communication-efficient learning of deep networks from
     decentralized data", section 3, whose clients have at most two classes.
-
-    Raises
-    ------
-    DataError
-        If ``classes_per_client`` is not between 1 and the number of classes.
     """
     if not 1 <= classes_per_client <= data.num_classes:
         raise DataError(
@@ -182,11 +162,6 @@ def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
     """Give each client the rows that the data set says are its own.
 
     If it does not say so for test rows, these are divided as by :func:`iid`.
-
-    Raises
-    ------
-    DataError
-        If the data set names no clients, or another number of them.
     """
     if data.clients is None:
         raise DataError(

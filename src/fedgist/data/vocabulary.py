@@ -72,11 +72,6 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
 
     The most frequent words, of two alike the first by the alphabet; or pieces that WordPiece's
     training finds in the texts.
-
-    Raises
-    ------
-    DataError
-        If ``size`` is below 1, or the package for pieces is missing.
     """
     if size < 1:
         raise DataError(f"data.words.size must be at least 1, not {size}")
@@ -103,13 +98,7 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
 
 
 def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary in a file, one word or piece in each line, most frequent first.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, or names a word twice.
-    """
+    """Return the vocabulary in a file, one word or piece in each line, most frequent first."""
     try:
         words = [
             word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())

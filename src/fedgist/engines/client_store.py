@@ -58,13 +58,7 @@ class ClientStore:
         return {**self.arrays, PRESENT: self.present} if self.arrays else {}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put everything back.
-
-        Raises
-        ------
-        CheckpointError
-            If the arrays are not those that are kept here.
-        """
+        """Put everything back."""
         check_alike(arrays, self.state(), "what clients keep")
         for name, array in self.state().items():
             array.copy_(arrays[name])

@@ -9,13 +9,7 @@ from fedgist.errors import RecipeError, first_line
 
 
 def usable_device(name: str) -> str:
-    """Return the device to use: ``auto`` is the GPU, or the CPU of a machine without one.
-
-    Raises
-    ------
-    RecipeError
-        If this machine does not have it, or it does not work; the message says what there is.
-    """
+    """Return the device to use: ``auto`` is the GPU, or the CPU of a machine without one."""
     if name == "cpu":  # a GPU's driver is not even asked
         return name
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

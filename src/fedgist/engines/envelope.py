@@ -82,13 +82,7 @@ def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
 
 
 def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:
-    """Return the header and the messages of an envelope.
-
-    Raises
-    ------
-    MessageError
-        If it is larger than ``limit`` bytes or damaged, or if a message's type is not declared.
-    """
+    """Return the header and the messages of an envelope."""
     if len(envelope) > limit:
         raise MessageError(f"an envelope of {len(envelope)} bytes; at most {limit} are accepted")
     header, rest = _header(envelope)

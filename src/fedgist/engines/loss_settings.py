@@ -14,13 +14,7 @@ from fedgist.errors import MethodError
 
 
 def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -> None:
-    """Check that a method learns by the task's loss, if the recipe says something about that loss.
-
-    Raises
-    ------
-    MethodError
-        If no phase of the method does: the message names the key that would have no effect.
-    """
+    """Check that a method learns by the task's loss, if the recipe has settings of that loss."""
     training = task.training
     asked = ["train.class_weights = 'balanced'"] if training.balanced else []
     asked += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []

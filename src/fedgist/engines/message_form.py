@@ -83,11 +83,6 @@ def addable(form: Form, task: Task) -> Form:
     """Return the form of an upload, of which as many may be added up as there are clients.
 
     Its counts are those that rows can have, and the noise of clients where they add it themselves.
-
-    Raises
-    ------
-    MethodError
-        If it is to be summed, and holds integers or halves.
     """
     if reason := unaddable(form):
         raise MethodError(reason)

@@ -37,13 +37,7 @@ ABSENT = (
 
 
 def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[str]:
-    """Check a method before its first round; return notes on its models, if there are any.
-
-    Raises
-    ------
-    MethodError
-        If a function breaks the vocabulary; the message names it and what it should do.
-    """
+    """Check a method before its first round; return notes on its models, if there are any."""
     check_part(method.keeps, f"{type(method).__name__}.keeps")
     notes = []
     for trial in trials(method, task, server, key):
@@ -73,13 +67,7 @@ def why_unstackable(
 
 
 def check_returned(value: Any, method: Method, function: str) -> Any:
-    """Return ``value``, what a function of the method returned, unless it is None.
-
-    Raises
-    ------
-    MethodError
-        If it is None.
-    """
+    """Return ``value``, what a function of the method returned, unless it is None."""
     if value is None:
         raise MethodError(
             f"{type(method).__name__}.{function} returned nothing: is a return missing?"
@@ -88,13 +76,7 @@ def check_returned(value: Any, method: Method, function: str) -> Any:
 
 
 def check_state(value: Tree, method: Method, function: str) -> Tree:
-    """Return a state that a function returned, if it is a tree.
-
-    Raises
-    ------
-    MethodError
-        If it is not.
-    """
+    """Return a state that a function returned, if it is a tree."""
     try:
         named(check_returned(value, method, function))
     except (TypeError, ValueError) as error:

@@ -208,13 +208,7 @@ class RemoteEngine:
     def _tables(
         self, ctx: Context, client: int, messages: Mapping[str, Tree]
     ) -> dict[str, ScoreTable]:
-        """Return a client's scores, a table of one row for each of its models, by name.
-
-        Raises
-        ------
-        MessageError
-            If something else than valid scores of known models was sent.
-        """
+        """Return a client's scores, a table of one row for each of its models, by name."""
         classes = ctx.task.num_classes
         known = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
         tables = {}

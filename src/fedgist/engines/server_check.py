@@ -29,11 +29,6 @@ def watched(method: Method, function: str, number: int, *given: Tree) -> Iterato
     ``given`` are the trees that it gets. Within a method, torch's version counters tell which
     tensor was changed in place; they cost nothing, whatever its size. A change of a tensor's
     ``.data`` escapes them; ``check_laws`` compares the numbers.
-
-    Raises
-    ------
-    MethodError
-        If the function drew from a global generator, or changed a tensor that it was given.
     """
     if number > LAST_WATCHED:
         yield

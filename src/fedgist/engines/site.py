@@ -80,12 +80,6 @@ class Site:
         """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again.
 
         ``keep`` stores the site's state durably: it returns when a restart would find it.
-
-        Raises
-        ------
-        MethodError
-            If releases have noise of the system and there is no ``keep``: after a restart the site
-            would release a stage again, with other noise.
         """
         (self.client,) = population.clients
         if task.privacy is not None and task.privacy.source == "system":
@@ -172,13 +166,7 @@ class Site:
         return self.forms[key]
 
     def _download(self, asked: Header, messages: Mapping[str, Any]) -> Any:
-        """Return the download that an envelope holds.
-
-        Raises
-        ------
-        MessageError
-            If the envelope or the download is not valid; the message says why.
-        """
+        """Return the download that an envelope holds."""
         models = self.client.architectures
         no_rows = asked.purpose == "score" and asked.split in {None, "test"}
         problems = [
@@ -240,11 +228,6 @@ class Site:
 
         The answer to another download is another release. With noise from the seed, the same
         download gives the same release again.
-
-        Raises
-        ------
-        MessageError
-            If this stage was answered before, and the answer now would be another one.
         """
         privacy = self.task.privacy
         if privacy is None:
@@ -257,13 +240,7 @@ class Site:
         self.released[key] = digest
 
     def _go_back(self, key: StageKey) -> None:
-        """Return to the state before a stage, if it or a later one was answered already.
-
-        Raises
-        ------
-        MessageError
-            If that state is no longer remembered.
-        """
+        """Return to the state before a stage, if it or a later one was answered already."""
         if key <= self.forgotten:
             raise MessageError(
                 f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"

@@ -59,13 +59,7 @@ class WorkerPool:
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def run(self, tasks: Sequence[Any]) -> list[Any]:
-        """Return the results of the tasks, in their order.
-
-        Raises
-        ------
-        WorkerError
-            If a task fails in a worker process, or the process dies.
-        """
+        """Return the results of the tasks, in their order."""
         if self.size == 1:
             with as_workers_do():
                 return [self.work(task) for task in tasks]

@@ -174,13 +174,7 @@ def _event(releases: int, steps: int, chance: float, rate: float, noise: float) 
 
 @functools.cache
 def _library() -> ModuleType:
-    """Return dp-accounting, an extra.
-
-    Raises
-    ------
-    RecipeError
-        If it is not installed.
-    """
+    """Return dp-accounting, an extra."""
     try:
         importlib.import_module("dp_accounting.pld")
         return importlib.import_module("dp_accounting")

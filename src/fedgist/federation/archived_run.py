@@ -76,13 +76,7 @@ def is_archived(path: Path) -> bool:
 
 
 def of_directory(folder: Path, command: str) -> ArchivedRun:
-    """Return what is kept of the finished run in a folder.
-
-    Raises
-    ------
-    DataError
-        If its lines cannot be read.
-    """
+    """Return what is kept of the finished run in a folder."""
     recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
     metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
     kept = {name: metrics[name] for name in (*list(metrics)[:1], LOSS.name) if name in metrics}
@@ -125,13 +119,7 @@ def to_csv(run: ArchivedRun) -> str:
 
 
 def read_csv(path: Path) -> ArchivedRun:
-    """Read a file that :func:`to_csv` wrote.
-
-    Raises
-    ------
-    DataError
-        If it is none, or was changed since.
-    """
+    """Read a file that :func:`to_csv` wrote."""
     try:
         return _parse(blob_of(path).decode().replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:

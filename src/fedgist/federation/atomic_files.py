@@ -15,13 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """Write a file inside: the error of a full disk names it.
-
-    Raises
-    ------
-    DiskFullError
-        If the disk, the user's share of it, or the file is full.
-    """
+    """Write a file inside: the error of a full disk names it."""
     try:
         yield
     except OSError as error:
@@ -34,11 +28,6 @@ def write(path: Path, content: bytes | str) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
 
     A device or a pipe is written to directly, and a link is followed.
-
-    Raises
-    ------
-    OutputError
-        If ``path`` is a folder, or cannot be written to; DiskFullError if there is no room.
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():
@@ -70,15 +59,7 @@ def _replace(path: Path, blob: bytes) -> None:
 
 
 def append(path: Path, blob: bytes) -> None:
-    """Append to a file.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be written to; what was there before stays.
-    DiskFullError
-        If there is no room for it.
-    """
+    """Append to a file."""
     with room_for(path):
         try:
             file = path.open("ab")

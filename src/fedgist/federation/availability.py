@@ -23,11 +23,6 @@ def availability(
     """Return a function from a round to the clients online in it, by chance or by a file.
 
     In a file that does not name round 0, those of round 1 are online in it.
-
-    Raises
-    ------
-    RecipeError
-        If the file cannot be read, or names a client that does not exist.
     """
     chance = recipe.clients.availability
     if isinstance(chance, str):

@@ -97,11 +97,6 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
     server, and choosing by them releases something about the rows behind them, of which the
     accounting of privacy knows nothing. A search pays for its choice, and has rules of its own
     (studies/private_choice.py).
-
-    Raises
-    ------
-    RecipeError
-        If there are no rows held out, or their scores stay with the clients.
     """
     settings, problem = recipe.evaluate, ""
     if settings.keep == "last" and not settings.patience:

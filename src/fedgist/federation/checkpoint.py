@@ -104,13 +104,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint into a run directory.
-
-    Raises
-    ------
-    OutputError
-        If the directory cannot be written to.
-    """
+    """Write the checkpoint into a run directory."""
     arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
     rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
     now = {"under_way": checkpoint.under_way, FORMAT_KEY: FORMAT}
@@ -121,13 +115,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """Read a run directory's checkpoint; None if it has none.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is damaged: a single flipped bit is.
-    """
+    """Read a run directory's checkpoint; None if it has none."""
     path = folder / STATE
     if not path.exists():
         return None

@@ -22,12 +22,6 @@ def own_rows(
 
     A Boolean mask names the rows where it is true. Clients may share rows, but none may list a row
     twice, or have no training rows. Without ``clients_test``, each has all test rows.
-
-    Raises
-    ------
-    RecipeError
-        If they are not lists of numbers of the rows there are, ``count`` and ``test_count`` of
-        them, or masks of this length.
     """
     names = tuple(clients) if isinstance(clients, Mapping) else ()
     train = _rows_of_each(clients, count, "clients")
@@ -80,13 +74,7 @@ def _rows(value: object, count: int, who: str) -> Tensor:
 
 
 def named_like(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...]:
-    """Return the numbers of the clients whose names match a pattern (``*`` is any text).
-
-    Raises
-    ------
-    RecipeError
-        If clients have no names, or none matches; ``where`` begins the message.
-    """
+    """Return the numbers of the clients whose names match a pattern (``*`` is any text)."""
     if not names:
         raise RecipeError(
             f"{where} = {shown(pattern)}: the clients of this partition have no names"

@@ -31,14 +31,7 @@ EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 def client_settings(
     tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
 ) -> dict[int, Settings]:
-    """Return the settings of the clients that have any of their own, by client.
-
-    Raises
-    ------
-    RecipeError
-        If the method has no such settings, a value or a share is not valid, or a client has more
-        than one table or does not exist.
-    """
+    """Return the settings of the clients that have any of their own, by client."""
     order = random.permutation(key, num_clients).tolist()
     given: dict[int, Settings] = {}
     drawn = 0.0
@@ -71,13 +64,7 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
-    """Return the settings in the own file of a site, a client: TOML, keys without a table.
-
-    Raises
-    ------
-    RecipeError
-        If the file cannot be read, or a value is not valid.
-    """
+    """Return the settings in the own file of a site, a client: TOML, keys without a table."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

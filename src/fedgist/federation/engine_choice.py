@@ -32,11 +32,6 @@ def open_world(
     """Return the world of a recipe with its plans chosen, and the server's first state.
 
     ``say`` is called with each note that a user should see.
-
-    Raises
-    ------
-    InputError
-        If the device cannot be used, the world cannot be made, or the method breaks the vocabulary.
     """
     world = make_world(recipe, given, say)
     server = start_server(world.server)
@@ -83,13 +78,7 @@ def _with_engine(world: World, **chosen: object) -> World:
 
 
 def make_engine(world: World, workers: int | None = None) -> Engine:
-    """Return the engine of a world; ``workers``, if given, replaces the recipe's number.
-
-    Raises
-    ------
-    RecipeError
-        If the engine cannot do what the recipe asks for.
-    """
+    """Return the engine of a world; ``workers``, if given, replaces the recipe's number."""
     recipe, side = world.server.recipe, world.server
     settings = host_settings(world)
     if workers is not None:

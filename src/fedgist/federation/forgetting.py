@@ -25,13 +25,6 @@ def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
 
     The run's checkpoint is replaced; when the run goes on, its record says what was done. What
     others learned from the client stays with them. Returns the client's number.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such run or client, or the run is going on.
-    MethodError
-        If the method keeps nothing of single clients.
     """
     with alone(folder):
         federation, world = load_run(folder, given)

@@ -20,11 +20,6 @@ def with_given(recipe: Recipe, given: Given, asked: Mapping[str, Any] | None) ->
 
     ``asked`` is the recipe's own text, if it was given together with the objects: then a key of it
     that nothing reads is an error. Such keys of a file are dropped, and said.
-
-    Raises
-    ------
-    RecipeError
-        If such a key was given with the objects, or the number of clients is another.
     """
     update: dict[str, Any] = {}
     unread: list[tuple[str, str]] = []

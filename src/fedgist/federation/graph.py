@@ -25,14 +25,7 @@ _LEAST = 2
 def neighbors_of(
     recipe: Recipe, method: Method, task: Task, key: Tensor
 ) -> Callable[[int], Neighbors] | None:
-    """Return a function from a round to whom each client hears; None if all use the server.
-
-    Raises
-    ------
-    RecipeError
-        If the method does not work among peers, there is no such graph of so many clients, a client
-        has no neighbor in some round, or the file cannot be read.
-    """
+    """Return a function from a round to whom each client hears; None if all use the server."""
     section = recipe.clients.graph
     if section.name == "relay":
         return None

@@ -35,13 +35,6 @@ def method_class(name: str) -> type[Method]:
     """Return the class of a registered method, or of one named ``package.module:Class``.
 
     Variants of a method, ``NAME@VARIANT``, are of its class.
-
-    Raises
-    ------
-    RecipeError
-        If there is no class of this name.
-    MethodError
-        If the class is not a method.
     """
     name = base_name(name)
     if ":" not in name:
@@ -56,14 +49,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def checked_class(cls: Any, name: str) -> type[Method]:
-    """Return a class if it is a method's, and all that it defines is used.
-
-    Raises
-    ------
-    MethodError
-        If it is not derived from Method, has fields but is not a dataclass, or a function of it has
-        a misspelt name.
-    """
+    """Return a class if it is a method's, and all that it defines is used."""
     if isinstance(cls, Method):
         raise MethodError(
             f"method {name} is an object; name its class, and give its fields as keys"
@@ -96,13 +82,7 @@ def misspelt(name: str) -> str | None:
 
 
 def build_method(name: str, options: Mapping[str, Any], table: str = "method") -> Method:
-    """Return the method with its hyper-parameters checked.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such method or hyper-parameter, or a value does not fit.
-    """
+    """Return the method with its hyper-parameters checked."""
     cls = method_class(name)
     if not field_names(cls) and not options:
         return cls()

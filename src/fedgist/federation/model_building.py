@@ -56,11 +56,6 @@ def builder(
     ----------
     bare
         Whether the factory is called without arguments if it can be.
-
-    Raises
-    ------
-    RecipeError
-        If the factory cannot be called so, or its model does not fit into memory.
     """
     given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
     if not _takes(factory, given, options):

@@ -19,13 +19,7 @@ Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)
 
 
 def model_factory(name: str) -> Factory:
-    """Return the function that makes the model called ``name``.
-
-    Raises
-    ------
-    RecipeError
-        If there is none, or a user's module cannot be imported.
-    """
+    """Return the function that makes the model called ``name``."""
     factory: Factory = load_own("model.name", name) if ":" in name else MODELS[name]
     if not callable(factory):
         raise RecipeError(f"model.name = {shown(name)} is not a function that makes a model")
@@ -50,14 +44,7 @@ class ModelOfSome:
 
 
 def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, ModelOfSome]:
-    """Return what each table of ``clients.architectures`` says.
-
-    Raises
-    ------
-    RecipeError
-        If a share, a list of clients, a model or one of its options is not valid, or some tables
-        have a share and others a list.
-    """
+    """Return what each table of ``clients.architectures`` says."""
     models = {}
     for name, value in tables.items():
         where = f"clients.architectures.{name}"
@@ -80,13 +67,7 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
 
 
 def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSection:
-    """Return the model that a table describes: by ``model``, or by the table's own ``name``.
-
-    Raises
-    ------
-    RecipeError
-        If the model or one of its options is not valid.
-    """
+    """Return the model that a table describes: by ``model``, or by the table's own ``name``."""
     options = {key: value for key, value in table.items() if key != "model"}
     named = {"name": table.get("model", name), **options}
     try:

@@ -36,13 +36,7 @@ class Group:
 
 
 def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
-    """Return the groups of clients by architecture that a recipe describes.
-
-    Raises
-    ------
-    RecipeError
-        If a share, a model or one of its options is not valid.
-    """
+    """Return the groups of clients by architecture that a recipe describes."""
     if recipe.clients.pools:
         pools = check_pools(recipe.clients.pools)
         return {n: _group(p.section, sizes, f"clients.pools.{n}") for n, p in pools.items()}
@@ -93,13 +87,7 @@ def module_group(
 
 
 def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
-    """Return a user's groups of clients, whose factories may take the sizes of the data.
-
-    Raises
-    ------
-    RecipeError
-        If a factory cannot be called, or its model does not fit into memory.
-    """
+    """Return a user's groups of clients, whose factories may take the sizes of the data."""
     return {
         name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
         for name, group in groups.items()
@@ -109,13 +97,7 @@ def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
 def architectures_of(
     recipe: Recipe, sizes: Sizes, groups: Mapping[str, Group], device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
-    """Return each group's architecture and its common start, on a device.
-
-    Raises
-    ------
-    RecipeError
-        If a model does not fit the data.
-    """
+    """Return each group's architecture and its common start, on a device."""
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
@@ -143,11 +125,6 @@ def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> li
 
     Groups have the clients that they list or, drawn at random, their shares of all clients, rounded
     by largest remainders.
-
-    Raises
-    ------
-    RecipeError
-        If the lists leave out a client, or name one that does not exist.
     """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}

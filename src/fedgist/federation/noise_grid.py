@@ -20,11 +20,6 @@ def grids(section: PrivacySection, sizes: Sequence[int]) -> tuple[float, float]:
 
     ``sizes`` are the clients' numbers of rows. Their sum, or the largest, is rounded up to a power
     of two: how many rows there are, up to a factor of 2, is taken as public.
-
-    Raises
-    ------
-    RecipeError
-        If a row's constant 1 would not be on the grid.
     """
     if section.noise == "seed":
         return 0.0, 0.0

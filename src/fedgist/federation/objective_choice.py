@@ -20,13 +20,7 @@ LEAST_ROWS = 2  # of a client that learns from views
 
 
 def objective_of(recipe: Recipe, data: Dataset) -> Objective:
-    """Return the objective of a recipe.
-
-    Raises
-    ------
-    InputError
-        If it is none for such data, or settings do not fit it.
-    """
+    """Return the objective of a recipe."""
     section = recipe.objective
     if data.text != (section.name == TEXT):
         some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)

@@ -29,13 +29,7 @@ def asking(before: Callable[[str, str], None]) -> Iterator[None]:
 
 
 def load_own(key: str, place: str) -> Any:
-    """Import what the recipe's ``key`` names as ``package.module:thing``, and return it.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such thing, or its module fails when it is imported.
-    """
+    """Import what the recipe's ``key`` names as ``package.module:thing``, and return it."""
     _before.get()(key, place)
     try:
         return load(place)

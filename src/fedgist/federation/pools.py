@@ -33,13 +33,7 @@ class PoolTable:
 
 
 def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
-    """Return what each table of ``clients.pools`` says.
-
-    Raises
-    ------
-    RecipeError
-        If a list of clients, a number, a model or one of its options is not valid.
-    """
+    """Return what each table of ``clients.pools`` says."""
     pools = {}
     for name, value in tables.items():
         where, table = f"clients.pools.{name}", dict(value)
@@ -62,12 +56,6 @@ def members_of_pools(
     """Return the clients of each pool, in order; those that are not named are drawn by the key.
 
     ``names`` are the clients' own, where they have any.
-
-    Raises
-    ------
-    RecipeError
-        If a pool names a client that does not exist, or wants more than there are, or a client is
-        in no pool.
     """
     members: dict[str, tuple[int, ...]] = {}
     for name, pool in pools.items():
@@ -104,13 +92,7 @@ def architectures_by_client(
 def task_pools(
     recipe: Recipe, pools: Mapping[str, PoolTable], members: Mapping[str, Sequence[int]]
 ) -> dict[str, Pool]:
-    """Return of each pool how many clients it has, and how many a round asks.
-
-    Raises
-    ------
-    RecipeError
-        If a round would ask more clients than a pool has, or privacy is asked for.
-    """
+    """Return of each pool how many clients it has, and how many a round asks."""
     if pools and recipe.privacy.unit != "none":
         raise RecipeError(
             f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "

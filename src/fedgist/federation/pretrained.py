@@ -33,12 +33,6 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
     ----------
     head
         Name of the linear layer that is the head; the last one if None.
-
-    Raises
-    ------
-    RecipeError
-        If the file cannot be read, an array of the body is missing or does not fit, or the model
-        reads words and the file's are others.
     """
     try:
         with torch.random.fork_rng(devices=[]):
@@ -77,11 +71,6 @@ def _fitting(
     """Return the arrays that fit, and a note on the head and on what is left over.
 
     A head of ``others`` (classes, if that is no empty text) does not fit.
-
-    Raises
-    ------
-    ValueError
-        If an array of the body is missing or does not fit.
     """
     fitting, random = {}, []
     in_head = f"{head}." if head else ""  # a linear layer alone is all head
@@ -103,13 +92,7 @@ def _fitting(
 
 
 def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
-    """Return how classes of a file are other than the data's; nothing if not, or if unnamed.
-
-    Raises
-    ------
-    ValueError
-        If they are words, which the body reads as well.
-    """
+    """Return how classes of a file are other than the data's; nothing if not, or if unnamed."""
     own = sizes.classes
     unnamed = [tuple(map(str, range(len(names)))) for names in (said, own)]
     if sizes.projects or said == own or said in unnamed or own in unnamed:

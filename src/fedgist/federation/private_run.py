@@ -120,11 +120,6 @@ def private_task(
     """Return the task with its privacy, and what the run spends; None where nothing is protected.
 
     ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
-
-    Raises
-    ------
-    RecipeError
-        If the method, the model or another setting does not allow what is asked for.
     """
     section = recipe.privacy
     if section.unit == "none":
@@ -227,13 +222,7 @@ def _check_private_steps(recipe: Recipe, task: Task) -> None:
 def _releases(
     recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
 ) -> tuple[int, ...]:
-    """Return how many releases there are in each round, from 0.
-
-    Raises
-    ------
-    RecipeError
-        If the method sends nothing, or something that cannot be protected.
-    """
+    """Return how many releases there are in each round, from 0."""
     name, known = recipe.method.name, {}
     counts = []
     for number in range(task.training.num_rounds + 1):

@@ -106,13 +106,7 @@ PROBES: Mapping[str, Callable[[Encoded, int], float]] = MappingProxyType(
 def probe_of(
     world: World, engine: Engine
 ) -> Callable[[Federation], tuple[Line, list[Line]]] | None:
-    """Return what probes models as a run goes on, if its recipe asks for it.
-
-    Raises
-    ------
-    RecipeError
-        If there is nothing to probe by, or the models are on other machines.
-    """
+    """Return what probes models as a run goes on, if its recipe asks for it."""
     recipe = world.server.recipe
     if recipe.evaluate.probe == "none":
         return None
@@ -197,11 +191,6 @@ def probed(
 
     A body that several have is probed once; of features that are not finite it is NaN. With
     ``starts``, bodies as they were before any training follow, one for each architecture.
-
-    Raises
-    ------
-    RecipeError
-        If there are no test rows, or the data are texts.
     """
     check_probes(world)
     seed, names = world.server.recipe.seed, world.partition.names

@@ -61,11 +61,6 @@ def set_aside(
         Public rows that a user gave, in the form of ``data.x``.
     listed
         Whether clients' rows are given by their numbers, so that no row may be taken out.
-
-    Raises
-    ------
-    InputError
-        If the rows cannot be had, or do not have the form of the data.
     """
     section = recipe.data.public
     if section:
@@ -95,11 +90,6 @@ def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | 
     """Return the training rows of the client whose rows all may see, if the recipe names one.
 
     They stay its own: it is asked like any other client.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such client, or rows are normalized by their own clients.
     """
     section, client = recipe.data.public, client_of(recipe, parts)
     if section is None or client is None:
@@ -146,13 +136,7 @@ def _check_moments(recipe: Recipe) -> None:
 def hold_out_at_server(
     recipe: Recipe, data: Dataset, *, listed: bool = False
 ) -> tuple[Dataset, Dataset | None]:
-    """Return the data that are left for clients, and the rows held out, if any are.
-
-    Raises
-    ------
-    RecipeError
-        As :func:`set_aside` does.
-    """
+    """Return the data that are left for clients, and the rows held out, if any are."""
     if not recipe.data.held_out:
         return data, None
     return _taken_out(recipe, data, recipe.data.held_out, "data.held_out", listed=listed)

@@ -27,13 +27,7 @@ COLORS = ("color_jitter", "grayscale")
 
 
 def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = None) -> Dataset:
-    """Return the examples that a recipe names, below ``root``, or the user's own.
-
-    Raises
-    ------
-    InputError
-        If they cannot be read, or ``data.augment`` is given for examples that are not images.
-    """
+    """Return the examples that a recipe names, below ``root``, or the user's own."""
     if own is not None:
         if recipe.data.words is not None:
             raise RecipeError(
@@ -114,13 +108,7 @@ def divide(
     clients: Clients | None,
     clients_test: Clients | None,
 ) -> Partition:
-    """Return which client has which rows: by the recipe's partition, or the user's own lists.
-
-    Raises
-    ------
-    InputError
-        If the partition is not possible, or a list names rows that do not exist.
-    """
+    """Return which client has which rows: by the recipe's partition, or the user's own lists."""
     if clients is None and clients_test is not None:
         raise RecipeError(
             "clients_test is given without clients: give each client's training rows as well"
@@ -148,11 +136,6 @@ def client_number(parts: Partition, client: int | str) -> int:
     """Return the number of a client given by its number, or by its name or number as a text.
 
     A name goes first: a hospital called 3 need not be client 3.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such client.
     """
     names, count = parts.names, len(parts.test)
     if isinstance(client, str) and client in names:

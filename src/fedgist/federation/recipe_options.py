@@ -32,11 +32,6 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     """Return the recipe with its options checked, and without keys that nothing reads.
 
     ``changed`` are the keys that were set on top of a file, by their dotted names.
-
-    Raises
-    ------
-    RecipeError
-        If an option is unknown, missing or of the wrong type, or was given and is not read.
     """
     update: dict[str, Any] = {}
     notes: list[str] = []
@@ -54,11 +49,6 @@ def check_tables(
     """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
 
     ``aside`` are the sections in them, which are no options; ``objective`` is the recipe's own.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such method or option, or a value does not fit.
     """
     for name, table in tables.items():
         options = {key: value for key, value in table.items() if key not in aside}

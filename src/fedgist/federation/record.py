@@ -38,13 +38,7 @@ class Record:
     def __init__(
         self, folder: Path | None, last_round: int = -1, digests: Mapping[str, str] | None = None
     ) -> None:
-        """Go on after ``last_round``: lines of later rounds are dropped, with -1 all lines.
-
-        Raises
-        ------
-        CheckpointError
-            If the lines up to then are not those whose digests are given, by file.
-        """
+        """Go on after ``last_round``: lines of later rounds are dropped, with -1 all lines."""
         self.folder = folder
         self.rounds: list[Line] = []
         self.clients: list[Line] = []
@@ -99,13 +93,7 @@ def _bare(line: Line) -> Line:
 
 
 def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
-    """Return the bytes of the lines up to a round.
-
-    Raises
-    ------
-    CheckpointError
-        If their digest is not the one given.
-    """
+    """Return the bytes of the lines up to a round."""
     kept = lines_up_to(blob_of(path), last_round)
     if digest in {None, hashlib.sha256(kept).hexdigest()}:
         return kept
@@ -144,13 +132,7 @@ def _round_of(line: Any) -> float:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Read a file of lines, checked; a last line without its end is being written, and left out.
-
-    Raises
-    ------
-    DataError
-        If a line is no table of JSON, its round is no whole number from 0 on, or rounds fall.
-    """
+    """Read a file of lines, checked; a last line without its end is being written, and left out."""
     lines: list[Line] = []
     for number, text in enumerate(blob_of(path).splitlines(keepends=True), 1):
         if not text.endswith(b"\n"):
@@ -190,13 +172,7 @@ def _problem(line: Any, before: int) -> str:
 
 
 def blob_of(path: Path) -> bytes:
-    """Return a file's content; nothing if there is no such file.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """Return a file's content; nothing if there is no such file."""
     try:
         return path.read_bytes() if path.exists() else b""
     except (OSError, MemoryError) as error:

@@ -68,13 +68,6 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
     """Raise an error if a file of a finished run was changed since.
 
     Its data are not read. ``rounds`` is how many are asked for now.
-
-    Raises
-    ------
-    RecipeError
-        If the recipe changed, or fewer rounds are asked for.
-    CheckpointError
-        If the checkpoint is damaged, or a file is not the one that was sealed.
     """
     saved = load(folder)
     if saved is None:
@@ -91,13 +84,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
 
 
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
-    """Check the saved features of a run that goes on; those of rounds to come are removed.
-
-    Raises
-    ------
-    CheckpointError
-        If one is not that which the checkpoint counts on.
-    """
+    """Check the saved features of a run that goes on; those of rounds to come are removed."""
     sealed = saved.binding.files if saved else {}
     if saved and not sealed:  # a run of before there were seals
         return

@@ -122,13 +122,7 @@ class Federation:
     # worker's core
     @as_workers_do()
     def do_round(self, number: int) -> tuple[Line, list[Line]]:
-        """Do one round, or the rest of it; round 0 is what a method does before training.
-
-        Raises
-        ------
-        PausedError
-            If the round is left between two stages.
-        """
+        """Do one round, or the rest of it; round 0 is what a method does before training."""
         now = self._do_stages(number)
         begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
@@ -321,13 +315,7 @@ class Federation:
         return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            If its arrays are not those that this federation keeps.
-        """
+        """Go back to a checkpoint."""
         saved = dict(checkpoint.server)
         if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
             saved = added_later(start_server(self.side)) | saved

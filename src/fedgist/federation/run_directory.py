@@ -38,13 +38,7 @@ def as_folder(name: str) -> str:
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock: two processes in one run directory would write each round twice.
-
-    Raises
-    ------
-    RecipeError
-        If another process holds it.
-    """
+    """Hold the folder's lock: two processes in one run directory would write each round twice."""
     if folder is None or not _can_hold(folder / LOCK.parent):
         yield
         return
@@ -88,13 +82,7 @@ def _can_hold(place: Path) -> bool:
 
 
 def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether to go on with the run in ``folder``; if not, remove the files of that run.
-
-    Raises
-    ------
-    RecipeError
-        If there is no run to resume, or one that is not to be overwritten.
-    """
+    """Return whether to go on with the run in ``folder``; if not, remove the files of that run."""
     if folder is None:
         return False
     if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):

@@ -69,14 +69,6 @@ def run(
     one, nothing is written. A run that goes on has the recipe and the objects that it was begun
     with, but its number of rounds may be raised to ``rounds``. The method of ``given``, if it has
     one, is that of the recipe.
-
-    Raises
-    ------
-    InputError
-        If the recipe, the data or the folder cannot be used.
-    Stopped
-        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
-        finished and saved.
     """
     if resume and folder is None:
         raise RecipeError("resume=True goes on with the run in out=...: name its folder")
@@ -113,11 +105,6 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     """Return the federation of a run directory, as its checkpoint left it, and its world.
 
     A run of a GPU is looked at on the CPU of a machine that has none.
-
-    Raises
-    ------
-    RecipeError
-        If the folder holds no run, or no checkpoint.
     """
     if not (folder / RECIPE).exists():
         seeds = sorted(p.name for p in folder.glob("seed-*")) if folder.is_dir() else []

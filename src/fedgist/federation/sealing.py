@@ -38,13 +38,7 @@ def sealed(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def of_file(path: Path) -> str:
-    """Return the digest of a file; an empty text where there is none, or no plain file.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
+    """Return the digest of a file; an empty text where there is none, or no plain file."""
     if not path.is_file():  # reading a pipe would wait for ever
         return ""
     with path.open("rb") as file:
@@ -68,13 +62,7 @@ def features_in(folder: Path) -> list[str]:
 
 
 def header_of(folder: Path) -> dict[str, object]:
-    """Return what a run's checkpoint says beside its arrays, which are not read.
-
-    Raises
-    ------
-    ValueError
-        If its file is damaged; OSError if it cannot be read.
-    """
+    """Return what a run's checkpoint says beside its arrays, which are not read."""
     path = folder / STATE
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -103,14 +103,6 @@ def run_server(
         Called after each round.
     at_end
         Called after the last round, before the result is written.
-
-    Raises
-    ------
-    Stopped
-        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
-        finished and saved.
-    DiskFullError
-        If there is no room for a file of the run; the message names the command that goes on.
     """
     began = time.perf_counter()
     inputs = of_server(side) if place.inputs is None else place.inputs
@@ -166,13 +158,7 @@ def _releases(side: ServerSide, place: Place) -> Releases | None:
 
 
 def _spent(federation: Federation) -> list[str]:
-    """Return a note if the run ends early because its privacy is spent.
-
-    Raises
-    ------
-    RecipeError
-        If it was spent before a round was finished.
-    """
+    """Return a note if the run ends early because its privacy is spent."""
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
         return []

@@ -54,13 +54,7 @@ class Part:
 def server_sets(
     recipe: Recipe, data: Dataset, given: TestSets | None, on_test: Examples, held_out: Examples
 ) -> dict[str, RowSet]:
-    """Return the server's test sets by name; ``given`` are a user's, x and y by name.
-
-    Raises
-    ------
-    InputError
-        If a set is of classes or clients that do not exist, has no rows, or does not fit.
-    """
+    """Return the server's test sets by name; ``given`` are a user's, x and y by name."""
     sets: dict[str, RowSet] = {ALL_ROWS: on_test}
     if len(held_out):
         sets[HELD_OUT] = held_out

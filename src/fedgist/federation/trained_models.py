@@ -88,11 +88,6 @@ class ClientModel(nn.Module):
 
         ``x`` is an array or a data frame like that of the training rows, or a list of texts: then
         they are those of the word that comes after each.
-
-        Raises
-        ------
-        DataError
-            If the examples do not have the form of the training rows.
         """
         if self.arch.text:
             texts = [x] if isinstance(x, str) or not isinstance(x, Iterable) else x
@@ -112,13 +107,7 @@ class ClientModel(nn.Module):
         return logits[torch.arange(len(x), device=x.device), (x != PADDING).sum(1) - 1]
 
     def predict(self, x: object) -> list[str]:
-        """Return the name of the likeliest class of each raw example, of a text what comes next.
-
-        Raises
-        ------
-        DataError
-            If the examples do not have the form of the training rows.
-        """
+        """Return the name of the likeliest class of each raw example, of a text what comes next."""
         chances = self.probabilities(x)
         chances = sayable(chances) if self.arch.text else chances
         return [self.data.names[label] for label in chances.argmax(1).tolist()]
@@ -133,11 +122,6 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
     """Return the model of a client, or of the server.
 
     ``who`` is a client's number, or a text: a client's name or number, or ``"server/NAME"``.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such client or model.
     """
     net = server_net(federation, world, who)
     if net is None:
@@ -151,13 +135,7 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
 
 
 def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
-    """Return the model that is meant by ``"server/NAME"``, or None if a client is meant.
-
-    Raises
-    ------
-    RecipeError
-        If the server has no such model.
-    """
+    """Return the model that is meant by ``"server/NAME"``, or None if a client is meant."""
     name = str(who)
     if not name.startswith(SERVER) or name in world.partition.names:
         return None
@@ -178,11 +156,6 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     """Return the model that a client holds after the last aggregation and its next download.
 
     ``client`` is its number, or a text: its name, or its number.
-
-    Raises
-    ------
-    RecipeError
-        If there is no such client.
     """
     number = client_number(world.partition, client)
     method = federation.method
@@ -207,13 +180,7 @@ def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]
 
 
 def simulation(federation: Federation) -> Simulation:
-    """Return the federation's engine, if it simulates the clients.
-
-    Raises
-    ------
-    RecipeError
-        If the clients are on other machines.
-    """
+    """Return the federation's engine, if it simulates the clients."""
     if not isinstance(federation.engine, Simulation):
         raise RecipeError(
             "the clients' models are at their sites: only a simulation can look at them"

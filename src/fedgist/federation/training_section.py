@@ -96,13 +96,7 @@ class TrainSection(BaseModel):
 
 
 def training_of(t: TrainSection) -> Training:
-    """Return what a recipe says about training.
-
-    Raises
-    ------
-    RecipeError
-        If a warm-up is as long as the run.
-    """
+    """Return what a recipe says about training."""
     if t.lr_schedule.warmup_rounds >= t.num_rounds:
         raise RecipeError(
             f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "

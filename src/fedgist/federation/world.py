@@ -94,14 +94,7 @@ class World:
 def make_world(
     recipe: Recipe, given: Given | None = None, say: Callable[[str], None] = lambda _: None
 ) -> World:
-    """Make the world of a recipe; ``say`` is told what takes long.
-
-    Raises
-    ------
-    InputError
-        If a part of it does not exist, or parts do not fit each other: a RecipeError, DataError or
-        MethodError of one line that names the part.
-    """
+    """Make the world of a recipe; ``say`` is told what takes long."""
     given, recipe = given or Given(), _with_device(recipe)  # found before any work
     data, public, central = _data(recipe, given)
     objective = objective_of(recipe, data)

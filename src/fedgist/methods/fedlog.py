@@ -105,13 +105,7 @@ class FedLog(Method):
         return self._solved(server, sum_memory.remember(self.memory, server.sums, replies, ctx))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
-        """Return the head of the sums without a client's.
-
-        Raises
-        ------
-        MethodError
-            If only a total is remembered.
-        """
+        """Return the head of the sums without a client's."""
         return self._solved(server, sum_memory.forget(self.memory, server.sums, client))
 
     def _solved(self, server: Server, sums: Remembered) -> Server:

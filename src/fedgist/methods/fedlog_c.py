@@ -119,13 +119,7 @@ class FedLogC(Method):
         return sum_memory.remember(self.memory, server, replies, ctx)
 
     def forget(self, server: Remembered, client: int, ctx: Context) -> Remembered:
-        """Return the total without a client's sums.
-
-        Raises
-        ------
-        MethodError
-            If only a total is remembered.
-        """
+        """Return the total without a client's sums."""
         return sum_memory.forget(self.memory, server, client)
 
 

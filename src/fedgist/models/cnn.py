@@ -34,11 +34,6 @@ def fedlog_mnist(
 
     Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and
     more flexibility", table A.1.
-
-    Raises
-    ------
-    ValueError
-        If ``input_shape`` is not (channels, 28, 28).
     """
     _check_size(input_shape, 28)
     return nn.Sequential(
@@ -75,12 +70,6 @@ def fedlog_cifar(
 
     ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
     [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
-
-    Raises
-    ------
-    ValueError
-        If ``input_shape`` is not (channels, 32, 32), or there is no width in ``hidden``, or one
-        below 1.
     """
     _check_size(input_shape, 32)
     if not hidden or any(isinstance(width, bool) or width < 1 for width in hidden):
@@ -160,12 +149,6 @@ def codist_cnn(
     codistillation", appendix E. The counts leave open where maps are padded and pooled: here the
     first two convolutions are not padded and pooled by 2, the third is padded, so that maps of 6x6
     enter the first hidden layer.
-
-    Raises
-    ------
-    ValueError
-        If ``input_shape`` is not (channels, 32, 32), or there are not three channels and two widths
-        of at least 1.
     """
     _check_size(input_shape, 32)
     _check_widths("channels", channels, 3)
@@ -202,11 +185,6 @@ def conv4(
     Each is 3x3, padded, with batch norm and ReLU; the first three are pooled by 2, the last over
     the whole map. With ``channels`` as they are and three colours it has 60,688 parameters before
     its last layer.
-
-    Raises
-    ------
-    ValueError
-        If there are not four widths of at least 1, or the images are too small.
     """
     _check_widths("channels", channels, 4)
     if min(input_shape[1:]) < POOLED:

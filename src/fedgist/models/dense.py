@@ -28,11 +28,6 @@ def mlp(
 
     ``last`` is the activation after the last of them, at the end of the body: ``relu``, ``tanh``,
     ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
-
-    Raises
-    ------
-    ValueError
-        If a width is below 1, dropout is not at least 0 and below 1, or nothing reads ``last``.
     """
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}")

@@ -17,11 +17,6 @@ def last_activation(last: Last, bound: float | None) -> nn.Module:
     """Return ReLU, tanh, the clamp to [-``bound``, ``bound``], or nothing: ``last`` says which.
 
     Before the clamp there is no ReLU.
-
-    Raises
-    ------
-    ValueError
-        If ``last`` is none of them, or ``bound`` is not above 0, or is given without a clamp.
     """
     if last != "clamp" and last not in LAYERS:
         raise ValueError(f"model.last must be 'relu', 'tanh', 'clamp' or 'none', not {last!r}")

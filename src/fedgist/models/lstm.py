@@ -25,11 +25,6 @@ def word_lstm(
 
     Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
     codistillation", appendix E; the counts are those of FedJAX's word model (Ro, Suresh, Wu 2021).
-
-    Raises
-    ------
-    ValueError
-        If inputs are no texts, or a width or the number of layers is below 1.
     """
     if len(input_shape) != 1:
         raise ValueError(

@@ -31,11 +31,6 @@ def mobilenetv2(
 
     ``width`` multiplies all channels, rounded to multiples of 8; those of the last convolution it
     only raises. Images get 32 times smaller on their way.
-
-    Raises
-    ------
-    ValueError
-        If ``width`` is not above 0.
     """
     if isinstance(width, bool) or not width > 0:
         raise ValueError(f"width must be above 0, not {width!r}")

@@ -36,11 +36,6 @@ def resnet9(
     ``width`` is the channels of the first convolution, and ``features`` the width of the linear
     layer before the last, whose outputs are in (-1, 1) unless ``last`` is not ``tanh``: ``relu``,
     ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
-
-    Raises
-    ------
-    ValueError
-        If ``norm`` is neither 'batch' nor 'group', or a width is below 1.
     """
     _check_widths(width=width, features=features)
 
@@ -82,11 +77,6 @@ def resnet18(
     or what ``last`` says, as in ResNet9. With 256 and tanh it is the net of
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4, of 11.3 million parameters.
-
-    Raises
-    ------
-    ValueError
-        If ``norm`` is neither 'batch' nor 'group', or a width is below 1.
     """
     _check_widths(width=width, features=features)
     layers: list[tuple[str, nn.Module]] = [
@@ -119,11 +109,6 @@ def resnet50(
     Its first convolution is 7x7 with stride 2 and ``width`` channels, followed by max-pooling; a
     block's stride is that of its 3x3 convolution. Layers have the names of torchvision's, so that a
     file of its weights fits ``model.weights``.
-
-    Raises
-    ------
-    ValueError
-        If ``norm`` is neither 'batch' nor 'group', or ``width`` is below 1.
     """
     _check_widths(width=width)
     layers: list[tuple[str, nn.Module]] = [

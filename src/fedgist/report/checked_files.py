@@ -44,13 +44,7 @@ def read_table(
 
 
 def blob_of_file(path: Path) -> bytes:
-    """Return a file's content; of a pipe or a device nothing is read.
-
-    Raises
-    ------
-    ValueError
-        If it is no file.
-    """
+    """Return a file's content; of a pipe or a device nothing is read."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
     return path.read_bytes()

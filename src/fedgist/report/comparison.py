@@ -44,11 +44,6 @@ def study(
         A fraction; if not given, the paper's, where all recipes name one.
     two_sided
         Test whether a row differs from the reference, not whether the reference is better.
-
-    Raises
-    ------
-    ReportError
-        If no run has the metric, or there is no such reference.
     """
     runs, problems = readable(runs)
     metric = common_column(runs) if metric is None else metric

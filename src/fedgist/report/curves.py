@@ -114,13 +114,7 @@ def by_bytes(lines: Lines) -> Picture | None:
 
 
 def curves_png(lines: Lines, path: Path) -> None:
-    """Write a PNG of a metric by round and by bytes sent.
-
-    Raises
-    ------
-    ReportError
-        If matplotlib is missing or does not know the file's format.
-    """
+    """Write a PNG of a metric by round and by bytes sent."""
     with matplotlib().rc_context(STYLE):
         figure, (left, right) = new_figure(10, max(3.8, _height(lines)), columns=2)
         _draw(lines, left, by_bytes=False)

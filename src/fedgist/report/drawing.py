@@ -101,13 +101,7 @@ def write(pictures: Iterable[Picture], folder: Path) -> None:
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure into a file, in the format of its ending.
-
-    Raises
-    ------
-    ReportError
-        If matplotlib does not know the format.
-    """
+    """Write a figure into a file, in the format of its ending."""
     form = path.suffix.removeprefix(".").lower() or "png"
     known = figure.canvas.get_supported_filetypes()
     if form not in known:

@@ -117,13 +117,7 @@ def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Pic
 
 
 def partition_png(split: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG with a bubble for each client and class, its area the training rows.
-
-    Raises
-    ------
-    ReportError
-        If matplotlib is missing or does not know the file's format.
-    """
+    """Write a PNG with a bubble for each client and class, its area the training rows."""
     with matplotlib().rc_context(STYLE):
         write_png(_bubble_figure(split), path)
 

@@ -204,11 +204,6 @@ def find(folders: Iterable[Path], *, trust: bool = False) -> list[RunFiles]:
     """Return the runs that these folders are or hold, such as the seeds of a sweep; each once.
 
     ``trust`` has those used, too, whose files do not fit their seal.
-
-    Raises
-    ------
-    ReportError
-        If a folder holds no run.
     """
     runs: dict[Path, RunFiles] = {}
     for folder in folders:
@@ -236,13 +231,7 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
-    """Return the runs that can be used, and a sentence about everything that cannot.
-
-    Raises
-    ------
-    ReportError
-        If none can be used; SealError if that is because none fits its seal.
-    """
+    """Return the runs that can be used, and a sentence about everything that cannot."""
     problems = problems_of(runs)
     usable = [run for run in runs if run.usable]
     if not usable:

@@ -121,13 +121,7 @@ class MLflow:
             raise ReportError(f"MLflow: {first_line(error)}") from error
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new; return how many. A run is recognized by its folder.
-
-        Raises
-        ------
-        ReportError
-            If MLflow refuses them, or cannot be reached.
-        """
+        """Send the rounds that are new; return how many. A run is recognized by its folder."""
         with self._answering():
             return self._send(run)
 
@@ -210,13 +204,7 @@ TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
 
 
 def tracker(text: str) -> Tracker:
-    """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``.
-
-    Raises
-    ------
-    ReportError
-        If the name is unknown, the tracker's package is missing, or its URI cannot be used.
-    """
+    """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``."""
     name, _, where = text.partition(":")
     if name not in TRACKERS:
         raise ReportError(f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}")

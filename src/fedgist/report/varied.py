@@ -40,13 +40,7 @@ class Line:
 
 
 def varied(study: Study, key: str) -> list[Line]:
-    """Return a line for each group of rows that differ in nothing but the setting ``key``.
-
-    Raises
-    ------
-    ReportError
-        If no row has the setting, or one has it but not as a number.
-    """
+    """Return a line for each group of rows that differ in nothing but the setting ``key``."""
     keys = {name for row in study.rows for name in row.settings}
     if key not in keys:
         raise ReportError(f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}")
@@ -74,13 +68,7 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
 
 
 def over(study: Study, key: str) -> Picture:
-    """Return the picture of the study's metric over a setting.
-
-    Raises
-    ------
-    ReportError
-        If no row has the setting, or one has it but not as a number.
-    """
+    """Return the picture of the study's metric over a setting."""
     found = varied(study, key)
     with matplotlib().rc_context(STYLE):
         figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(found) + 1.2))

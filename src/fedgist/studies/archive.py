@@ -34,13 +34,7 @@ class Archive:
         return self.folder / inside.with_name(f"{inside.name}.csv")
 
     def holds(self, job: Job) -> bool:
-        """Return whether the job's finished run is there, and lacks no correction.
-
-        Raises
-        ------
-        InputError
-            If its file cannot be used, or holds a run with other settings.
-        """
+        """Return whether the job's finished run is there, and lacks no correction."""
         path = self.place(job)
         if not path.exists():
             return False

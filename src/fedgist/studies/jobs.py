@@ -43,13 +43,7 @@ AGAIN = "--rerun does it again"
 
 
 def is_done(job: Job) -> bool:
-    """Return whether the job's folder holds its finished run.
-
-    Raises
-    ------
-    RecipeError
-        If the folder holds a run with other settings.
-    """
+    """Return whether the job's folder holds its finished run."""
     if not (job.folder / RECIPE).exists():
         return False
     recipe = read(job.folder / RECIPE)
@@ -97,11 +91,6 @@ def run_jobs(
     ``listener`` is called with every event of every job. Those that the archive holds are not done
     again, and those that end are added to it at once. A job whose files do not fit their seal
     fails; with ``rerun`` it is done again.
-
-    Raises
-    ------
-    Interrupted
-        After Ctrl-C or SIGTERM, when every running job has saved its round.
     """
     processes = _Processes(iter(jobs), at_once, listener, data_root, archive, rerun=rerun)
     try:

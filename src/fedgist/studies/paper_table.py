@@ -76,13 +76,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a file.
-
-    Raises
-    ------
-    RecipeError
-        If the file cannot be read, or is no table.
-    """
+    """Return the table in a file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -109,11 +103,6 @@ def cells(
 
     Methods of the paper that this version does not have are left out. ``columns`` and ``methods``
     name those to do; without names all are done.
-
-    Raises
-    ------
-    RecipeError
-        If a column or method is asked for that the table or this version does not have.
     """
     available = [m for m in table.table.methods if base_name(m) in METHODS or ":" in m]
     _check_names(columns, methods, table, available)

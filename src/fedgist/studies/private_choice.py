@@ -88,13 +88,7 @@ def mean_correct_rows(runs: Sequence[Path]) -> float:
 
 
 def correct_rows(folder: Path) -> int:
-    """Return how many validation rows the clients' last models of a run predict correctly.
-
-    Raises
-    ------
-    RecipeError
-        If the run has no scores on validation rows.
-    """
+    """Return how many validation rows the clients' last models of a run predict correctly."""
     lines = [line for line in read_lines(folder / CLIENTS) if line.get("split") == "validation"]
     last = max((line["round"] for line in lines), default=0)
     scored = [line for line in lines if line["round"] == last and line["accuracy"] is not None]

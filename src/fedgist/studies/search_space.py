@@ -27,13 +27,7 @@ Range = dict[str, Any]
 
 
 def read_space(path: Path) -> dict[str, Range]:
-    """Return the ranges in a file by key: each has ``choices``, or ``low``, ``high`` and ``log``.
-
-    Raises
-    ------
-    RecipeError
-        If the file or a range cannot be used.
-    """
+    """Return a file's ranges by key: each has ``choices``, or ``low``, ``high`` and ``log``."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -51,13 +51,7 @@ def _split(values: str) -> list[str]:
 def grid(
     path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
 ) -> list[Job]:
-    """Return a job for each cell and seed, every recipe checked; a cell's seeds are neighbours.
-
-    Raises
-    ------
-    RecipeError
-        If an axis or a cell cannot be used.
-    """
+    """Return a job for each cell and seed, every recipe checked; a cell's seeds are neighbours."""
     read_axes = [axis(text) for text in axes]
     keys = [key for key, _ in read_axes]
     if len(set(keys)) < len(keys):

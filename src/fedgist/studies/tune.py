@@ -60,13 +60,7 @@ class Tuner:
     def __init__(
         self, path: Path, settings: Sequence[str], space: Path, out: Path, seeds: int
     ) -> None:
-        """Begin the study in ``out``, or go on with it.
-
-        Raises
-        ------
-        RecipeError
-            If the recipe, the space, or one with the other cannot be used, or Optuna is missing.
-        """
+        """Begin the study in ``out``, or go on with it."""
         self.optuna = _optuna()
         self.path, self.settings, self.out, self.seeds = path, list(settings), out, seeds
         self.space = read_space(space)
@@ -290,13 +284,7 @@ class Tuner:
 
 @contextlib.contextmanager
 def storing(out: Path) -> Iterator[None]:
-    """Use the study in ``out`` inside; where its database cannot be written, the error names it.
-
-    Raises
-    ------
-    OutputError
-        If the database cannot be written; DiskFullError if there is no room.
-    """
+    """Use the study in ``out`` inside; where its database cannot be written, the error names it."""
     optuna, alchemy = _optuna(), importlib.import_module("sqlalchemy.exc")
     try:
         yield

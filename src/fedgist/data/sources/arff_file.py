@@ -28,11 +28,6 @@ def read_arff(path: Path) -> dict[str, Values]:
 
     Columns of numbers are float64 (rows,), NaN where a cell is ``?``; the others are texts (rows,)
     among the values that the file states.
-
-    Raises
-    ------
-    DataError
-        If it is not such a file, has columns of another kind, or a cell that cannot be used.
     """
     check_memory(_TIMES * regular(path).stat().st_size, str(path))
     try:

@@ -50,12 +50,6 @@ def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[st
     """Return arrays of a file by name; the one array of an .npy file has the name ''.
 
     ``wanted`` takes the names of all arrays in the file and returns those to read, or raises.
-
-    Raises
-    ------
-    DataError
-        If the file, or one of the wanted arrays, cannot be read, or claims more than it holds or
-        than the memory for data.
     """
     try:
         with regular(file).open("rb") as opened:
@@ -117,12 +111,6 @@ def features(x: Values, what: str) -> Tensor:
 
     Images may come with their channels last (recognised where only the last dimension is 1 or 3),
     and images of bytes without a dimension of channels. Other shapes stay as they are.
-
-    Raises
-    ------
-    DataError
-        If ``x`` does not hold numbers, or has fewer than two dimensions; ``what`` begins the
-        message.
     """
     if x.dtype.kind not in "iufb" or x.ndim < 2:  # noqa: PLR2004 - rows and columns
         raise DataError(

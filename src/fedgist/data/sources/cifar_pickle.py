@@ -39,13 +39,7 @@ _MOST_READS = 5_000_000  # the largest of these data sets needs a tenth of them
 
 
 def read_pickle(path: Path) -> dict[str, object]:
-    """Return a pickled dictionary of numbers, strings, lists and byte arrays, with keys of text.
-
-    Raises
-    ------
-    DataError
-        If the file is corrupt, or would build or run anything else.
-    """
+    """Return a pickled dictionary of numbers, strings, lists and byte arrays, with keys of text."""
     name = f"{path.parent.name}/{path.name}"
     try:
         with regular(path).open("rb") as file:
@@ -62,13 +56,7 @@ def read_pickle(path: Path) -> dict[str, object]:
 
 
 def as_text(value: object) -> str:
-    """Return text, which Python 2 pickled as what Python 3 reads as bytes.
-
-    Raises
-    ------
-    pickle.UnpicklingError
-        If ``value`` is neither text nor bytes.
-    """
+    """Return text, which Python 2 pickled as what Python 3 reads as bytes."""
     match value:
         case bytes():
             return value.decode("latin1")

@@ -73,13 +73,7 @@ def read_up_to(stream: IO[bytes], size: int) -> bytearray:
 
 
 def regular(path: Path) -> Path:
-    """Return ``path`` if it is an ordinary file: opening a pipe would wait for ever.
-
-    Raises
-    ------
-    DataError
-        If it is something else, or does not exist.
-    """
+    """Return ``path`` if it is an ordinary file: opening a pipe would wait for ever."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name

@@ -20,11 +20,6 @@ def read_labels(path: str | Path, data: Dataset, column: str | None) -> Tensor |
 
     They are the array y of a .npz file, the ``column`` of a table, or the folder of each image if
     all of these are called like classes.
-
-    Raises
-    ------
-    DataError
-        If they cannot be read, or are not among the classes.
     """
     place = Path(path).expanduser()
     place = existing(place, folder=place.is_dir())

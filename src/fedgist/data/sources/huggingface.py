@@ -103,12 +103,6 @@ def huggingface(
         name = "huggingface"
         path = "ylecun/mnist"
         image = "image"
-
-    Raises
-    ------
-    DataError
-        If the data set cannot be loaded, lacks a split or a column, or has a value that cannot be
-        used.
     """
     columns = _input_columns(image, features, str(path))
     splits = _load(path, config)

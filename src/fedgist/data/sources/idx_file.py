@@ -20,13 +20,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, dims: int) -> Tensor:
-    """Return the uint8 array of an IDX file of bytes with ``dims`` dimensions, gzipped or plain.
-
-    Raises
-    ------
-    DataError
-        If the file is anything but exactly that, or more than the memory for data.
-    """
+    """Return the uint8 array of an IDX file of bytes with ``dims`` dimensions, gzipped or plain."""
     try:
         with regular(path).open("rb") as file:
             zipped = file.peek(len(_GZIP)).startswith(_GZIP)

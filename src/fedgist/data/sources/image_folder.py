@@ -72,11 +72,6 @@ def folder(
         name = "folder"
         path = "leaves"
         image_size = 32
-
-    Raises
-    ------
-    DataError
-        If there is no such folder, a class has no images, or an image cannot be read.
     """
     top = existing(path, folder=True)
     train, test = _split_folders(top)
@@ -114,13 +109,7 @@ def _labelled_files(top: Path) -> list[tuple[Path, str]]:
 
 
 def images_below(top: Path) -> list[Path]:
-    """Return all images in a folder and the folders in it, in sorted order.
-
-    Raises
-    ------
-    DataError
-        If there are none.
-    """
+    """Return all images in a folder and the folders in it, in sorted order."""
     return _images_among(top.rglob("*"), top)
 
 
@@ -144,12 +133,6 @@ def read_images(
 
     ``size`` is height and width, by default the first image's; ``channels`` is 1 or 3, by default
     each image's own.
-
-    Raises
-    ------
-    DataError
-        If an image cannot be read, is too large to set the size of all, or all of them together
-        are more than the memory for data.
     """
     size = None if size is None else shared_size(size, len(files))
     for file in files:

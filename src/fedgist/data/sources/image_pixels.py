@@ -21,13 +21,7 @@ _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing it
 
 
 def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
-    """Return height and width from the option image_size: one number for squares, or both.
-
-    Raises
-    ------
-    DataError
-        If it is neither.
-    """
+    """Return height and width from the option image_size: one number for squares, or both."""
     if image_size is None:
         return None
     match [image_size, image_size] if isinstance(image_size, int) else image_size:
@@ -43,12 +37,6 @@ def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int
     """Return ``size``, height and width, if ``count`` images may have it.
 
     ``first`` says which image has it already, if no image_size was given.
-
-    Raises
-    ------
-    DataError
-        If the images would take more than the memory for data, or one image would set for all a
-        size that nobody asked for.
     """
     height, width = size
     if first and height * width > MOST_PIXELS:
@@ -70,11 +58,6 @@ def pixels(
 
     It is resized to ``size``, height and width, if given. By default a grey image has one channel
     and any other has three.
-
-    Raises
-    ------
-    DataError
-        If the image has more than 8 bits per pixel and channel; ``what`` begins the message.
     """
     if image.mode.split(";")[0] in _DEEP:
         raise DataError(

@@ -36,11 +36,6 @@ def in_memory(data: object) -> Dataset:
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
     columns. Means and deviations are those of the training rows. Labels are whole numbers from 0
     on, or texts, which are numbered in sorted order; a pandas categorical has its own order.
-
-    Raises
-    ------
-    DataError
-        If ``data`` is none of these, or cannot be trained on.
     """
     if isinstance(data, Dataset):
         return _checked(data)
@@ -63,26 +58,14 @@ def in_memory(data: object) -> Dataset:
 
 
 def labelled_like(data: Dataset, x: object, y: object, what: str) -> tuple[Tensor, Tensor]:
-    """Return further examples and labels in the form of a data set; ``what`` begins messages.
-
-    Raises
-    ------
-    DataError
-        If they do not have its shape, columns or classes, or cannot be read.
-    """
+    """Return further examples and labels in the form of a data set; ``what`` begins messages."""
     rows, numbers = examples_like(data, x, f"{what}: x"), labels_like(data, y, f"{what}: y")
     _same_length(rows, numbers, f"{what}: x", f"{what}: y")
     return rows, numbers
 
 
 def examples_like(data: Dataset, x: object, what: str) -> Tensor:
-    """Return further examples, an array or a data frame, in the form of ``data.x``.
-
-    Raises
-    ------
-    DataError
-        If they do not have its shape or columns, or cannot be read; ``what`` begins the message.
-    """
+    """Return further examples, an array or a data frame, in the form of ``data.x``."""
     if data.text:
         raise DataError(
             f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
@@ -98,11 +81,6 @@ def labels_like(data: Dataset, y: object, what: str) -> Tensor:
     """Return further labels, names of classes or their numbers, in the form of ``data.y``.
 
     A number is the name of a class where the names are numbers themselves.
-
-    Raises
-    ------
-    DataError
-        If one is not among the classes; ``what`` begins the message.
     """
     values = labels(y, what)
     names = data.names

@@ -45,11 +45,6 @@ def held_out(labels: Values, fraction: float) -> Values:
     """Choose a share ``fraction`` of each class's rows as test rows, at random but always the same.
 
     Return truth values (rows,), true for a test row. Every class keeps at least one training row.
-
-    Raises
-    ------
-    DataError
-        If ``fraction`` is not at least 0 and below 1.
     """
     if not 0 <= fraction < 1:
         raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
@@ -84,14 +79,7 @@ def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRo
 
 
 def as_texts(values: Values, what: str) -> Values:
-    """Return labels or clients (rows,), which are whole numbers, truth values or text, as text.
-
-    Raises
-    ------
-    DataError
-        If there is not one value per row, or a value is something else, such as a fraction;
-        ``what`` begins the message.
-    """
+    """Return labels or clients (rows,), which are whole numbers, truth values or text, as text."""
     if values.ndim != 1:
         raise DataError(f"{what} have shape {list(values.shape)}; one value per row is needed")
     if values.dtype.kind == "f":
@@ -108,13 +96,7 @@ def as_texts(values: Values, what: str) -> Values:
 
 
 def whole_numbers(values: Values, what: str) -> Values:
-    """Return numbers in floating point (rows,) as int64.
-
-    Raises
-    ------
-    DataError
-        If one is not a whole number; ``what`` begins the message.
-    """
+    """Return numbers in floating point (rows,) as int64."""
     whole = (np.abs(values) < _EXACT) & (values == np.round(values))
     if not whole.all():
         row = int(np.argmin(whole))
@@ -172,14 +154,7 @@ def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_mask(values: Values, what: str) -> Values:
-    """Return truth values (rows,) from truth values, 0 and 1, or their texts.
-
-    Raises
-    ------
-    DataError
-        If there is not one value per row, or a value is something else; ``what`` begins the
-        message.
-    """
+    """Return truth values (rows,) from truth values, 0 and 1, or their texts."""
     known = {"0": False, "false": False, "1": True, "true": True}
     found = [known.get(text.strip().lower()) for text in as_texts(values, what)]
     if None in found:
@@ -203,12 +178,6 @@ def dataset(
 
     Clients without training rows come after the others. A recipe or a source whose classes have an
     order of their own gives it as ``classes``.
-
-    Raises
-    ------
-    DataError
-        If there are no training rows or columns, a label is not among ``classes`` or a test label
-        not among the training labels, or most labels are different, as numbers to predict are.
     """
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
@@ -243,13 +212,7 @@ def dataset(
 
 
 def means(name: str, x: Tensor) -> Tensor:
-    """Return the mean over the rows of ``x`` (rows, *shape) where they are not NaN: (*shape).
-
-    Raises
-    ------
-    DataError
-        If a number is missing in every row; ``name`` begins the message.
-    """
+    """Return the mean over the rows of ``x`` (rows, *shape) where they are not NaN: (*shape)."""
     mean = x.nanmean(0, dtype=torch.float64).float() if x.is_floating_point() else x[0].float()
     if bool((empty := mean.isnan().flatten()).any()):
         raise DataError(

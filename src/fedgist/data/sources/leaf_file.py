@@ -29,13 +29,7 @@ class Sample:
 
 
 def read_leaf(path: Path) -> list[Sample]:
-    """Return the samples in a file, user by user in the order of its ``users``.
-
-    Raises
-    ------
-    DataError
-        If it is not such a file, or what it says of a user does not fit.
-    """
+    """Return the samples in a file, user by user in the order of its ``users``."""
     check_memory(_TIMES * regular(path).stat().st_size, str(path))
     try:
         document: object = json.loads(path.read_bytes())

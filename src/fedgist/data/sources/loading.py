@@ -32,14 +32,6 @@ def load(
     all classes in the order of their numbers, if not the source's own; ``seed`` is the run's, for
     sources that draw their examples; ``words`` says how texts are read;
     ``options`` are those of the source.
-
-    Raises
-    ------
-    RecipeError
-        If an option is unknown, missing or of the wrong type.
-    DataError
-        If the name is unknown, the data are missing or cannot be used, or a label is not among
-        ``classes``.
     """
     source = _source(name)
     known = check_options(source, options, name, "data", NO_OPTIONS)

@@ -38,13 +38,7 @@ def absent(name: str, file: str, root: Path, where: str) -> DataError:
 
 
 def existing(path: str | Path, *, folder: bool = False) -> Path:
-    """Return the user's path with ~ expanded.
-
-    Raises
-    ------
-    DataError
-        If there is no such file (or no such folder, with ``folder``).
-    """
+    """Return the user's path with ~ expanded."""
     expanded = expanded_path(path)
     if not folder:
         return regular(expanded)
@@ -54,13 +48,7 @@ def existing(path: str | Path, *, folder: bool = False) -> Path:
 
 
 def expanded_path(path: str | Path) -> Path:
-    """Return a path with ~ expanded.
-
-    Raises
-    ------
-    DataError
-        If there is no such user.
-    """
+    """Return a path with ~ expanded."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

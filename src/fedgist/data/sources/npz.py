@@ -75,11 +75,6 @@ def npz(
         name = "npz"
         path = "patients.npz"
         classes = ["benign", "malignant"]
-
-    Raises
-    ------
-    DataError
-        If an array is missing, or arrays cannot be read or do not fit each other.
     """
     file = existing(path)
 

@@ -9,13 +9,7 @@ from fedgist.errors import DataError
 
 
 def need(module: str, msg: str) -> Any:
-    """Return an imported module of a package that only some sources need.
-
-    Raises
-    ------
-    DataError
-        With ``msg``, which says how to install the package, if it cannot be imported.
-    """
+    """Return an imported module of a package that only some sources need."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -21,13 +21,7 @@ _PLAIN = (bool, int, float, np.number, np.bool_)  # in an array of objects, thes
 
 
 def array(value: object, what: str) -> Values:
-    """Return an object as an array of at least one dimension; of numbers, if it holds only these.
-
-    Raises
-    ------
-    DataError
-        If it is a single value, ragged, or partly masked; ``what`` begins the message.
-    """
+    """Return an object as an array of at least one dimension; of numbers, if all of it is."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what} is masked in places; fill them, or leave these rows out")
     try:
@@ -44,13 +38,7 @@ def array(value: object, what: str) -> Values:
 
 
 def examples(value: object, what: str) -> Tensor:
-    """Return an array of numbers as examples: uint8 as it is, all else as float32.
-
-    Raises
-    ------
-    DataError
-        If it does not hold numbers, or has no columns; ``what`` begins the message.
-    """
+    """Return an array of numbers as examples: uint8 as it is, all else as float32."""
     x = array(value, what)
     if x.dtype.kind not in _NUMBERS:
         raise DataError(
@@ -67,13 +55,7 @@ def examples(value: object, what: str) -> Tensor:
 
 
 def labels(value: Any, what: str) -> Values:
-    """Return labels (rows,) as whole numbers from 0 on, or as texts.
-
-    Raises
-    ------
-    DataError
-        If they are something else, such as fractions; ``what`` begins the message.
-    """
+    """Return labels (rows,) as whole numbers from 0 on, or as texts."""
     if categories(value):
         pairs = zip(value, value.isna(), strict=True)
         value = [None if missing else str(label) for label, missing in pairs]
@@ -113,14 +95,7 @@ def is_frame(value: object) -> bool:
 
 
 def table_of(frame: Any, what: str) -> Table:
-    """Return a data frame as a table whose rows are numbered from 0.
-
-    Raises
-    ------
-    DataError
-        If two columns have one name, or a column holds neither numbers nor texts; ``what`` begins
-        the message.
-    """
+    """Return a data frame as a table whose rows are numbered from 0."""
     named = frame.infer_objects().reset_index(drop=True)
     named.columns = [str(name) for name in frame.columns]
     if (twice := named.columns[named.columns.duplicated()]).size:
@@ -134,13 +109,7 @@ def table_of(frame: Any, what: str) -> Table:
 
 
 def columns_of(table: Table) -> tuple[Column, ...]:
-    """Return how each column is encoded: a categorical has its own categories.
-
-    Raises
-    ------
-    DataError
-        If a column has too many different texts.
-    """
+    """Return how each column is encoded: a categorical has its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}
     return tuple(
         Column(name, known) if known else column_of(table, name) for name, known in declared.items()

@@ -40,13 +40,7 @@ class Table:
 
 
 def load_table(file: Path) -> Table:
-    """Read a table; every cell of a .csv or .tsv file is read as text.
-
-    Raises
-    ------
-    DataError
-        If the file is not a table, cannot be read, or has two columns of one name.
-    """
+    """Read a table; every cell of a .csv or .tsv file is read as text."""
     _pandas()
     ending = file.suffix.lower()
     if ending not in TABLES:
@@ -144,13 +138,7 @@ def is_missing(table: Table, name: str) -> Values:
 
 
 def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Values:
-    """Return the column of labels or clients as text (rows,).
-
-    Raises
-    ------
-    DataError
-        If a cell is empty or, with ``numbered``, says that its number is missing.
-    """
+    """Return the column of labels or clients as text (rows,)."""
     cells = texts(table, name)
     empty = _NO_NUMBER if numbered else ("",)
     for row, cell in zip(table.frame.index, cells, strict=True):

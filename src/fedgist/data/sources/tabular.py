@@ -106,11 +106,6 @@ def table(
         [data.columns]
         age = "number"
         town = ["Bonn", "Ulm"]
-
-    Raises
-    ------
-    DataError
-        If a table cannot be read, lacks a column, or has a cell that cannot be used.
     """
     whole = load_table(existing(path))
     mask = _test_rows(whole, label, test, test_fraction)
@@ -143,12 +138,6 @@ def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse
     """Return the columns as float32 (rows, numbers and categories).
 
     With ``missing = "mean"``, a number that is missing becomes NaN.
-
-    Raises
-    ------
-    DataError
-        If a column is missing, a cell of a column of numbers is not a finite number, or a category
-        is not among those that the recipe states.
     """
     expect(rows, [column.name for column in columns])
     x = torch.empty(_room(rows.name, len(rows.frame), columns))
@@ -213,13 +202,7 @@ def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
 
 
 def column_of(train: Table, name: str) -> Column:
-    """Return how a column is encoded: its training rows tell its categories, if not numbers.
-
-    Raises
-    ------
-    DataError
-        If it has too many different texts.
-    """
+    """Return how a column is encoded: its training rows tell its categories, if not numbers."""
     if is_number(train, name):
         return Column(name)
     categories = in_order(texts(train, name))
@@ -232,13 +215,7 @@ def column_of(train: Table, name: str) -> Column:
 
 
 def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
-    """Return a column of labels as text (rows,); whole numbers if ``numbered``.
-
-    Raises
-    ------
-    DataError
-        If a cell is empty, or no whole number.
-    """
+    """Return a column of labels as text (rows,); whole numbers if ``numbered``."""
     cells = filled(rows, name, "label", numbered=numbered)
     if not numbered:
         return cells

@@ -80,11 +80,6 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
 
     With ``sentences`` they are cut into these, and parts without a word are left out; else each is
     returned as it is.
-
-    Raises
-    ------
-    DataError
-        As :func:`read_texts` does, or if the file is no text.
     """
     if place.suffix.lower() != ".txt":
         found = read_texts(existing(place), text, None, sentences=sentences)
@@ -99,13 +94,7 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
 
 
 def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
-    """Return the texts in a file, and their clients.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, or a line has no such field.
-    """
+    """Return the texts in a file, and their clients."""
     found, owners = [], []
     for where, line in _lines(place):
         written = field(line, text, where)
@@ -153,13 +142,7 @@ def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
 
 
 def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the tables in a file of JSON lines, and where each stands.
-
-    Raises
-    ------
-    DataError
-        If a line is no table in JSON.
-    """
+    """Yield the tables in a file of JSON lines, and where each stands."""
     check_memory(_TIMES * regular(place).stat().st_size, str(place))
     with place.open("rb") as stream:
         for number, raw in enumerate(stream, 1):

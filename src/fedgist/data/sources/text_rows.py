@@ -101,11 +101,6 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
     """Make a data set: at each place of a text stands what came before, and its label is next.
 
     A text begins with its begin, and its last label is its end, unless it is cut at ``length``.
-
-    Raises
-    ------
-    DataError
-        If there are no texts, no word of them is known, or ``length`` is below 1.
     """
     reading.check()
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
@@ -139,13 +134,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
 
 
 def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
-    """Return further texts in the form of ``data.x`` and ``data.y``.
-
-    Raises
-    ------
-    DataError
-        If there are none, or one has no words.
-    """
+    """Return further texts in the form of ``data.x`` and ``data.y``."""
     assert data.vocabulary is not None  # the caller's: they are texts
     encoded = data.vocabulary.encode(texts)
     if not encoded or not all(encoded):
@@ -155,13 +144,7 @@ def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def prompts(texts: Sequence[str], data: Dataset) -> Tensor:
-    """Return texts to be gone on with, int32 (texts, length): of long ones the last words.
-
-    Raises
-    ------
-    DataError
-        As :func:`further_texts` does.
-    """
+    """Return texts to be gone on with, int32 (texts, length): of long ones the last words."""
     places = data.input_shape[0]
     assert data.vocabulary is not None  # the caller's: they are texts
     further_texts(texts, data)

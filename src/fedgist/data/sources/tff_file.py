@@ -31,13 +31,7 @@ _MESSAGES = {
 
 
 def users_of(path: Path, split: str) -> list[str]:
-    """Return the users of a split, sorted.
-
-    Raises
-    ------
-    DataError
-        If it is not such a file.
-    """
+    """Return the users of a split, sorted."""
     query = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ? ORDER BY client_id"
     return [str(user) for (user,) in _rows(path, query, (split,))]
 
@@ -45,13 +39,7 @@ def users_of(path: Path, split: str) -> list[str]:
 def examples_of(
     path: Path, split: str, users: Sequence[str]
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the examples of some users, each with its user: the texts in it by their names.
-
-    Raises
-    ------
-    DataError
-        If it is not such a file, or an example cannot be read.
-    """
+    """Yield the examples of some users, each with its user: the texts in it by their names."""
     # of other users nothing is read
     query = (
         "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "

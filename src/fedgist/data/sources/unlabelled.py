@@ -28,12 +28,6 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
 
     They have the shape, type and units of ``data.x``, and are not normalized. A table is encoded by
     the columns of ``data``, if it has any. Images are in the order of their paths.
-
-    Raises
-    ------
-    DataError
-        If the examples cannot be read, or do not have the form of ``data``; the message says what
-        the file holds and what is needed.
     """
     place = expanded_path(path)
     place = existing(place, folder=place.is_dir())
@@ -100,11 +94,6 @@ def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
     """Return ``x`` in the shape and type of ``data.x``, if its values fit.
 
     The dimension of channels may be missing from images of one channel.
-
-    Raises
-    ------
-    DataError
-        If shape or values do not fit; ``name`` begins the message.
     """
     x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
     if not len(x):

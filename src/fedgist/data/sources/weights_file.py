@@ -43,11 +43,6 @@ def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
     ----------
     limit
         The most bytes that the file may have, unpacked: a few times those of the model.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, is larger, or holds anything that a state dict does not hold.
     """
     size = regular(file).stat().st_size
     _check_size(size, limit, file.name)
