@@ -17,6 +17,7 @@ from fedgist import run
 from fedgist.cli.main import app
 from fedgist.errors import DataError, RecipeError
 from fedgist.federation.columns import of_all
+from fedgist.federation.evaluation import check_evaluation
 from fedgist.federation.recipe import make
 from fedgist.federation.recipe_data import client_number
 from fedgist.federation.world import make_world
@@ -190,7 +191,7 @@ def test_the_server_needs_moments_of_its_own(
     asked = recipe(tmp_path / "raw.npz", evaluate=evaluate, method={"name": "fedavg"})
     asked["data"]["normalize"] = "client"
     with pytest.raises(RecipeError, match=message):
-        make_world(make(asked))
+        check_evaluation(make_world(make(asked)).server)
     asked["data"] |= {"mean": [5.0], "std": [2.0, 3.0, 4.0]}
     world = make_world(make(asked))
     whole = world.server.task.test_sets["all"].batch(torch.arange(12).unsqueeze(0)).x[0]

@@ -23,7 +23,8 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
 from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
-from fedgist.federation.pools import PoolTable, architectures_by_client, members_of_pools
+from fedgist.federation.model_factories import PoolTable
+from fedgist.federation.pools import architectures_by_client, members_of_pools
 from fedgist.federation.recipe import make
 from fedgist.federation.recipe_sections import ModelSection
 from fedgist.report import run_files

@@ -11,6 +11,7 @@ import torch
 
 import fedgist
 from fedgist.errors import InputError, RecipeError
+from fedgist.federation.evaluation import check_evaluation
 from fedgist.federation.recipe import make
 from fedgist.federation.world import Given, World, make_world
 from fedgist.studies.tune import OBJECTIVE, Tuner
@@ -170,7 +171,7 @@ def test_rows_held_out_are_read_also_where_clients_are_judged() -> None:
     assert 0.0 < line["eval/validation/accuracy_mean"] < 1.0
     assert "eval/client/accuracy_mean" in line
     with pytest.raises(InputError, match=r"data\.held_out = 200: .*local"):
-        make_world(make(recipe | {"method": {"name": "local"}}))
+        check_evaluation(make_world(make(recipe | {"method": {"name": "local"}})).server)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # it loads torch
 
 Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
+ALL_ROWS, HELD_OUT = "all", "validation"  # sets of rows that the server has by itself
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedgist.core.metrics import LOSS, METRICS, PROBES_BESIDE, Metric
+from fedgist.core.metrics import ALL_ROWS, LOSS, METRICS, PROBES_BESIDE, Metric
 
 MEAN, STD, LEAST, FINETUNED, CONFUSION = "_mean", "_std", "_min", "finetuned_", "confusion"
 TRAINED = "trained_"
-ALL_ROWS, HELD_OUT = "all", "validation"  # names of sets that the server has by itself
 TRAIN_LOSS = "train/loss"
 UP_BYTES, DOWN_BYTES = "comm/up_bytes", "comm/down_bytes"
 EPSILON = "privacy/epsilon"

@@ -17,6 +17,7 @@ from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import default_workers, usable_cores
 from fedgist.errors import RecipeError
+from fedgist.federation.evaluation import check_evaluation
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import EngineSection
 from fedgist.federation.round_loop import start_server
@@ -34,12 +35,12 @@ def open_world(
     ``say`` is called with each note that a user should see.
     """
     world = make_world(recipe, given, say)
+    check_evaluation(world.server)
     server = start_server(world.server)
     side = world.server
     settings = host_settings(world)
     key = random.key(recipe.seed).to(settings.device)
-    found = check_method(side.method, side.task, server, key)
-    notes = (*side.notes, *found, *_lowered(world))
+    notes = (*side.notes, *check_method(side.method, side.task, server, key), *_lowered(world))
     world = replace(world, server=replace(side, notes=notes))
     check_loss_settings(side.method, side.task, server, key)
     engine = recipe.engine

@@ -8,26 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.method import Context, Net, Task
-from fedgist.core.metrics import LOSS
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
 from fedgist.core.objective import Marks, Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.engines.inference import rows_at_once
-from fedgist.federation.columns import (
-    ALL_ROWS,
-    CONFUSION,
-    HELD_OUT,
-    STD,
-    of_all,
-    of_server,
-    over_clients,
-    over_models,
-)
+from fedgist.errors import RecipeError
+from fedgist.federation.best_round import check_selection
+from fedgist.federation.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
 from fedgist.federation.recipe import Recipe
+from fedgist.federation.recipe_data import check_moments
 from fedgist.federation.record import Line
 from fedgist.federation.server_sets import Part
+from fedgist.federation.server_side import ServerSide
 
 MOST_ROWS = 1024  # that are evaluated together
 
@@ -89,6 +85,36 @@ def scores_models(recipe: Recipe, task: Task) -> str:
     if recipe.data.held_out:
         return f"data.held_out = {recipe.data.held_out}"
     return "evaluate.sets" if has_named_sets(task) else ""
+
+
+def check_evaluation(side: ServerSide) -> None:
+    """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
+    check_moments(side.recipe, named_sets=has_named_sets(side.task))
+    check_selection(side.recipe, holds_out=side.holds_out)
+    least, count = side.recipe.privacy.min_replies, len(side.clients)
+    if least > max(count, 1) and not side.method.merges_clients:
+        raise RecipeError(
+            f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
+        )
+    wanted = scores_models(side.recipe, side.task)
+    had = {name for client in side.clients for name in client.architectures}
+    nobodys = [name for name in side.task.starts if name not in had]
+    looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
+    if nobodys and not looked_at:
+        raise RecipeError(
+            f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
+            "evaluate.sets or evaluate.probe"
+        )
+    if not wanted:
+        return
+    ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
+    if not side.method.models(side.method.init_server(ctx), ctx):
+        raise RecipeError(
+            f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
+            "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
+        )
+    if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
+        raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:

@@ -20,9 +20,9 @@ from fedgist.core.objective import Objective
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.errors import DataError, RecipeError, first_line, shown
+from fedgist.federation.model_factories import Factory
 
 Build = Callable[[], nn.Module]
-Factory = Callable[..., nn.Module]
 _COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
+from torch import nn
 
+from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
-from fedgist.federation.model_building import Factory
 from fedgist.federation.own_code import load_own
 from fedgist.federation.recipe_sections import ModelSection
+from fedgist.federation.section import Positive
 from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 
+Factory = Callable[..., nn.Module]
 Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -79,6 +82,38 @@ def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSe
     factory = model_factory(section.name)
     check_options(factory, section.options, section.name, where, sizes_of(factory))
     return section
+
+
+@dataclass(frozen=True)
+class PoolTable:
+    """What ``[clients.pools.NAME]`` says.
+
+    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
+    drawn; None: all of them. ``per_round`` is
+    how many of them are asked in a round; None: ``train.fraction_train`` of them.
+    """
+
+    section: ModelSection
+    clients: tuple[int, ...] | str | int | None = None
+    per_round: int | None = None
+
+
+def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
+    """Return what each table of ``clients.pools`` says."""
+    pools = {}
+    for name, value in tables.items():
+        where, table = f"clients.pools.{name}", dict(value)
+        if not name or SEPARATOR in name:
+            raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
+        clients, per_round = table.pop("clients", None), table.pop("per_round", None)
+        if clients is not None:
+            kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
+            kind = kinds.get(type(clients), Positive)
+            clients = checked(kind, clients, f"{where}.clients")
+        if per_round is not None:
+            per_round = checked(Positive, per_round, f"{where}.per_round")
+        pools[name] = PoolTable(checked_model(table, name, where), clients, per_round)
+    return pools
 
 
 def _share(share: object, clients: object, where: str) -> float:

@@ -12,9 +12,14 @@ from fedgist.core import random
 from fedgist.core.net import Architecture, Net, split
 from fedgist.core.tree import map_leaves
 from fedgist.errors import RecipeError, first_line
-from fedgist.federation.model_building import Build, Factory, Sizes, builder, truncated_normal
-from fedgist.federation.model_factories import check_models, model_factory, sizes_of
-from fedgist.federation.pools import check_pools
+from fedgist.federation.model_building import Build, Sizes, builder, truncated_normal
+from fedgist.federation.model_factories import (
+    Factory,
+    check_models,
+    check_pools,
+    model_factory,
+    sizes_of,
+)
 from fedgist.federation.pretrained import pretrained
 from fedgist.federation.recipe_sections import ModelSection, Recipe, check_named
 from fedgist.options import check_options

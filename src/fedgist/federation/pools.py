@@ -3,51 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.training import Pool
-from fedgist.core.tree import SEPARATOR
 from fedgist.errors import RecipeError, shown
 from fedgist.federation.client_lists import named_like
-from fedgist.federation.model_factories import Clients, checked_model
-from fedgist.federation.recipe_sections import ModelSection, Recipe
-from fedgist.federation.section import Positive
-from fedgist.options import checked
-
-
-@dataclass(frozen=True)
-class PoolTable:
-    """What ``[clients.pools.NAME]`` says.
-
-    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
-    drawn; None: all of them. ``per_round`` is
-    how many of them are asked in a round; None: ``train.fraction_train`` of them.
-    """
-
-    section: ModelSection
-    clients: tuple[int, ...] | str | int | None = None
-    per_round: int | None = None
-
-
-def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
-    """Return what each table of ``clients.pools`` says."""
-    pools = {}
-    for name, value in tables.items():
-        where, table = f"clients.pools.{name}", dict(value)
-        if not name or SEPARATOR in name:
-            raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
-        clients, per_round = table.pop("clients", None), table.pop("per_round", None)
-        if clients is not None:
-            kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
-            kind = kinds.get(type(clients), Positive)
-            clients = checked(kind, clients, f"{where}.clients")
-        if per_round is not None:
-            per_round = checked(Positive, per_round, f"{where}.per_round")
-        pools[name] = PoolTable(checked_model(table, name, where), clients, per_round)
-    return pools
+from fedgist.federation.model_factories import PoolTable
+from fedgist.federation.recipe_sections import Recipe
 
 
 def members_of_pools(

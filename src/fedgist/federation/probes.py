@@ -18,14 +18,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedgist.core import random
-from fedgist.core.metrics import PROBE
+from fedgist.core.metrics import ALL_ROWS, PROBE
 from fedgist.core.net import Net
 from fedgist.core.tree import map_leaves, take
 from fedgist.data.examples import Examples
 from fedgist.engines.engine import EVALUATE, Engine, Simulation
 from fedgist.errors import RecipeError
 from fedgist.federation.columns import (
-    ALL_ROWS,
     LEAST,
     MEAN,
     STD,

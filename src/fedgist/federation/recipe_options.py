@@ -16,8 +16,7 @@ from fedgist.data.sources import SOURCES
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.errors import RecipeError, shown
 from fedgist.federation.method_loading import build_method
-from fedgist.federation.model_factories import check_models, model_factory, sizes_of
-from fedgist.federation.pools import check_pools
+from fedgist.federation.model_factories import check_models, check_pools, model_factory, sizes_of
 from fedgist.federation.recipe_sections import ObjectiveSection, Recipe
 from fedgist.federation.section import GIVEN
 from fedgist.federation.training_section import MOMENTUM

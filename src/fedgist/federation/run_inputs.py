@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.examples import Examples
-from fedgist.federation.columns import ALL_ROWS, HELD_OUT
 from fedgist.federation.digests import of_arrays, of_text
 from fedgist.federation.server_sets import Part
 from fedgist.federation.server_side import ServerSide

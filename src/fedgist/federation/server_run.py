@@ -18,18 +18,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fedgist.core.metrics import ALL_ROWS
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.federation import checkpoint as checkpoints
 from fedgist.federation.best_round import said, selection_of
 from fedgist.federation.checkpoint import Binding, Checkpoint
-from fedgist.federation.columns import (
-    ALL_ROWS,
-    described,
-    of_main,
-    tuned_over_clients,
-)
+from fedgist.federation.columns import described, of_main, tuned_over_clients
 from fedgist.federation.corrections import lacking
 from fedgist.federation.record import (
     FORMAT,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedgist.core.batch import Batch, RowSet
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.sources.in_memory import labelled_like
 from fedgist.errors import RecipeError
 from fedgist.federation.client_lists import named_like
-from fedgist.federation.columns import ALL_ROWS, HELD_OUT
 from fedgist.federation.recipe import Recipe
 from fedgist.federation.recipe_sections import TestSet
 

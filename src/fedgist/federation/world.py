@@ -14,7 +14,7 @@ from pathlib import Path
 from fedgist.core import random
 from fedgist.core.batch import RowSet
 from fedgist.core.counts import MOST_ROWS
-from fedgist.core.method import ClientInfo, Context, Method, Settings, Task
+from fedgist.core.method import ClientInfo, Method, Settings, Task
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
 from fedgist.core.training import Pool, Training
@@ -27,14 +27,12 @@ from fedgist.engines.device_choice import usable_device
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.federation.availability import availability
-from fedgist.federation.best_round import check_selection
 from fedgist.federation.client_lists import Clients
 from fedgist.federation.client_settings import client_settings
-from fedgist.federation.columns import ALL_ROWS
-from fedgist.federation.evaluation import has_named_sets, scores_models
 from fedgist.federation.graph import neighbors_of
 from fedgist.federation.method_loading import build_method
 from fedgist.federation.model_building import Sizes
+from fedgist.federation.model_factories import check_pools
 from fedgist.federation.model_groups import (
     Group,
     architectures_of,
@@ -43,12 +41,7 @@ from fedgist.federation.model_groups import (
     recipe_groups,
 )
 from fedgist.federation.objective_choice import check_method_reads, objective_of, without_lonely
-from fedgist.federation.pools import (
-    architectures_by_client,
-    check_pools,
-    members_of_pools,
-    task_pools,
-)
+from fedgist.federation.pools import architectures_by_client, members_of_pools, task_pools
 from fedgist.federation.private_run import Spending, check_rows, private_task
 from fedgist.federation.public_data import (
     Public,
@@ -59,7 +52,7 @@ from fedgist.federation.public_data import (
     set_aside,
 )
 from fedgist.federation.recipe import Recipe
-from fedgist.federation.recipe_data import check_moments, divide, read_data
+from fedgist.federation.recipe_data import divide, read_data
 from fedgist.federation.server_sets import TestSets, server_sets
 from fedgist.federation.server_side import Hears, Online, ServerSide
 from fedgist.federation.training_section import training_of
@@ -122,7 +115,6 @@ def make_world(
     online, hears, settings, lonely = _who(recipe, method, task, clients, train)
     known = data.name, len(parts.validation.rows) > 0, _notes(groups, lonely, spending)
     side = ServerSide(recipe, method, task, clients, online, *known, spending, hears)
-    _check_evaluation(side)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
 
@@ -265,33 +257,3 @@ def _task(
             for name, values in data.annotations.items()
         },
     )
-
-
-def _check_evaluation(side: ServerSide) -> None:
-    """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
-    check_moments(side.recipe, named_sets=has_named_sets(side.task))
-    check_selection(side.recipe, holds_out=side.holds_out)
-    least, count = side.recipe.privacy.min_replies, len(side.clients)
-    if least > max(count, 1) and not side.method.merges_clients:
-        raise RecipeError(
-            f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
-        )
-    wanted = scores_models(side.recipe, side.task)
-    had = {name for client in side.clients for name in client.architectures}
-    nobodys = [name for name in side.task.starts if name not in had]
-    looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
-    if nobodys and not looked_at:
-        raise RecipeError(
-            f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
-            "evaluate.sets or evaluate.probe"
-        )
-    if not wanted:
-        return
-    ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
-    if not side.method.models(side.method.init_server(ctx), ctx):
-        raise RecipeError(
-            f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
-            "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
-        )
-    if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
-        raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")

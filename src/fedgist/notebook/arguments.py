@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.method import Method
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
 from fedgist.federation.client_lists import Clients
-from fedgist.federation.columns import ALL_ROWS, HELD_OUT
 from fedgist.federation.method_loading import checked_class, identity
 from fedgist.federation.model_groups import Group, module_group
 from fedgist.federation.recipe import Recipe

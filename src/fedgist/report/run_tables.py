@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from fedgist.core.metrics import ALL_ROWS
 from fedgist.federation.columns import (
-    ALL_ROWS,
     DOWN_BYTES,
     EPSILON,
     MEAN,

@@ -19,6 +19,7 @@ from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.wire import Wire
 from fedgist.federation.checkpoint import Checkpoint
 from fedgist.federation.engine_choice import host_settings
+from fedgist.federation.evaluation import check_evaluation
 from fedgist.federation.recipe import make
 from fedgist.federation.record import Line
 from fedgist.federation.round_loop import Federation, start_server
@@ -88,7 +89,9 @@ def world(
         objects["method"] = method
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
-    return make_world(make(raw), Given(**(objects | dict(given or {}))))
+    made = make_world(make(raw), Given(**(objects | dict(given or {}))))
+    check_evaluation(made.server)
+    return made
 
 
 def two_architectures(method: Method) -> dict[str, Any]:
