@@ -28,8 +28,8 @@ import numpy as np
 import psutil
 import torch
 
-from fedgist.core.conjugate_head import gradient_head, log_posterior, map_head
 from fedgist.engines.worker_pool import default_workers
+from fedgist.methods.common.conjugate_head import gradient_head, log_posterior, map_head
 
 sys.path.insert(0, str(Path(__file__).parent))
 from encoders import LEARNING, PEAK, encoders

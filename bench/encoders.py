@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedgist
-from fedgist.core.similarity_distillation import Ensemble, SimilarityDistillation
 from fedgist.data.dataset import Dataset
-from fedgist.federation.recipe import make
-from fedgist.federation.round_loop import context
-from fedgist.federation.world import Given, make_world
+from fedgist.methods.flesd import Ensemble, SimilarityDistillation
 from fedgist.models import MODELS
+from fedgist.recipe.reading import make
+from fedgist.runs.round import context
+from fedgist.world.world import Given, make_world
 
 PUBLIC, CLIENTS, WIDTH = 10_000, 6, 128
 ROWS, STEPS, BATCH, QUEUE = 64, 10, 128, 2048

@@ -21,16 +21,16 @@ from torch import nn
 from torch.nn import functional
 
 import fedgist
-from fedgist.core import codistillation
-from fedgist.core.averaging import Weights
-from fedgist.core.codistillation import Distillation
 from fedgist.data.dataset import Dataset
-from fedgist.federation.engine_choice import make_engine, open_world
-from fedgist.federation.recipe import make
-from fedgist.federation.recipe_sections import Recipe
-from fedgist.federation.round_loop import Federation, context
-from fedgist.federation.world import Given, make_world
+from fedgist.methods.common import codistillation
+from fedgist.methods.common.averaging import Weights
+from fedgist.methods.common.codistillation import Distillation
 from fedgist.models import MODELS
+from fedgist.recipe.reading import make
+from fedgist.recipe.schema import Recipe
+from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.round import Federation, context
+from fedgist.world.world import Given, make_world
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from workloads import NOISE, W1, Workload, fedgist_rounds
 
-from fedgist.core.conjugate_head import map_head
+from fedgist.methods.common.conjugate_head import map_head
 
 ROUNDS = 1000  # among which a budget is divided: more than are timed
 BUDGET = {"epsilon": 1.0, "delta": 0.01, "clip": 10.0}

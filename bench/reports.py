@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 
 METHODS = ("fedlog", "fedavg", "local")
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
-from fedgist.federation.engine_choice import make_engine, open_world
-from fedgist.federation.recipe import make
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.world import Given, World
 from fedgist.models import MODELS
+from fedgist.recipe.reading import make
+from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.round import Federation
+from fedgist.world.world import Given, World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.cli.recipe_files import find_recipe, find_table
-from fedgist.federation.columns import measured
-from fedgist.federation.recipe import read
-from fedgist.federation.recipe_sections import PaperSection
+from fedgist.recipe.reading import read
+from fedgist.recipe.schema import PaperSection
 from fedgist.report import comparison, run_files
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import BEFORE
 from fedgist.report.study_rows import Row
+from fedgist.runs.columns import measured
 from fedgist.studies.paper_table import read_table
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load
-from fedgist.federation.columns import over_clients
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 from fedgist.report import comparison, run_files
 from fedgist.report.drawing import INK, STYLE, Picture, Table, matplotlib, new_figure
 from fedgist.report.feature_map import saved
 from fedgist.report.feature_plane import Plane, borders_of, box_of, draw, plane
 from fedgist.report.varied import draw as draw_lines
 from fedgist.report.varied import varied
+from fedgist.runs.columns import over_clients
 from results_pictures import write
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgist.federation.columns import EPSILON
 from fedgist.report.drawing import Picture
 from fedgist.report.escapes import markdown_text
 from fedgist.report.formatting import bits, duration, printed
 from fedgist.report.stats import Estimate, compare, estimate
 from fedgist.report.study_rows import Row
+from fedgist.runs.columns import EPSILON
 from results_cells import Cell, Experiment, by_method, experiment, over
 from results_pictures import pictures, write
 from results_prose import Sources, rendered

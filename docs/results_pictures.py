@@ -11,13 +11,13 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from fedgist.federation.columns import measured
-from fedgist.federation.digests import of_text
 from fedgist.report.curves import Lines, by_bytes, by_round
 from fedgist.report.drawing import STYLE, Picture, Table, color, dashes, matplotlib, new_figure
-from fedgist.report.marks import End, name_ends
+from fedgist.report.plot_elements import End, name_ends
 from fedgist.report.run_files import RunFiles
 from fedgist.report.stats import estimate
+from fedgist.runs.columns import measured
+from fedgist.runs.digests import of_text
 from results_cells import Experiment, over
 
 SHADES = 64  # colours of a picture: enough for flat ones, and a third of the bytes

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from fedgist.federation.archived_run import read_csv
-from fedgist.federation.corrections import computed_by, lacking
+from fedgist.runs.archived_run import read_csv
+from fedgist.runs.corrections import computed_by, lacking
 
 DATA = Path(__file__).parent / "results" / "data"
 

@@ -13,7 +13,7 @@ import torch
 import fedgist
 from fedgist.core.method import Context, Method, Replies
 from fedgist.errors import Stopped
-from fedgist.federation import checkpoint
+from fedgist.runs import checkpoint
 from fedgist.testing.small_worlds import without_times
 
 CTRL_C, KILL = "Ctrl-C", "kill"

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedgist.engines.cohort import Clients
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.world import World
+from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import SIZES, federation, world
+from fedgist.training.cohort import Clients
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 HIDDEN = {"wide": [7, 6, 5], "flat": [6, 5]}
 MODELS = {name: {"model": "mlp", "hidden": sizes, "share": 1} for name, sizes in HIDDEN.items()}

@@ -8,7 +8,7 @@ import pytest
 
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 
 
 @pytest.mark.slow

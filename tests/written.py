@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 
 
 def write_run(

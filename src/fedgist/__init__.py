@@ -27,11 +27,11 @@ from fedgist.errors import (
 from fedgist.registry import Registry
 
 if TYPE_CHECKING:
+    from fedgist.api.result import Result
+    from fedgist.api.run import run
     from fedgist.core.method import Method
     from fedgist.data.dataset import Dataset
-    from fedgist.federation.recipe import Recipe
-    from fedgist.notebook.door import run
-    from fedgist.notebook.result import Result
+    from fedgist.recipe.reading import Recipe
 
 __version__ = version("fedgist")
 __all__ = [
@@ -60,9 +60,9 @@ _WHEN_USED: Registry[Any] = Registry(
     {
         "Method": "fedgist.core.method:Method",
         "Dataset": "fedgist.data.dataset:Dataset",
-        "Recipe": "fedgist.federation.recipe:Recipe",
-        "Result": "fedgist.notebook.result:Result",
-        "run": "fedgist.notebook.door:run",
+        "Recipe": "fedgist.recipe.reading:Recipe",
+        "Result": "fedgist.api.result:Result",
+        "run": "fedgist.api.run:run",
     }
 )
 

@@ -42,10 +42,10 @@ from fedgist.core.privacy import (
 from fedgist.core.replies import Replies, Subtotal
 from fedgist.core.sampling import drawn_clients
 from fedgist.core.tree import Tree, leaves, map_leaves
-from fedgist.engines import local_training
-from fedgist.engines.cohort import Cohort, begin
-from fedgist.engines.inference import protected_upload
 from fedgist.testing.small_worlds import blobs, world
+from fedgist.training import local_training
+from fedgist.training.cohort import Cohort, begin
+from fedgist.training.inference import protected_upload
 
 CLIP, GRADIENT_CLIP = 1.5, 1.0
 CANARY = 31  # the last of 32 rows

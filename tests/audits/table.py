@@ -20,7 +20,7 @@ from audits.seams import Trials
 from audits.whole_runs import fedlog_runs
 from fedgist.core import random
 from fedgist.core.privacy import Unit
-from fedgist.federation.accounting import Schedule, multiplier
+from fedgist.world.accounting import Schedule, multiplier
 
 EPSILON, DELTA = 1.0, 0.01
 DRAWS = 100_000  # with the canary, and as many without

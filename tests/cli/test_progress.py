@@ -12,7 +12,7 @@ import fedgist
 from fedgist.cli.job_progress import score_of
 from fedgist.cli.progress import Plain, observing
 from fedgist.engines.delayed_engine import LATE
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 from fedgist.studies.job import Job
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.averaging import Averages, Averaging, Weighted, Weights
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
 from fedgist.core.net import Net, split
 from fedgist.core.objective import Classes
@@ -18,6 +17,7 @@ from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather
+from fedgist.methods.common.averaging import Averages, Averaging, Weighted, Weights
 
 ROWS = (7.0, 1.0, 30.0, 4.0)
 

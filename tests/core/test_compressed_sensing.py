@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.compressed_sensing import (
+from fedgist.methods.cs_fl import (
     Measurement,
     binary_hard_thresholding,
     hadamard,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core.message import message
-from fedgist.core.newest import NEVER, Newest
 from fedgist.core.replies import Order, Reply, gather
+from fedgist.methods.common.newest import NEVER, Newest
 
 CLIENTS = 4
 

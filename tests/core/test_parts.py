@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core.net import Net, split
-from fedgist.core.outline import Outline
 from fedgist.core.parts import check_part, is_part
+from fedgist.engines.outline import Outline
 from fedgist.errors import MethodError
 from fedgist.models import MODELS
 

@@ -172,7 +172,7 @@ def test_noise_is_normal_of_the_deviation_and_its_own_for_every_array_and_key() 
 
 
 def _noised(arrays: dict[str, Tensor], deviation: float, key: Tensor) -> object:
-    from fedgist.core.averaging import Weights  # noqa: PLC0415  # a message of many arrays
+    from fedgist.methods.common.averaging import Weights  # noqa: PLC0415  # a message of many arrays
 
     return noised(Weights(arrays), deviation, key)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgist.core.server_optimizer import ServerOptimizer, ServerRule, init, step
+from fedgist.methods.common.server_optimizer import ServerOptimizer, ServerRule, init, step
 
 GRADS = np.random.default_rng(5).normal(size=(6, 4))
 START = np.array([0.5, -1.0, 2.0, 0.0])

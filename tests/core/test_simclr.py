@@ -19,9 +19,9 @@ from fedgist.core.simclr import SimCLR
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
 from fedgist.errors import InputError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, World, make_world
 from fedgist.methods import METHODS
+from fedgist.recipe.reading import make
+from fedgist.world.world import Given, World, make_world
 from interrupted import gets_more_rounds
 
 Negatives = Literal["other_view", "all_views"]

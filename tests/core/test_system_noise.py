@@ -12,11 +12,11 @@ import torch
 from scipy import special, stats
 
 from fedgist.core import random, system_noise
-from fedgist.core.averaging import Weights
 from fedgist.core.privacy import Privacy, bounded, clipped, grid_of, noised
 from fedgist.core.replies import Count
 from fedgist.core.tree import named
 from fedgist.errors import MethodError
+from fedgist.methods.common.averaging import Weights
 
 GRID = 2.0**-12
 

@@ -20,7 +20,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.errors import DataError, InputError
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 
 few = settings(max_examples=30)
 

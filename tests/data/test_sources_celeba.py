@@ -13,8 +13,8 @@ from PIL import Image
 
 from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, make_world
+from fedgist.recipe.reading import make
+from fedgist.world.world import Given, make_world
 
 PEOPLE = {"12": [1, 0, 1, 1, 0], "7": [0, 1], "101": [1, 1, 0]}
 

@@ -10,8 +10,8 @@ import torch
 
 from fedgist.data.sources.loading import load
 from fedgist.errors import InputError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import make_world
+from fedgist.recipe.reading import make
+from fedgist.world.world import make_world
 
 
 def test_classes_and_clients_are_those_of_the_paper() -> None:

@@ -14,8 +14,8 @@ from fedgist.data.sources.labelled_rows import last_of_each
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.wisdm import ACTIVITIES, FILE
 from fedgist.errors import DataError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import make_world
+from fedgist.recipe.reading import make
+from fedgist.world.world import make_world
 
 # the head of the file as WISDM wrote it: blanks around values, and none before a brace
 HEAD = """@relation activity_recognition_labeled

@@ -20,9 +20,9 @@ from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
 from fedgist.data.sources.stackoverflow import WHERE as STACKOVERFLOW
 from fedgist.data.sources.wisdm import WHERE as WISDM
-from fedgist.federation.data_section import Data
-from fedgist.federation.recipe import make
 from fedgist.options import options_of
+from fedgist.recipe.data_section import Data
+from fedgist.recipe.reading import make
 
 ROOT = Path(__file__).parents[2]
 PAGE, RECIPES = ROOT / "docs" / "data.md", ROOT / "docs" / "recipes.md"

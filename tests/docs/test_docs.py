@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commands import fedgist
-from fedgist.federation.recipe import Recipe
 from fedgist.methods import METHODS
+from fedgist.recipe.reading import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -17,10 +17,10 @@ import fedgist
 import results_circle
 import results_features
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.federation.archived_run import ArchivedRun, to_csv
-from fedgist.federation.recipe import make as make_recipe
-from fedgist.federation.recipe import read
-from fedgist.federation.record import FEATURES
+from fedgist.recipe.reading import make as make_recipe
+from fedgist.recipe.reading import read
+from fedgist.runs.archived_run import ArchivedRun, to_csv
+from fedgist.runs.record import FEATURES
 from results_cells import experiment, over
 from results_page import (
     CHOICE,

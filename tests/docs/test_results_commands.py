@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedgist.cli.recipe_files import find_recipe, find_table
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 from fedgist.report.run_files import RunFiles
 from fedgist.studies.job import Job, difference
 from fedgist.studies.paper_table import cells, read_table

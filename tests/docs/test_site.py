@@ -47,8 +47,8 @@ def test_every_module_has_its_reference(site: Path) -> None:
     for path in MODULES:
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         assert (site / "docs" / "generated" / f"{name}.html").exists(), name
-    text = (site / "docs" / "generated" / "fedgist.notebook.door.html").read_text("utf-8")
-    assert "fedgist.notebook.door.run" in text
+    text = (site / "docs" / "generated" / "fedgist.api.run.html").read_text("utf-8")
+    assert "fedgist.api.run.run" in text
     assert "Raises" in text
 
 

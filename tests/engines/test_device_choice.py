@@ -10,8 +10,8 @@ import torch
 import fedgist
 from fedgist.engines.device_choice import check_precision, usable_device
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.runner import load_run
+from fedgist.recipe.reading import make
+from fedgist.runs.runner import load_run
 from fedgist.testing.small_worlds import world
 
 

@@ -20,15 +20,15 @@ from fedgist.core.layers import Pass
 from fedgist.data.sources import file_sizes
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
-from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
-from fedgist.federation.engine_choice import host_settings, open_world
-from fedgist.federation.model_groups import Group
-from fedgist.federation.recipe import make
-from fedgist.federation.round_loop import start_server
-from fedgist.federation.world import Given, World
+from fedgist.recipe.reading import make
+from fedgist.runs.prepare import host_settings, open_world
+from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
+from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
+from fedgist.world.model_groups import Group
+from fedgist.world.world import Given, World
 
 
 def same(a: Trace, b: Trace) -> bool:

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from fedgist.federation.round_loop import Federation
+from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import federation, law_world, loopback, world
 from method_objects import METHOD_OBJECTS, each
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.data.dataset import Dataset
-from fedgist.engines import local_training, private_steps
-from fedgist.engines.cohort import Clients, Cohort
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation import private_run
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, World, make_world
+from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world
+from fedgist.training import local_training, private_steps
+from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.stacking_plan import Plan
+from fedgist.world import privacy_budget
+from fedgist.world.world import Given, World, make_world
 
 ALL_IN, SOME = 1.0, 0.5
 
@@ -151,7 +151,7 @@ def test_each_step_draws_its_own_rows() -> None:
 def test_all_steps_that_are_taken_are_charged() -> None:
     # rejects steps of the first epoch alone
     small = private_world(PrivateSteps(1.0, 1.0, SOME), train={"local_epochs": 3, "num_rounds": 1})
-    charged = private_run._private_steps(small.server.method, small.server.task)
+    charged = privacy_budget._private_steps(small.server.method, small.server.task)
     assert charged == (0, len(rows_of_steps(small)[1])) == (0, 6)
 
 

@@ -15,20 +15,20 @@ import fedgist
 from fedgist.core import random
 from fedgist.core.message import Form, refuse
 from fedgist.core.method import Context, Nothing, Order
-from fedgist.core.outline import Outline
 from fedgist.core.tree import map_leaves, named
 from fedgist.engines.engine import Engine, Simulation, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import RUN, LoopbackEngine, outlined
 from fedgist.engines.message_form import download_form, upload_form
+from fedgist.engines.outline import Outline
 from fedgist.engines.remote_engine import RemoteEngine
 from fedgist.engines.wire import LoopbackWire
 from fedgist.errors import RecipeError
-from fedgist.federation.record import read_lines
-from fedgist.federation.round_loop import Federation, start_server
-from fedgist.federation.server_run import Place, run_server
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
+from fedgist.runs.record import read_lines
+from fedgist.runs.round import Federation, start_server
+from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.example_methods import EXAMPLES, Relay
 from fedgist.testing.small_worlds import (
     ALONE,

@@ -14,10 +14,10 @@ from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import task_of_site
 from fedgist.engines.site import Keep, Site, SiteState, population_of_one
 from fedgist.errors import MethodError
-from fedgist.federation.engine_choice import host_settings
-from fedgist.federation.round_loop import context, start_server
-from fedgist.federation.world import World
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.round import context, start_server
 from fedgist.testing.small_worlds import SIZES, world
+from fedgist.world.world import World
 
 SEEDED: dict[str, Any] = {
     "unit": "record",

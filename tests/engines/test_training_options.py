@@ -14,11 +14,11 @@ from fedgist.core.method import Batch, Context, Method, Net, Nothing, Phase
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import Tree
 from fedgist.engines.loss_settings import check_loss_settings
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MethodError
-from fedgist.federation.world import World
 from fedgist.testing import LAWS, Law, Subject, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 from method_objects import METHOD_OBJECTS
 
 OPTIONS: dict[str, dict[str, Any]] = {

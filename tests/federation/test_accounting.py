@@ -9,11 +9,11 @@ import dp_accounting
 import pytest
 from scipy import stats
 
-from fedgist.federation import accounting
-from fedgist.federation.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
-from fedgist.federation.composition import notes_on
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
+from fedgist.runs.composition import notes_on
 from fedgist.testing.small_worlds import world
+from fedgist.world import accounting
+from fedgist.world.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
 
 
 def delta_of(noise: float, epsilon: float) -> float:

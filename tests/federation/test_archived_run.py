@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import fedgist
 from fedgist.errors import DataError
-from fedgist.federation.archived_run import (
+from fedgist.runs.archived_run import (
     ArchivedRun,
     is_archived,
     of_directory,
     read_csv,
     to_csv,
 )
-from fedgist.federation.record import Line
+from fedgist.runs.record import Line
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**60), 2**60) | st.floats(-1e90, 1e90).map(lambda v: float(f"{v:.6g}"))

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import fedgist
+from fedgist.api.result import Result
 from fedgist.core.tree import named
 from fedgist.errors import RecipeError
-from fedgist.federation.best_round import Selection
-from fedgist.federation.checkpoint import load
-from fedgist.federation.record import Line, is_over, read_result
-from fedgist.federation.runner import load_run
-from fedgist.notebook.result import Result
 from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.run_tables import overview
+from fedgist.runs.best_round import Selection
+from fedgist.runs.checkpoint import load
+from fedgist.runs.record import Line, is_over, read_result
+from fedgist.runs.runner import load_run
 from fedgist.studies.job import Job
 from fedgist.studies.jobs import is_done
 from fedgist.testing.small_worlds import without_times, world

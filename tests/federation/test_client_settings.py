@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.core import random
-from fedgist.core.representation_relay import Release
 from fedgist.errors import RecipeError
-from fedgist.federation.client_settings import client_settings, read_settings
-from fedgist.federation.world import World
+from fedgist.methods.repshare import Release
 from fedgist.testing.small_worlds import PAIRS, federation, loopback, trace, world
+from fedgist.world.client_settings import client_settings, read_settings
+from fedgist.world.world import World
 
 WIDTH = 5
 

@@ -14,14 +14,14 @@ import fedgist
 import results_stale
 from fedgist.cli.main import app
 from fedgist.errors import InputError
-from fedgist.federation import corrections
-from fedgist.federation.archived_run import of_directory, read_csv, to_csv
-from fedgist.federation.corrections import CORRECTIONS, FIRST, as_begun, computes, lacking
-from fedgist.federation.recipe import make
-from fedgist.federation.record import read_lines
-from fedgist.federation.sealing import sealed
 from fedgist.methods import METHODS
+from fedgist.recipe.reading import make
 from fedgist.report import comparison, run_files
+from fedgist.runs import corrections
+from fedgist.runs.archived_run import of_directory, read_csv, to_csv
+from fedgist.runs.corrections import CORRECTIONS, FIRST, as_begun, computes, lacking
+from fedgist.runs.record import read_lines
+from fedgist.runs.sealing import sealed
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.jobs import is_done, run_jobs

@@ -13,14 +13,13 @@ import torch
 
 import fedgist
 from fedgist.core.method import Context, Method, Net, Order, Phase
-from fedgist.engines import inference
 from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.errors import RecipeError, ReportError
-from fedgist.federation.columns import measured, over_clients, read_described
-from fedgist.federation.evaluation import columns, server_columns
 from fedgist.methods.fedavg import FedAvg
 from fedgist.report import run_files
 from fedgist.report.comparison import study
+from fedgist.runs.columns import measured, over_clients, read_described
+from fedgist.runs.evaluation import columns, server_columns
 from fedgist.testing.example_methods import TwoStages
 from fedgist.testing.small_worlds import (
     CLASSES,
@@ -32,6 +31,7 @@ from fedgist.testing.small_worlds import (
     two_architectures,
     world,
 )
+from fedgist.training import inference
 
 TWO = two_architectures(FedAvg())
 BY_HAND = (blobs().x_test - 0.5) / 2.0

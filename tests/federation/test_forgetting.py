@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.cli.main import app
 from fedgist.core.method import Context
-from fedgist.core.newest import NEVER
 from fedgist.errors import MethodError
-from fedgist.federation.checkpoint import load
-from fedgist.federation.record import read_lines
+from fedgist.methods.common.newest import NEVER
 from fedgist.methods.fd import FD
+from fedgist.runs.checkpoint import load
+from fedgist.runs.record import read_lines
 from fedgist.testing import Subject
 from fedgist.testing.small_worlds import federation
 

@@ -15,12 +15,12 @@ import fedgist
 from fedgist.core import random
 from fedgist.core.method import Order
 from fedgist.errors import CheckpointError, RecipeError
-from fedgist.federation.graph import Neighbors, _by_chance, _regular
-from fedgist.federation.record import Record, read_lines
-from fedgist.federation.trained_models import client_model
-from fedgist.federation.world import World
+from fedgist.runs.finished.trained_models import client_model
+from fedgist.runs.record import Record, read_lines
 from fedgist.testing import laws
 from fedgist.testing.small_worlds import ALONE, PAIRS, SIZES, federation, loopback, trace, world
+from fedgist.world.graph import Neighbors, _by_chance, _regular
+from fedgist.world.world import World
 
 COUNT = len(SIZES)
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedgist
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, make_world
+from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import blobs, rows
+from fedgist.world.world import Given, make_world
 
 import outside_models as own  # isort: skip
 

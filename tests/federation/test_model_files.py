@@ -16,9 +16,9 @@ import torch
 import fedgist
 from fedgist.core.method import Method
 from fedgist.errors import InputError
-from fedgist.federation.model_files import DESCRIPTION, export
-from fedgist.federation.trained_models import ClientModel
 from fedgist.methods import METHODS
+from fedgist.runs.finished.model_files import DESCRIPTION, export
+from fedgist.runs.finished.trained_models import ClientModel
 from fedgist.testing.small_worlds import blobs, public_rows, rows
 
 QUICK: dict[str, Any] = {

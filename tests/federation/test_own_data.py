@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from fedgist import run
 from fedgist.cli.main import app
 from fedgist.errors import DataError, RecipeError
-from fedgist.federation.columns import of_all
-from fedgist.federation.evaluation import check_evaluation
-from fedgist.federation.recipe import make
-from fedgist.federation.recipe_data import client_number
-from fedgist.federation.world import make_world
+from fedgist.recipe.reading import make
+from fedgist.runs.columns import of_all
+from fedgist.runs.evaluation import check_evaluation
+from fedgist.world.data import client_number
+from fedgist.world.world import make_world
 
 RNG = np.random.default_rng(0)
 HOSPITALS = ["north", "south", "[/red]"]

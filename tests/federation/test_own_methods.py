@@ -13,7 +13,7 @@ import pytest
 import commands
 import fedgist
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.testing import LAWS, check_laws

@@ -21,16 +21,16 @@ from fedgist.core.sampling import drawn_clients
 from fedgist.core.training import Pool
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
-from fedgist.federation.model_factories import PoolTable
-from fedgist.federation.pools import architectures_by_client, members_of_pools
-from fedgist.federation.recipe import make
-from fedgist.federation.recipe_sections import ModelSection
+from fedgist.recipe.model_factories import PoolTable
+from fedgist.recipe.reading import make
+from fedgist.recipe.schema import ModelSection
 from fedgist.report import run_files
 from fedgist.report.formatting import percent
 from fedgist.report.run_tables import by_round, overview
 from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.pools import architectures_by_client, members_of_pools
 
 SMALL = {"model": "mlp", "hidden": [4]}
 LARGE = {"model": "mlp", "hidden": [8, 6], "clients": [1, 3, 4], "per_round": 2}

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 import fedgist
 from fedgist.data.sources.weights_file import read_weights
 from fedgist.errors import DataError, RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, World, make_world
 from fedgist.models import MODELS
+from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import blobs
+from fedgist.world.world import Given, World, make_world
 
 LIMIT = 1 << 20
 Arrays = dict[str, Tensor]

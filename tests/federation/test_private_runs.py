@@ -23,20 +23,17 @@ from fedgist.engines.envelope import Header, seal
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import RUN
 from fedgist.engines.site import Site, population_of_one
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
-from fedgist.federation import server_run
-from fedgist.federation.central_privacy import central_seam
-from fedgist.federation.checkpoint import Binding, Checkpoint, load
-from fedgist.federation.engine_choice import host_settings
-from fedgist.federation.private_run import check_rows
-from fedgist.federation.recipe import make
-from fedgist.federation.record import RELEASES, read_lines
-from fedgist.federation.server_run import Place, run_server
-from fedgist.federation.world import World, make_world
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
+from fedgist.recipe.reading import make
 from fedgist.report import run_files
+from fedgist.runs import run_rounds
+from fedgist.runs.central_privacy import central_seam
+from fedgist.runs.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.record import RELEASES, read_lines
+from fedgist.runs.run_rounds import Place, run_server
 from fedgist.testing.laws import close
 from fedgist.testing.small_worlds import (
     ALONE,
@@ -50,6 +47,9 @@ from fedgist.testing.small_worlds import (
     trace,
     world,
 )
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.privacy_budget import check_rows
+from fedgist.world.world import World, make_world
 
 # in Python, what is promised and on which condition is a warning
 pytestmark = pytest.mark.filterwarnings(
@@ -761,7 +761,7 @@ def test_what_earlier_resumes_were_charged_is_not_forgotten_with_the_book(tmp_pa
     lines = [json.dumps({"round": number}) + "\n" for number in range(1, 6)]
     (tmp_path / "rounds.jsonl").write_text("".join(lines))
     saved = Checkpoint(3, {}, {}, binding=Binding(again=4))
-    found = server_run._releases(side, Place(tmp_path, saved))
+    found = run_rounds._releases(side, Place(tmp_path, saved))
     assert found is not None
     assert found.again == 4 + 2 + 1  # rounds 4 and 5 have lines, and round 6 may be under way
 

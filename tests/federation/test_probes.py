@@ -15,10 +15,10 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.core import random
 from fedgist.errors import InputError
-from fedgist.federation.probes import PROBES, Encoded
-from fedgist.federation.runner import load_run
 from fedgist.report import run_files
 from fedgist.report.run_tables import overview
+from fedgist.runs.finished.probes import PROBES, Encoded
+from fedgist.runs.runner import load_run
 
 COLUMNS = "eval/client/probe_mean", "eval/global/probe"
 RECIPE: dict[str, Any] = {

@@ -11,11 +11,11 @@ import torch
 
 import fedgist
 from fedgist.errors import InputError, RecipeError
-from fedgist.federation.evaluation import check_evaluation
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, World, make_world
+from fedgist.recipe.reading import make
+from fedgist.runs.evaluation import check_evaluation
 from fedgist.studies.tune import OBJECTIVE, Tuner
 from fedgist.testing.small_worlds import blobs, rows
+from fedgist.world.world import Given, World, make_world
 
 DIGITS = 1442  # training rows
 SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'

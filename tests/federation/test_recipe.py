@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedgist.cli.recipe_files import folder, shipped
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import Recipe, make, read
-from fedgist.federation.world import make_world
+from fedgist.recipe.reading import Recipe, make, read
 from fedgist.studies.paper_table import is_table
+from fedgist.world.world import make_world
 
 
 @pytest.mark.parametrize(

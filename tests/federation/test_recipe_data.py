@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.recipe_data import read_data
+from fedgist.recipe.reading import make
+from fedgist.world.data import read_data
 
 
 def rows_of(**settings: object) -> torch.Tensor:

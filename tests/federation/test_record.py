@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedgist.core.replies import Asked
 from fedgist.errors import CheckpointError, DiskFullError, OutputError
-from fedgist.federation import atomic_files as files
-from fedgist.federation import checkpoint
-from fedgist.federation.checkpoint import Checkpoint
-from fedgist.federation.record import STATE, Record, read_lines, summary, to_json
-from fedgist.federation.round_record import RoundRecord
+from fedgist.runs import atomic_files as files
+from fedgist.runs import checkpoint
+from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.record import STATE, Record, read_lines, summary, to_json
+from fedgist.runs.round_record import RoundRecord
 
 
 def test_lines_are_cut_back_to_the_checkpoints_round(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import RecipeError
-from fedgist.federation.model_files import description, export
+from fedgist.runs.finished.model_files import description, export
 from fedgist.testing.small_worlds import SIZES, blobs
 
 ENGINE = {"workers": 1, "server_threads": 1, "cohort_size": 2}

@@ -20,10 +20,10 @@ from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.text_rows import prompts
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, InputError, RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import Given, make_world
 from fedgist.methods import METHODS
 from fedgist.models.lstm import word_lstm
+from fedgist.recipe.reading import make
+from fedgist.world.world import Given, make_world
 from interrupted import gets_more_rounds
 
 WORDS, LENGTH, CLIENTS = 12, 6, 4

@@ -8,8 +8,8 @@ import pytest
 
 from fedgist.core.schedules import Schedule
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make, read
-from fedgist.federation.training_section import training_of
+from fedgist.recipe.reading import make, read
+from fedgist.recipe.training_section import training_of
 
 
 @pytest.mark.parametrize(

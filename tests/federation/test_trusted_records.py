@@ -19,11 +19,11 @@ from fedgist.cli import seeded_runs
 from fedgist.core.method import Context, Phase
 from fedgist.data.dataset import Dataset
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
-from fedgist.federation import atomic_files, checkpoint, digests, run_inputs, runner
-from fedgist.federation.record import STATE, Record, read_lines
-from fedgist.federation.world import Given
 from fedgist.methods.fedavg import FedAvg
+from fedgist.runs import atomic_files, checkpoint, digests, run_inputs, runner
+from fedgist.runs.record import STATE, Record, read_lines
 from fedgist.testing.small_worlds import blobs
+from fedgist.world.world import Given
 
 ROUNDS = 6
 RECIPE: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 
 import fedgist
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make, read
+from fedgist.recipe.reading import make, read
 from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.paper_comparison import side_by_side

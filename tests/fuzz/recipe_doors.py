@@ -13,7 +13,7 @@ import tomli_w
 
 import fedgist
 from fedgist.cli.recipe_files import folder, shipped
-from fedgist.federation.recipe import Recipe, flat, make, read
+from fedgist.recipe.reading import Recipe, flat, make, read
 from fuzz.mutations import SMALL, nasty, spoil_bytes, spoil_tree
 
 RECIPES = [folder() / f"{name}.toml" for name in shipped() if not name.endswith("table1")]

@@ -24,11 +24,11 @@ from torch import Tensor
 import fedgist
 from fedgist.cli.main import main
 from fedgist.errors import InputError
-from fedgist.federation import archived_run
-from fedgist.federation import checkpoint as checkpoints
-from fedgist.federation.recipe import read
-from fedgist.federation.record import STATE
-from fedgist.federation.sealing import HEADER_KEY
+from fedgist.recipe.reading import read
+from fedgist.runs import archived_run
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.record import STATE
+from fedgist.runs.sealing import HEADER_KEY
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fuzz.mutations import spoil_bytes, spoil_lines, spoil_tree

@@ -9,7 +9,7 @@ from random import Random
 import tomli_w
 
 from fedgist.cli.recipe_files import find_recipe, folder
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 from fedgist.studies.paper_table import Scale, cells, is_table, read_table
 from fedgist.studies.search_space import extremes, read_space
 from fedgist.studies.sweep import grid

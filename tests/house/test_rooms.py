@@ -78,7 +78,7 @@ def test_names_of_methods_and_sources_stay_in_their_rooms() -> None:
     names = {*METHODS, *SOURCES} - {"local", "table", "folder"}
     rooms = (PACKAGE / "methods", PACKAGE / "data" / "sources", PACKAGE / "testing")
     # which methods a correction changes is said by their names
-    apart = PACKAGE / "federation" / "corrections.py"
+    apart = PACKAGE / "runs" / "corrections.py"
     outside = [p for p in FILES if p != apart and not any(room in p.parents for room in rooms)]
     found = [
         f"{path.relative_to(ROOT)}:{line} {text!r}"
@@ -90,7 +90,7 @@ def test_names_of_methods_and_sources_stay_in_their_rooms() -> None:
 
 
 def test_names_of_engines_stay_with_the_engines_and_what_chooses_them() -> None:
-    room, chooser = PACKAGE / "engines", PACKAGE / "federation" / "engine_choice.py"
+    room, chooser = PACKAGE / "engines", PACKAGE / "runs" / "prepare.py"
     outside = [path for path in FILES if room not in path.parents and path != chooser]
     found = [
         f"{path.relative_to(ROOT)}:{line}"

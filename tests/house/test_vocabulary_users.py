@@ -12,7 +12,7 @@ import fedgist.core
 from fedgist.core.exchange import Silence
 from fedgist.core.method import Context, Method, Phase
 from fedgist.engines.method_check import check_method
-from fedgist.federation.method_loading import VOCABULARY
+from fedgist.recipe.method_loading import VOCABULARY
 from fedgist.testing.small_worlds import federation, law_world
 from method_objects import METHOD_OBJECTS
 
@@ -51,5 +51,5 @@ def test_what_core_lists_for_authors_of_methods_is_there() -> None:
     rows = [line.split("``")[1::2] for line in table.splitlines() if line.startswith("``")]
     assert len(rows) == 13
     for module, *names in rows:
-        found = importlib.import_module(f"fedgist.core.{module}")
+        found = importlib.import_module(f"fedgist.{module}")
         assert [name for name in names if not hasattr(found, name)] == [], module

@@ -17,22 +17,22 @@ from torch import Tensor, nn
 
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.core import codistillation, random
+from fedgist.core import random
 from fedgist.core.batch import NO_WORD, Batch
-from fedgist.core.codistillation import Distillation
 from fedgist.core.method import Context, Net
-from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.worker_pool import default_workers
 from fedgist.errors import InputError, MethodError, RecipeError
-from fedgist.federation import checkpoint, rounds
-from fedgist.federation.recipe import make, read
-from fedgist.federation.record import read_lines
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.round_record import RoundRecord
-from fedgist.federation.round_under_way import RoundUnderWay
-from fedgist.federation.world import World, make_world
+from fedgist.methods.common import codistillation
+from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
+from fedgist.recipe.reading import make, read
+from fedgist.runs import checkpoint
+from fedgist.runs import checkpointing as rounds
+from fedgist.runs.partial_round import RoundUnderWay
+from fedgist.runs.record import read_lines
+from fedgist.runs.round import Federation
+from fedgist.runs.round_record import RoundRecord
 from fedgist.testing.small_worlds import (
     SIZES,
     blobs,
@@ -42,6 +42,8 @@ from fedgist.testing.small_worlds import (
     without_times,
     world,
 )
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World, make_world
 from interrupted import CTRL_C, KILL, goes_on
 
 HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}

@@ -13,19 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.compressed_sensing import (
+from fedgist.core.method import Order
+from fedgist.errors import MethodError, RecipeError
+from fedgist.methods.cs_fl import (
+    CSFL,
     Measurement,
+    flat,
     hard_thresholding,
     stackable_thresholding,
+    unflat,
 )
-from fedgist.core.method import Order
-from fedgist.engines.stacking_plan import Plan
-from fedgist.errors import MethodError, RecipeError
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.world import World
-from fedgist.methods.cs_fl import CSFL, flat, unflat
+from fedgist.runs.round import Federation
 from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 Floats = npt.NDArray[np.float64]
 NUMBERS = 128  # of the model with these layers: as many measurements are an orthogonal transform

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import fedgist
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import Trace, trace, world
+from fedgist.training.stacking_plan import Plan
 
 PLAN = Plan(5)
 WEIGHTS = "server/averages/weights/mlp/arrays/"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from fedgist.core import random
-from fedgist.core.averaging import Weighted
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Context, Count, Order, Replies, Task, Training
 from fedgist.core.net import Architecture, Net, split
@@ -13,6 +12,7 @@ from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
 from fedgist.core.tree import map_leaves
+from fedgist.methods.common.averaging import Weighted
 from fedgist.methods.fedavg import FedAvg
 from fedgist.models import MODELS
 

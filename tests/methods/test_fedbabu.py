@@ -15,11 +15,11 @@ import torch.nn.functional as F
 import fedgist
 from fedgist.core.method import Phase
 from fedgist.engines.local_engine import LocalEngine
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.world import World
 from fedgist.methods.fedbabu import FedBABU
 from fedgist.report.run_files import find, readable
 from fedgist.testing.small_worlds import federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 from plain_clients import EPOCHS, EVERYBODY, ROUNDS, Plain, held, layers_of, two_models
 
 BODY = slice(None, -1)

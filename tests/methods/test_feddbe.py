@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.averaging import Weights
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.world import World
+from fedgist.methods.common.averaging import Weights
 from fedgist.methods.feddbe import Bias, Common, FeatureSum, FedDBE
 from fedgist.models import MODELS
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 from plain_clients import EPOCHS, EVERYBODY, Plain, held, two_models
 
 KAPPA = 3.0

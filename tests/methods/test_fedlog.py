@@ -18,14 +18,6 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.conjugate_head import (
-    Sums,
-    _omega,
-    gradient_head,
-    log_posterior,
-    map_head,
-)
-from fedgist.core.linear_head import LinearHead
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split
@@ -33,9 +25,17 @@ from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
-from fedgist.core.sum_memory import ClientSums
 from fedgist.core.tree import named
 from fedgist.errors import InputError, MethodError
+from fedgist.methods.common.conjugate_head import (
+    Sums,
+    _omega,
+    gradient_head,
+    log_posterior,
+    map_head,
+)
+from fedgist.methods.common.linear_head import LinearHead
+from fedgist.methods.common.sum_memory import ClientSums
 from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedlog_c import FedLogC
 from fedgist.models import MODELS

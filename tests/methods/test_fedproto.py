@@ -16,10 +16,10 @@ from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Nothing
 from fedgist.core.net import split
 from fedgist.core.replies import Subtotal, gather
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.world import World
 from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 ONE_STEP = {"local_epochs": 1, "batch_size": max(SIZES), "lr": 0.2}
 Aggregate = Literal["weighted", "plain"]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.averaging import Weights
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
+from fedgist.methods.common.averaging import Weights
 from fedgist.methods.fedprox import FedProx
 from fedgist.models import MODELS
 

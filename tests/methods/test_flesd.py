@@ -17,27 +17,28 @@ from torch.nn.functional import normalize
 
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.core import random, similarity_distillation
+from fedgist.core import random
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Context, Count, Nothing, Order, Replies
 from fedgist.core.net import Net
-from fedgist.core.similarity_distillation import (
+from fedgist.data.dataset import Dataset
+from fedgist.engines.envelope import seal, unseal
+from fedgist.engines.message_form import upload_form
+from fedgist.engines.wire import LoopbackWire
+from fedgist.errors import InputError, MethodError
+from fedgist.methods import flesd as flesd_file
+from fedgist.methods.flesd import (
+    FLESD,
     Ensemble,
+    Quantized,
+    Representations,
     SimilarityDistillation,
     Student,
     representations,
 )
-from fedgist.data.dataset import Dataset
-from fedgist.engines.envelope import seal, unseal
-from fedgist.engines.message_form import upload_form
-from fedgist.engines.stacking_plan import Plan
-from fedgist.engines.wire import LoopbackWire
-from fedgist.errors import InputError, MethodError
-from fedgist.federation import rounds
-from fedgist.federation.recipe import read
-from fedgist.federation.round_loop import Federation, start_server
-from fedgist.federation.world import World
-from fedgist.methods.flesd import FLESD, Quantized, Representations
+from fedgist.recipe.reading import read
+from fedgist.runs import checkpointing as rounds
+from fedgist.runs.round import Federation, start_server
 from fedgist.testing.small_worlds import (
     ALONE,
     SIZES,
@@ -48,6 +49,8 @@ from fedgist.testing.small_worlds import (
     trace,
     world,
 )
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 from interrupted import CTRL_C, KILL, goes_on
 
 Array = npt.NDArray[np.float64]
@@ -516,9 +519,9 @@ def test_an_encoder_with_batch_norm_goes_on_within_a_distillation(
 def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     small = world(flesd())
     net = small.server.task.starts["mlp"]
-    whole = similarity_distillation.representations(net, small.server.task, "features")
-    monkeypatch.setattr(similarity_distillation, "ROWS_AT_ONCE", 7)
-    pieces = similarity_distillation.representations(net, small.server.task, "features")
+    whole = flesd_file.representations(net, small.server.task, "features")
+    monkeypatch.setattr(flesd_file, "ROWS_AT_ONCE", 7)
+    pieces = flesd_file.representations(net, small.server.task, "features")
     assert torch.allclose(whole, pieces, atol=1e-6)
     everything = seen(torch.arange(160))
     assert torch.allclose(whole, normalize(net.features(everything), dim=1), atol=1e-6)

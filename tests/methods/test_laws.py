@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedgist.core.codistillation import Distillation
 from fedgist.core.message import Nothing, message
 from fedgist.core.method import Batch, Context, Count, Method, Net
-from fedgist.core.similarity_distillation import SimilarityDistillation
 from fedgist.errors import InputError, MethodError
+from fedgist.methods.common.codistillation import Distillation
 from fedgist.methods.cs_fl import CSFL
 from fedgist.methods.fd import FD
 from fedgist.methods.feddbe import FedDBE
@@ -20,7 +19,7 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.methods.fedlog_c import FedLogC
 from fedgist.methods.fedproto import FedProto
 from fedgist.methods.fedrep import FedRep
-from fedgist.methods.flesd import FLESD
+from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare

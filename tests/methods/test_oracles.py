@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist.core.tree import named
-from fedgist.engines.stacking_plan import Plan
-from fedgist.federation.world import World
 from fedgist.testing.small_worlds import SIZES, federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 
 def module(small_world: World) -> nn.Module:

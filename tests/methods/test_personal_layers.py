@@ -17,13 +17,13 @@ from fedgist.core.net import split
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.errors import MethodError, RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import make_world
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
+from fedgist.recipe.reading import make
 from fedgist.testing import check_laws
 from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world
+from fedgist.world.world import make_world
 from plain_clients import EPOCHS, EVERYBODY, HIDDEN, Groups, Plain, held, layers_of, two_models
 
 

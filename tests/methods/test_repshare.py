@@ -19,16 +19,15 @@ from fedgist.core import random
 from fedgist.core.losses import contrast
 from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
 from fedgist.core.replies import gather
-from fedgist.core.representation_relay import Relay, Released, Representations
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import InputError
-from fedgist.federation.record import read_lines
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.world import World
-from fedgist.methods.repshare import RepShare
+from fedgist.methods.repshare import Relay, Released, Representations, RepShare
+from fedgist.runs.record import read_lines
+from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 WHOLE = {"local_epochs": 1, "batch_size": 32, "lr": 0.2}
 

@@ -15,9 +15,9 @@ from fedgist.core.layers import Pass
 from fedgist.core.net import Net, split
 from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make
-from fedgist.federation.world import make_world
 from fedgist.models import MODELS
+from fedgist.recipe.reading import make
+from fedgist.world.world import make_world
 
 GRAY, COLOR, TEXT = (1, 28, 28), (3, 32, 32), (9,)
 

@@ -16,8 +16,8 @@ import rich.console
 from rich.console import Console
 
 import fedgist
-from fedgist.federation.record import Line
 from fedgist.methods.fedavg import FedAvg
+from fedgist.runs.record import Line
 from fedgist.testing.small_worlds import blobs, rows
 
 QUICK: dict[str, Any] = {

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.linear_head import class_sums
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Replies
+from fedgist.methods.common.linear_head import class_sums
 
 
 @message(reduce="sum")

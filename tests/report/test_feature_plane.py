@@ -14,12 +14,12 @@ import torch
 
 import fedgist
 from fedgist.errors import ReportError
-from fedgist.federation.record import FEATURES
 from fedgist.report import comparison, pictures
 from fedgist.report.drawing import Picture
 from fedgist.report.feature_plane import borders_of, plane
 from fedgist.report.run_files import find
 from fedgist.report.varied import over, varied
+from fedgist.runs.record import FEATURES
 from written import write_run
 
 SLOW = pytest.mark.slow

@@ -20,14 +20,14 @@ from fedgist.cli import job_progress
 from fedgist.cli.main import app
 from fedgist.cli.progress import Json, Plain
 from fedgist.errors import JobsError, printable
-from fedgist.federation.recipe import make
-from fedgist.federation.record import PARTITION
+from fedgist.recipe.reading import make
 from fedgist.report import comparison
 from fedgist.report.escapes import csv_text, latex_text, markdown_text
 from fedgist.report.run_files import find
 from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph
+from fedgist.runs.record import PARTITION
 from fedgist.studies.job import Event, Job
 
 from commands import call  # isort: skip

@@ -19,11 +19,11 @@ import torch
 
 import fedgist
 from fedgist.errors import RecipeError
-from fedgist.federation.record import FEATURES, PARTITION
-from fedgist.federation.trained_models import simulation
 from fedgist.report import comparison, drawing, page, pictures
 from fedgist.report.feature_map import CACHE, embedding
 from fedgist.report.run_files import find
+from fedgist.runs.finished.trained_models import simulation
+from fedgist.runs.record import FEATURES, PARTITION
 
 from browsers import BROWSER, new_page, open_browser  # isort: skip
 from written import write_run  # isort: skip

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.errors import ReportError
-from fedgist.federation.record import FEATURES, PARTITION
 from fedgist.report import comparison, curves, pictures
 from fedgist.report.drawing import Picture, short
-from fedgist.report.marks import spread
+from fedgist.report.plot_elements import spread
 from fedgist.report.run_files import find
+from fedgist.runs.record import FEATURES, PARTITION
 
 from written import write_run  # isort: skip
 

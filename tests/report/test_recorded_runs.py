@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli.main import app
-from fedgist.federation.record import read_lines
-from fedgist.federation.run_seals import seal_of
+from fedgist.runs.record import read_lines
+from fedgist.runs.run_seals import seal_of
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "before_rooms"
 

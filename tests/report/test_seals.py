@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import CheckpointError, SealError
-from fedgist.federation.record import FORMAT_KEY, read_lines
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.run_directory import alone
-from fedgist.federation.run_seals import seal_of
 from fedgist.report import run_files, tracking
+from fedgist.runs.record import FORMAT_KEY, read_lines
+from fedgist.runs.round import Federation
+from fedgist.runs.run_directory import alone
+from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS, better, later, lines, new, text  # isort: skip
 from written import write_run  # isort: skip

@@ -9,9 +9,9 @@ import pytest
 
 from fedgist.cli.shared_options import same_runs
 from fedgist.errors import DataError, RecipeError
-from fedgist.federation.archived_run import read_csv
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
 from fedgist.report import comparison, run_files
+from fedgist.runs.archived_run import read_csv
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.jobs import run_jobs

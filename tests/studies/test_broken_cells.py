@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from fedgist.cli.main import app
 from fedgist.errors import JobsError
-from fedgist.federation.archived_run import read_csv
-from fedgist.federation.run_seals import seal_of
+from fedgist.runs.archived_run import read_csv
+from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS  # isort: skip
 

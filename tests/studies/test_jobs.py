@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_table, folder, shipped
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import make, read
 from fedgist.methods import METHODS, base_name
+from fedgist.recipe.reading import make, read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import is_done, run_jobs
 from fedgist.studies.paper_table import cells, is_table, read_table

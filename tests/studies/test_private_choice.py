@@ -15,12 +15,12 @@ from commands import fedgist
 from fedgist.cli.recipe_files import folder
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import RecipeError
-from fedgist.federation.accounting import composed
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 from fedgist.studies import private_choice
 from fedgist.studies.job import Event
 from fedgist.studies.private_choice import check_search, noisy_max, source_of_bits
 from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.world.accounting import composed
 
 pytest.importorskip("optuna")
 pytest.importorskip("dp_accounting")

@@ -16,7 +16,7 @@ from commands import Command, fedgist, wait_for_ends, wait_until
 from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
-from fedgist.federation.recipe import read
+from fedgist.recipe.reading import read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
 from fedgist.studies.search_space import Range, extremes, own_values, read_space

@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeE
 
 from fedgist.cli.shared_options import same_command
 from fedgist.errors import Interrupted, JobsError, printable
-from fedgist.federation.columns import of_main
-from fedgist.federation.record import Line
 from fedgist.report.formatting import duration, percent
 from fedgist.report.terminal import column, console, say, words
+from fedgist.runs.columns import of_main
+from fedgist.runs.record import Line
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener
 

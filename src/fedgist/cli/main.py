@@ -27,9 +27,9 @@ from fedgist.errors import (
     one_of,
     shown,
 )
-from fedgist.federation.own_code import asking
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
+from fedgist.recipe.own_code import asking
 from fedgist.report.plain_signs import use_plain_signs
 from fedgist.report.terminal import console, paragraph, words
 

@@ -16,18 +16,18 @@ from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError, RecipeError, one_of
-from fedgist.federation import atomic_files, runner
-from fedgist.federation.evaluation import score_rows
-from fedgist.federation.probes import PROBES, probed
-from fedgist.federation.recipe_data import client_number
-from fedgist.federation.record import to_json
-from fedgist.federation.round_loop import Federation
-from fedgist.federation.trained_models import sayable, server_net, trained_model
-from fedgist.federation.world import Given, World
 from fedgist.report.escapes import csv_text
 from fedgist.report.formatting import percent
 from fedgist.report.sheet import Sheet
 from fedgist.report.terminal import SheetView, console, say
+from fedgist.runs import atomic_files, runner
+from fedgist.runs.evaluation import score_rows
+from fedgist.runs.finished.probes import PROBES, probed
+from fedgist.runs.finished.trained_models import sayable, server_net, trained_model
+from fedgist.runs.record import to_json
+from fedgist.runs.round import Federation
+from fedgist.world.data import client_number
+from fedgist.world.world import Given, World
 
 
 def predict(

@@ -113,10 +113,10 @@ def export_(
     fedgist export runs/mine --client 3 -o site.onnx
     fedgist export runs/mine --client server/large -o large.pt2
     """
-    from fedgist.federation import runner
-    from fedgist.federation.model_files import check_format, export
-    from fedgist.federation.trained_models import SERVER, trained_model
-    from fedgist.federation.world import Given
+    from fedgist.runs import runner
+    from fedgist.runs.finished.model_files import check_format, export
+    from fedgist.runs.finished.trained_models import SERVER, trained_model
+    from fedgist.world.world import Given
 
     check_format(out)
     federation, world = runner.load_run(folder, Given(root=data_root))

@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.federation.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
-from fedgist.federation.record import Line, to_json
-from fedgist.federation.round_loop import Observer
-from fedgist.federation.server_side import ServerSide
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.terminal import column, say, words
+from fedgist.runs.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
+from fedgist.runs.record import Line, to_json
+from fedgist.runs.round import Observer
+from fedgist.world.server_context import ServerSide
 
 
 class Quiet:

@@ -17,7 +17,6 @@ from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, Trust, app
 from fedgist.errors import one_of
-from fedgist.federation import atomic_files
 from fedgist.report import (
     comparison,
     curves,
@@ -36,6 +35,7 @@ from fedgist.report.study_rows import Study
 from fedgist.report.table_formats import Format, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
 from fedgist.report.text_chart import chart_of
+from fedgist.runs import atomic_files
 
 FORMATS: dict[str, Format] = {form: form for form in get_args(Format)}
 

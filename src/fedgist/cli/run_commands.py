@@ -13,16 +13,16 @@ import typer
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import read
-from fedgist.federation.record import to_json
-from fedgist.federation.run_directory import as_folder
+from fedgist.recipe.reading import read
 from fedgist.report import run_files
 from fedgist.report.run_tables import overview
 from fedgist.report.sheet import Sheet
 from fedgist.report.terminal import SheetView, console, words
+from fedgist.runs.record import to_json
+from fedgist.runs.run_directory import as_folder
 
 if TYPE_CHECKING:
-    from fedgist.federation.world import World
+    from fedgist.world.world import World
 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew in a folder that already holds a run.")
@@ -129,8 +129,8 @@ def forget(
     --------
     fedgist forget runs/mine --client 3 && fedgist run --resume runs/mine
     """
-    from fedgist.federation import forgetting
-    from fedgist.federation.world import Given
+    from fedgist.runs import forgetting
+    from fedgist.world.world import Given
 
     number = forgetting.forget(folder, client, Given(root=data_root))
     console().print(words(f"the server of {folder} keeps nothing of client {number}"))
@@ -145,9 +145,9 @@ def partition(
 ) -> None:
     """Print and draw how many rows of each class each client has, before any training."""
     parsed = read(find_recipe(recipe), settings or [])
-    from fedgist.federation.recipe_data import class_counts
-    from fedgist.federation.world import Given, make_world
     from fedgist.report.pictures import partition_png
+    from fedgist.world.data import class_counts
+    from fedgist.world.world import Given, make_world
 
     world = make_world(parsed, Given(root=data_root))
     split = class_counts(world.data, world.partition)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from fedgist.engines.process_control import keep_memory
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
-from fedgist.federation import runner
-from fedgist.federation.composition import notes_on
-from fedgist.federation.recipe import Recipe, read
-from fedgist.federation.record import RECIPE, is_over
-from fedgist.federation.resuming import check_finished
-from fedgist.federation.round_loop import Observer
-from fedgist.federation.world import Given
+from fedgist.recipe.reading import Recipe, read
 from fedgist.report import run_files
 from fedgist.report.run_files import RunFiles
+from fedgist.runs import runner
+from fedgist.runs.composition import notes_on
+from fedgist.runs.record import RECIPE, is_over
+from fedgist.runs.resuming import check_finished
+from fedgist.runs.round import Observer
+from fedgist.world.world import Given
 
 
 def start(

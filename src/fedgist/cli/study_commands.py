@@ -16,14 +16,14 @@ from fedgist.cli.recipe_files import find_recipe, find_space, find_table
 from fedgist.cli.result_commands import Reference, Target
 from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_runs
 from fedgist.errors import one_of
-from fedgist.federation import atomic_files
-from fedgist.federation.composition import notes_on
-from fedgist.federation.recipe import Recipe
+from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, run_files, table_formats, tables
 from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.study_rows import Study
 from fedgist.report.terminal import console, say, words
+from fedgist.runs import atomic_files
+from fedgist.runs.composition import notes_on
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_table

@@ -43,18 +43,22 @@ _TYPES: dict[str, type] = {}  # every message type declared, by its registered n
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[T]]:
+def message(
+    *, reduce: Reduce, over: Scope = "all", name: str | None = None
+) -> Callable[[type[T]], type[T]]:
     """Declare a message, and register its type under :func:`type_name`.
 
     With ``reduce="sum"`` the server sees nothing but totals: one over all clients, or, with
     ``over="architecture"`` (weights, whose shapes differ), one over those of each architecture.
-    With ``reduce="each"`` it sees one message per client.
+    With ``reduce="each"`` it sees one message per client. ``name`` is the type's name on
+    the wire and in files, ``module:Class`` if not given: a class that moves keeps its name.
     """
 
     def declare(cls: type[T]) -> type[T]:
         declared = cast("Any", tree(cls))
         wire_form.check(declared)
         declared.reduce, declared.over = reduce, over  # constants of the class, not fields
+        declared.registered_name = name or f"{cls.__module__}:{cls.__qualname__}"
         _TYPES[type_name(declared)] = declared
         return cast("type[T]", declared)
 
@@ -62,8 +66,9 @@ def message(*, reduce: Reduce, over: Scope = "all") -> Callable[[type[T]], type[
 
 
 def type_name(kind: type) -> str:
-    """Return the name under which a message type is registered: ``module:Class``."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    """Return the name under which a message type is registered."""
+    name: str = cast("Any", kind).registered_name
+    return name
 
 
 def registered(name: str) -> type:

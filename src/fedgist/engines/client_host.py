@@ -23,16 +23,16 @@ from fedgist.core.objective import Marks
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, build, map_leaves, named, take
 from fedgist.data.examples import labels_of
-from fedgist.engines import cohort as cohorts
-from fedgist.engines import inference, local_training
 from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
-from fedgist.engines.client_store import ClientStore
-from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import CheckpointError
+from fedgist.training import cohort as cohorts
+from fedgist.training import inference, local_training
+from fedgist.training.client_store import ClientStore
+from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.stacking_plan import Plan
 
 
 class ClientHost:

@@ -16,15 +16,15 @@ from fedgist.core.message import reduction
 from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
-from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_host import ClientHost
 from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
-from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.shared_scoring import score_shared
-from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.worker_pool import WorkerPool, default_workers
+from fedgist.training import cohort as cohorts
+from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.stacking_plan import Plan
 
 
 class LocalEngine:

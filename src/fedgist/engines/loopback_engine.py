@@ -12,17 +12,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
-from fedgist.core.outline import Outline
 from fedgist.core.tree import Tree, take
-from fedgist.engines import cohort as cohorts
 from fedgist.engines.client_requests import Sent
-from fedgist.engines.cohort import Clients
 from fedgist.engines.engine import Answer, Scores, Split
+from fedgist.engines.outline import Outline
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
 from fedgist.engines.remote_engine import RemoteEngine
 from fedgist.engines.site import Site, population_of_one
 from fedgist.engines.wire import LoopbackWire, Wire
+from fedgist.training import cohort as cohorts
+from fedgist.training.cohort import Clients
 
 RUN = "loopback"
 

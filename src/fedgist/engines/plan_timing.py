@@ -17,13 +17,13 @@ from fedgist.core.method import Context, Method, Order, Phase, Task
 from fedgist.core.net import Architecture
 from fedgist.core.tree import Tree
 from fedgist.data.sources.file_sizes import usable_memory
-from fedgist.engines import local_training
-from fedgist.engines.cohort import Clients, Cohort
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.process_control import as_workers_do
-from fedgist.engines.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.engines.worker_pool import WorkerPool, default_workers
+from fedgist.training import local_training
+from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 
 STEPS = 3  # of the real work, timed for each candidate
 TRIES = 2  # the faster one counts

@@ -29,8 +29,8 @@ from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
 from fedgist.engines.population import HostSettings, Population
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import MessageError, MethodError
+from fedgist.training.stacking_plan import Plan
 
 StageKey = tuple[int, int, str]  # round, place of the stage in it, architecture
 SLACK = 1 << 20  # bytes of an envelope beside the payload that is expected

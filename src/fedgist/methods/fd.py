@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
-from fedgist.core.linear_head import class_means, class_sums
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
-from fedgist.core.newest import Newest
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, rows_where
+from fedgist.methods.common.linear_head import class_means, class_sums
+from fedgist.methods.common.newest import Newest
 
 
 @message(reduce="each")

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgist.core.averaging import Weights, proximal_loss
 from fedgist.core.bounds import NonNegative
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Part, Task
-from fedgist.core.server_optimizer import ServerOptimizer
-from fedgist.core.server_steps import ServerSteps, Stepped
+from fedgist.methods.common.averaging import Weights, proximal_loss
+from fedgist.methods.common.server_optimizer import ServerOptimizer
+from fedgist.methods.common.server_steps import ServerSteps, Stepped
 
 
 @dataclass(frozen=True)

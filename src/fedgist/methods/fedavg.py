@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedgist.core.averaging import Averaging
 from fedgist.core.method import Exchange, Method, Part
+from fedgist.methods.common.averaging import Averaging
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedgist.core.averaging import Averages, Averaging
 from fedgist.core.bounds import NonNegativeInt
 from fedgist.core.method import Context, Exchange, Method, Net, Part, Phase
+from fedgist.methods.common.averaging import Averages, Averaging
 
 
 @dataclass(frozen=True)

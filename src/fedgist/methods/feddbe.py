@@ -13,7 +13,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgist.core.averaging import Averages, Averaging, Moved, Weighted, Weights
 from fedgist.core.bounds import NonNegative
 from fedgist.core.counts import COUNTS
 from fedgist.core.message import Nothing, message
@@ -30,6 +29,7 @@ from fedgist.core.method import (
     Replies,
 )
 from fedgist.core.tree import Tree, tree
+from fedgist.methods.common.averaging import Averages, Averaging, Moved, Weighted, Weights
 
 AVERAGE = Averaging()
 

@@ -1,7 +1,8 @@
 """FedLog: clients share class sums of features, the server solves for one linear head exactly.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
-flexibility". The paper's symbols are those of core/conjugate_head.py. See docs/methods/fedlog.md.
+flexibility". The paper's symbols are those of methods/common/conjugate_head.py. See
+docs/methods/fedlog.md.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedgist.core import random, sum_memory
+from fedgist.core import random
 from fedgist.core.bounds import NonNegative, Positive, PositiveInt
-from fedgist.core.conjugate_head import Sums, feature_sums, gradient_head, map_head
-from fedgist.core.linear_head import LinearHead, one_feature_width
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.sum_memory import ClientSums, Memory, Remembered
 from fedgist.core.tree import LATER, tree
+from fedgist.methods.common import sum_memory
+from fedgist.methods.common.conjugate_head import Sums, feature_sums, gradient_head, map_head
+from fedgist.methods.common.linear_head import LinearHead, one_feature_width
+from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
 
 @tree
@@ -36,7 +38,7 @@ class FedLog(Method):
 
     ``head_start`` says what the first head is: normal numbers, or the result of one exchange with
     the untrained bodies. ``memory`` says what the server remembers of clients that are absent from
-    a round (core/sum_memory.py).
+    a round (methods/common/sum_memory.py).
     """
 
     nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior

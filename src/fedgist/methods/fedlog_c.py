@@ -1,7 +1,7 @@
 """FedLog-C: FedLog whose clients see the class sums, and learn features near their class's mean.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
-flexibility", eq. 15. The paper's symbols are those of core/conjugate_head.py. See
+flexibility", eq. 15. The paper's symbols are those of methods/common/conjugate_head.py. See
 docs/methods/fedlog_c.md.
 """
 
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedgist.core import sum_memory
 from fedgist.core.bounds import NonNegative
-from fedgist.core.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
-from fedgist.core.linear_head import one_feature_width
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
-from fedgist.core.sum_memory import ClientSums, Memory, Remembered
 from fedgist.errors import MethodError
+from fedgist.methods.common import sum_memory
+from fedgist.methods.common.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
+from fedgist.methods.common.linear_head import one_feature_width
+from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FedLogC(Method):
     ``alpha`` and ``beta`` are not in the paper; the defaults were chosen on validation data.
     ``head_start`` says what the first head is: the result of one exchange with the untrained
     bodies, or that of a random pseudo-sum. ``memory`` says what the server remembers of clients
-    that are absent from a round (core/sum_memory.py).
+    that are absent from a round (methods/common/sum_memory.py).
     """
 
     alpha: NonNegative = 0.1  # of the pull to the mean of a row's class

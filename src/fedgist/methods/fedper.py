@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgist.core.averaging import Averaging
 from fedgist.core.bounds import PositiveInt
 from fedgist.core.method import Exchange, Method, Part, Task
 from fedgist.core.parts import check_depth
+from fedgist.methods.common.averaging import Averaging
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,18 @@ from torch import Tensor
 
 from fedgist.core.bounds import NonNegative
 from fedgist.core.counts import COUNTS
-from fedgist.core.linear_head import class_means, class_sums, one_feature_width, with_constant
 from fedgist.core.losses import masked_mean
 from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies, Task
 from fedgist.core.privacy import bounded
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
+from fedgist.methods.common.linear_head import (
+    class_means,
+    class_sums,
+    one_feature_width,
+    with_constant,
+)
 
 
 @message(reduce="sum")

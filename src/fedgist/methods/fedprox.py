@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgist.core.averaging import Averaging, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative
 from fedgist.core.method import Batch, Context, Exchange, Method, Net, Nothing, Part
+from fedgist.methods.common.averaging import Averaging, Weights, proximal_loss
 
 
 @dataclass(frozen=True)

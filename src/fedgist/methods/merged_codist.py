@@ -13,10 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedgist.core import codistillation
-from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, NonNegativeInt, Share
-from fedgist.core.codistillation import Distillation, Students
 from fedgist.core.method import (
     Batch,
     Context,
@@ -28,11 +25,14 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
-from fedgist.core.server_steps import ServerSteps, Update, norm
-from fedgist.core.server_training import is_server_stage
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
+from fedgist.methods.common import codistillation
+from fedgist.methods.common.averaging import Averages, Weights, proximal_loss
+from fedgist.methods.common.codistillation import Distillation, Students
+from fedgist.methods.common.server_optimizer import ServerMoments, ServerOptimizer
+from fedgist.methods.common.server_steps import ServerSteps, Update, norm
+from fedgist.methods.common.server_training import is_server_stage
 
 
 @tree

@@ -12,10 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedgist.core import codistillation
-from fedgist.core.averaging import Averages, Weights, proximal_loss
 from fedgist.core.bounds import NonNegative, PositiveInt
-from fedgist.core.codistillation import Distillation, Students
 from fedgist.core.method import (
     Batch,
     Context,
@@ -27,10 +24,13 @@ from fedgist.core.method import (
     Replies,
     Task,
 )
-from fedgist.core.server_optimizer import ServerMoments, ServerOptimizer
-from fedgist.core.server_steps import ServerSteps
-from fedgist.core.server_training import is_server_stage
 from fedgist.core.tree import tree
+from fedgist.methods.common import codistillation
+from fedgist.methods.common.averaging import Averages, Weights, proximal_loss
+from fedgist.methods.common.codistillation import Distillation, Students
+from fedgist.methods.common.server_optimizer import ServerMoments, ServerOptimizer
+from fedgist.methods.common.server_steps import ServerSteps
+from fedgist.methods.common.server_training import is_server_stage
 
 
 @tree

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import first_line, shown
-from fedgist.federation.record import FORMAT_KEY, Line
+from fedgist.runs.record import FORMAT_KEY, Line
 
 MOST_PROBLEMS = 5  # lines of a file that are named
 

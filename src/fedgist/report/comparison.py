@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.federation.columns import EPSILON, measured
-from fedgist.federation.record import summary
 from fedgist.report.run_files import RunFiles, readable
 from fedgist.report.run_groups import Group, common_column, group
 from fedgist.report.stats import Better, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
+from fedgist.runs.columns import EPSILON, measured
+from fedgist.runs.record import summary
 
 LAST = 10  # evaluations in the mean of the last ones
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
-from fedgist.federation.columns import ACCURACY, measured, spread_of
 from fedgist.report.drawing import (
     HEIGHT,
     INK,
@@ -22,10 +21,11 @@ from fedgist.report.drawing import (
     new_figure,
     write_png,
 )
-from fedgist.report.marks import End, byte_ticks, name_ends, whole_ticks
+from fedgist.report.plot_elements import End, byte_ticks, name_ends, whole_ticks
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import common_column, group
 from fedgist.report.study_rows import Study
+from fedgist.runs.columns import ACCURACY, measured, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgist.errors import ReportError, printable
-from fedgist.federation import atomic_files
 from fedgist.report.escapes import csv_text
+from fedgist.runs import atomic_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

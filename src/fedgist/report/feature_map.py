@@ -12,8 +12,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fedgist.federation import atomic_files
-from fedgist.federation.record import FEATURES, to_json
+from fedgist.runs import atomic_files
+from fedgist.runs.record import FEATURES, to_json
 
 CACHE = "features-tsne.json"
 MOST_POINTS = 1000  # more take long and show no more

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedgist.federation.record import FEATURES
 from fedgist.report.drawing import Picture, Table, new_figure
 from fedgist.report.feature_map import Points, embedding
 from fedgist.report.feature_plane import Plane, draw, plane
-from fedgist.report.marks import groups
+from fedgist.report.plot_elements import groups
 from fedgist.report.study_rows import Row, Study
+from fedgist.runs.record import FEATURES
 
 MOST_ROWS = 6  # whose features are drawn
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedgist.report.drawing import INK, Table, color, short
 from fedgist.report.feature_map import MOST_POINTS, Points, saved
-from fedgist.report.marks import SIGNS, legend_of
+from fedgist.report.plot_elements import SIGNS, legend_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

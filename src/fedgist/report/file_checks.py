@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.errors import shown
-from fedgist.federation.columns import is_confusion
+from fedgist.runs.columns import is_confusion
 
 LARGEST = 1e100  # of a number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedgist.federation.recipe import Recipe
+from fedgist.recipe.reading import Recipe
 from fedgist.report.formatting import bits, printed
 from fedgist.report.sheet import Sheet
 from fedgist.report.study_rows import Row, Study

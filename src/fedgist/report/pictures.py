@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgist.federation.columns import DOWN_BYTES, EPSILON, UP_BYTES
-from fedgist.federation.record import CLIENTS, FEATURES, Line
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
@@ -26,7 +24,7 @@ from fedgist.report.drawing import (
 )
 from fedgist.report.feature_map import saved
 from fedgist.report.feature_pictures import of_features
-from fedgist.report.marks import (
+from fedgist.report.plot_elements import (
     End,
     boxes,
     bubbles,
@@ -37,6 +35,8 @@ from fedgist.report.marks import (
 )
 from fedgist.report.run_files import RunFiles
 from fedgist.report.study_rows import Row, Study
+from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
+from fedgist.runs.record import CLIENTS, FEATURES, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,16 @@ from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import DataError, ReportError, SealError, listed
-from fedgist.federation.archived_run import is_archived, read_csv
-from fedgist.federation.columns import (
+from fedgist.report.checked_files import MOST_PROBLEMS, Lines, read_checked, read_table
+from fedgist.report.file_checks import (
+    fault_of_client,
+    fault_of_recipe,
+    fault_of_result,
+    fault_of_round,
+    fault_of_split,
+)
+from fedgist.runs.archived_run import is_archived, read_csv
+from fedgist.runs.columns import (
     is_of_server,
     models_of,
     of_all,
@@ -21,8 +29,8 @@ from fedgist.federation.columns import (
     over_models,
     read_described,
 )
-from fedgist.federation.corrections import computed_by, lacking
-from fedgist.federation.record import (
+from fedgist.runs.corrections import computed_by, lacking
+from fedgist.runs.record import (
     CLIENTS,
     METRICS_FILE,
     PARTITION,
@@ -32,15 +40,7 @@ from fedgist.federation.record import (
     Line,
     is_over,
 )
-from fedgist.federation.run_seals import NOT_SEALED, Seal, seal_of
-from fedgist.report.checked_files import MOST_PROBLEMS, Lines, read_checked, read_table
-from fedgist.report.file_checks import (
-    fault_of_client,
-    fault_of_recipe,
-    fault_of_result,
-    fault_of_round,
-    fault_of_split,
-)
+from fedgist.runs.run_seals import NOT_SEALED, Seal, seal_of
 
 DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist.core.metrics import PROBE
-from fedgist.federation.columns import TRAIN_LOSS
-from fedgist.federation.recipe import defaults, flat, role_of
+from fedgist.recipe.reading import defaults, flat, role_of
 from fedgist.report.run_files import RunFiles
+from fedgist.runs.columns import TRAIN_LOSS
 
 Settings = Mapping[str, Any]  # by dotted key
 BEFORE = "before correction"  # a setting of runs that lack one: they are not mixed with others

@@ -9,7 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
-from fedgist.federation.columns import (
+from fedgist.report.formatting import duration, percent, size
+from fedgist.report.run_files import RunFiles
+from fedgist.report.run_groups import common_metric
+from fedgist.report.sheet import Sheet
+from fedgist.runs.columns import (
     DOWN_BYTES,
     EPSILON,
     MEAN,
@@ -22,11 +26,7 @@ from fedgist.federation.columns import (
     of_server,
     spread_of,
 )
-from fedgist.federation.record import Line
-from fedgist.report.formatting import duration, percent, size
-from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import common_metric
-from fedgist.report.sheet import Sheet
+from fedgist.runs.record import Line
 
 NONE = percent(None)  # in a cell
 

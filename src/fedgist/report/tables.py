@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedgist.core.metrics import Metric
-from fedgist.federation.columns import over_clients, spread_of
 from fedgist.report.formatting import bits, percent, printed, size
 from fedgist.report.run_tables import simulated
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Paper, Row, Study, Target
+from fedgist.runs.columns import over_clients, spread_of
 
 CAPTION = (
     "mean ± standard error over seeds; 95 % interval: percentile bootstrap of the mean; "

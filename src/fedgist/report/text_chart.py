@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
-from fedgist.federation.columns import is_of_clients
 from fedgist.report.curves import Lines, curve
+from fedgist.runs.columns import is_of_clients
 
 MARKS = "●○▲△■□◆◇"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist.errors import ReportError, did_you_mean, first_line, printable
-from fedgist.federation.atomic_files import room_for
-from fedgist.federation.recipe import flat
+from fedgist.recipe.reading import flat
 from fedgist.report.run_files import RunFiles
+from fedgist.runs.atomic_files import room_for
 
 MOST_PARAMETER = 500  # characters of a parameter that MLflow keeps
 

@@ -19,7 +19,7 @@ from fedgist.report.drawing import (
     matplotlib,
     new_figure,
 )
-from fedgist.report.marks import End, name_ends
+from fedgist.report.plot_elements import End, name_ends
 from fedgist.report.run_groups import labels
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Row, Study

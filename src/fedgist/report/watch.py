@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.federation.columns import DOWN_BYTES, UP_BYTES
-from fedgist.federation.record import ROUNDS
 from fedgist.report.formatting import duration, percent, size
 from fedgist.report.run_files import RunFiles
 from fedgist.report.sheet import Sheet
+from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
+from fedgist.runs.record import ROUNDS
 from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"

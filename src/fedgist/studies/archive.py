@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgist.errors import DataError, InputError, RecipeError
-from fedgist.federation import atomic_files
-from fedgist.federation.archived_run import of_directory, read_csv, to_csv
-from fedgist.federation.corrections import computed_by, lacking
-from fedgist.federation.recipe import make
+from fedgist.recipe.reading import make
+from fedgist.runs import atomic_files
+from fedgist.runs.archived_run import of_directory, read_csv, to_csv
+from fedgist.runs.corrections import computed_by, lacking
 from fedgist.studies.job import Job, difference
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedgist.errors import shown
-from fedgist.federation.recipe import Recipe, flat
-from fedgist.federation.record import Line
+from fedgist.recipe.reading import Recipe, flat
+from fedgist.runs.record import Line
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ import torch
 
 from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped, exhausted
-from fedgist.federation import atomic_files, runner
-from fedgist.federation.corrections import computed_by, lacking
-from fedgist.federation.recipe import read
-from fedgist.federation.record import (
+from fedgist.recipe.reading import read
+from fedgist.runs import atomic_files, runner
+from fedgist.runs.corrections import computed_by, lacking
+from fedgist.runs.record import (
     RECIPE,
     RESULT,
     ROUNDS,
@@ -32,12 +32,12 @@ from fedgist.federation.record import (
     read_lines,
     read_result,
 )
-from fedgist.federation.run_seals import seal_of
-from fedgist.federation.server_side import ServerSide
-from fedgist.federation.stop_signals import stoppable
-from fedgist.federation.world import Given
+from fedgist.runs.run_seals import seal_of
+from fedgist.runs.stop_signals import stoppable
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener, difference
+from fedgist.world.server_context import ServerSide
+from fedgist.world.world import Given
 
 AGAIN = "--rerun does it again"
 

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedgist.errors import RecipeError, first_line
-from fedgist.federation.recipe import Recipe, read
 from fedgist.methods import METHODS, base_name
 from fedgist.options import checked
+from fedgist.recipe.reading import Recipe, read
 from fedgist.studies.job import Job, jobs_of_seeds
 
 Scale = Literal["small", "paper"]

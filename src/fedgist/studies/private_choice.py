@@ -17,7 +17,7 @@ Which rows are held out is taken as given: the row that comes or goes moves no o
 
 Counts depend on models, too, which are results of private runs: what that costs is the budget of
 the trials. For bodies that learn without noise it is a promise on their condition
-(``private_run.CONDITION``).
+(``privacy_budget.CONDITION``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from fedgist.errors import RecipeError
-from fedgist.federation.composition import PUBLIC_NOISE, compositions
-from fedgist.federation.recipe import Recipe
-from fedgist.federation.record import CLIENTS, read_lines
+from fedgist.recipe.reading import Recipe
+from fedgist.runs.composition import PUBLIC_NOISE, compositions
+from fedgist.runs.record import CLIENTS, read_lines
 
 
 class Choice(TypedDict):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import InputError, RecipeError, first_line, one_of
-from fedgist.federation.recipe import role_of
+from fedgist.recipe.reading import role_of
 
 FIXED = (
     "privacy.unit",

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgist.errors import RecipeError
-from fedgist.federation.recipe import read
-from fedgist.federation.run_directory import as_folder
+from fedgist.recipe.reading import read
+from fedgist.runs.run_directory import as_folder
 from fedgist.studies.job import Job, jobs_of_seeds
 
 

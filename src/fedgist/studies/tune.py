@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
-from fedgist.federation.columns import VALIDATION_ACCURACY
-from fedgist.federation.recipe import Recipe, read
-from fedgist.federation.record import ROUNDS, Line, read_lines
+from fedgist.recipe.reading import Recipe, read
+from fedgist.runs.columns import VALIDATION_ACCURACY
+from fedgist.runs.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
     Choice,

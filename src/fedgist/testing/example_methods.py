@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.averaging import Averaging
 from fedgist.core.bounds import PositiveInt
 from fedgist.core.counts import COUNTS
-from fedgist.core.linear_head import class_sums
 from fedgist.core.message import message
 from fedgist.core.method import (
     Batch,
@@ -34,6 +32,8 @@ from fedgist.core.method import (
 )
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import Tree, tree
+from fedgist.methods.common.averaging import Averaging
+from fedgist.methods.common.linear_head import class_sums
 
 
 @message(reduce="sum")

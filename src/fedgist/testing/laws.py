@@ -24,10 +24,7 @@ from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.server_check import sums_of
-from fedgist.engines.stacking_plan import Plan
 from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, first_line, one_of
-from fedgist.federation.world import World
-from fedgist.testing.gate_laws import GATE_LAWS
 from fedgist.testing.small_worlds import (
     federation,
     local_engine,
@@ -37,7 +34,10 @@ from fedgist.testing.small_worlds import (
 )
 from fedgist.testing.stages import stages
 from fedgist.testing.subject import Subject
+from fedgist.testing.upload_validation_laws import GATE_LAWS
 from fedgist.testing.wire_laws import WIRE_LAWS
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 Arrays = Mapping[str, Tensor]
 CLOSE = 1e-5  # how much results may differ because numbers are added in another order

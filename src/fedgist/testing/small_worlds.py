@@ -15,15 +15,15 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.wire import Wire
-from fedgist.federation.checkpoint import Checkpoint
-from fedgist.federation.engine_choice import host_settings
-from fedgist.federation.evaluation import check_evaluation
-from fedgist.federation.recipe import make
-from fedgist.federation.record import Line
-from fedgist.federation.round_loop import Federation, start_server
-from fedgist.federation.world import Given, World, make_world
+from fedgist.recipe.reading import make
+from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.evaluation import check_evaluation
+from fedgist.runs.prepare import host_settings
+from fedgist.runs.record import Line
+from fedgist.runs.round import Federation, start_server
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import Given, World, make_world
 
 CLASSES = 3
 FEATURES = 6

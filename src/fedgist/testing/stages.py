@@ -10,11 +10,11 @@ from fedgist.core.message import Form
 from fedgist.core.method import Context, Order, Replies
 from fedgist.core.replies import gather
 from fedgist.core.tree import Tree, take
-from fedgist.engines import inference, local_training
 from fedgist.engines.engine import Answer
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.message_form import upload_form
-from fedgist.federation.round_loop import Federation
+from fedgist.runs.round import Federation
+from fedgist.training import inference, local_training
 
 ROUNDS = (0, 1, 2)  # before training, the first round, and one that builds on another
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedgist.core.method import Method
-from fedgist.federation.world import World
 from fedgist.testing.small_worlds import ALONE, Trace, law_world, loopback, trace
+from fedgist.world.world import World
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,9 @@ from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
 from fedgist.engines.loopback_engine import LoopbackEngine, outlined
-from fedgist.engines.stacking_plan import Plan
 from fedgist.engines.wire import LoopbackWire
-from fedgist.federation.record import Line
-from fedgist.federation.round_loop import start_server
-from fedgist.federation.world import World
+from fedgist.runs.record import Line
+from fedgist.runs.round import start_server
 from fedgist.testing.small_worlds import (
     ALONE,
     Trace,
@@ -37,6 +35,8 @@ from fedgist.testing.small_worlds import (
 )
 from fedgist.testing.stages import stages
 from fedgist.testing.subject import Subject
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.world import World
 
 TOLERANCE = 1e-5
 ANY_SIZE = 1 << 40

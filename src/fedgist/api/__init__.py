@@ -1,0 +1,1 @@
+"""The Python interface: fedgist.run with a user's own objects, its progress and its result."""

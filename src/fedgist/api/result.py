@@ -1,0 +1,72 @@
+"""What ``fedgist.run`` returns: a line in a terminal, a table in a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.cli.progress import main_column, title
+from fedgist.errors import printable
+from fedgist.report.formatting import percent, size
+from fedgist.report.html import html_table, paragraph
+from fedgist.report.run_tables import rounds_sheet
+from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
+from fedgist.runs.finished.trained_models import ClientModel, trained_model
+from fedgist.runs.record import Line, totals
+from fedgist.runs.round import Federation
+from fedgist.world.world import World
+
+ROUNDS_SHOWN = 12
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run that is finished: its record and its trained models.
+
+    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
+    the run ended. ``folder`` is None if nothing was written.
+    """
+
+    rounds: list[Line]
+    clients: list[Line]
+    summary: dict[str, Any]
+    folder: Path | None
+    federation: Federation
+    world: World
+
+    @property
+    def ledger(self) -> list[Line]:
+        """The payload bytes of each round, up and down."""
+        columns = ("round", UP_BYTES, DOWN_BYTES)
+        return [{name: line.get(name, 0) for name in columns} for line in self.rounds]
+
+    def model(self, client: int | str) -> ClientModel:
+        """Return a client's final model: an ``nn.Module`` from raw examples to logits.
+
+        ``client`` is its number, or a text: its name, or its number; or ``"server/NAME"``, a model
+        of the server's.
+        """
+        return trained_model(self.federation, self.world, client)
+
+    def __repr__(self) -> str:
+        """Return a line: what ran, its last score over clients, and the bytes sent."""
+        return f"<fedgist.Result: {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the line with a table of rounds, for a notebook."""
+        column, score = main_column(self.federation.side)
+        table = rounds_sheet("", self.rounds, column, score, ROUNDS_SHOWN)
+        return paragraph(self._line()) + html_table(table)
+
+    def _line(self) -> str:
+        side, sent = self.federation.side, totals(self.rounds)
+        column, score = main_column(side)
+        last = self.summary.get(column, {}).get("final")
+        parts = [
+            title(side, str(self.folder or "")),
+            f"{self.federation.round} rounds",
+            *([] if last is None else [f"{score} {percent(last)}"]),
+            f"{size(sent['up_bytes'])} up, {size(sent['down_bytes'])} down",
+        ]
+        return printable("; ".join(parts))

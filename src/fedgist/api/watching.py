@@ -1,0 +1,162 @@
+"""How a run is watched from Python: a table in a notebook, a bar in a terminal, a callback."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.cli.progress import main_column, observing, title, troubles
+from fedgist.errors import RecipeError
+from fedgist.report.html import html_table, paragraph
+from fedgist.report.run_tables import rounds_sheet
+from fedgist.report.terminal import console
+from fedgist.runs.record import Line
+from fedgist.runs.round import Observer
+from fedgist.world.server_context import ServerSide
+
+ROUNDS_SHOWN = 8
+PAUSE_S = 0.2  # between two updates: a browser draws each of them
+
+
+@contextlib.contextmanager
+def watching(
+    progress: bool | None,  # noqa: FBT001  # the argument of fedgist.run
+    callback: Callable[[Line], object] | None,
+    observer: Observer | None,
+    notes: Sequence[str] = (),
+) -> Iterator[Observer]:
+    """Yield the observer that shows what was asked for; ``notes`` are said when the run begins.
+
+    Raises
+    ------
+    RecipeError
+        If an argument is of the wrong type, or both ``progress`` and ``observer`` are given.
+    """
+    _check(progress, callback, observer)
+    screen = console()
+    if observer is not None:
+        yield _Started(observer, notes, callback)
+    elif progress is False or (progress is None and not screen.is_jupyter):
+        yield _Started(Silent(), notes, callback)
+    elif screen.is_jupyter:
+        yield _Started(NotebookTable(), notes, callback)
+    else:
+        with observing(screen, quiet=False, as_json=False) as shown:
+            yield _Started(shown, notes, callback)
+
+
+def _check(progress: object, callback: object, observer: object) -> None:
+    if progress is not None and not isinstance(progress, bool):
+        raise RecipeError(f"progress is {progress!r:.80}; it must be True, False or None")
+    if callback is not None and not callable(callback):
+        raise RecipeError(
+            f"callback is a {type(callback).__name__}; it must be a function of a round's line"
+        )
+    for name in ("began", "finished_round", "note") if observer is not None else ():
+        if not callable(getattr(observer, name, None)):
+            raise RecipeError(f"observer is a {type(observer).__name__} without {name!r}")
+    if progress and observer is not None:
+        raise RecipeError("progress and observer are both given: choose one")
+
+
+@dataclass(frozen=True)
+class _Started:
+    """An observer that first hears the notes, and after each round calls the callback."""
+
+    observer: Observer
+    notes: Sequence[str]
+    callback: Callable[[Line], object] | None
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Pass the start on, and say the notes."""
+        self.observer.began(server, folder, done)
+        for text in self.notes:
+            self.note(text)
+
+    def finished_round(self, line: Line) -> None:
+        """Pass the round on, then call back."""
+        self.observer.finished_round(line)
+        if self.callback is not None:
+            self.callback(line)
+
+    def working(self, text: str) -> None:
+        """Pass on how far a long round is, if that is shown."""
+        if callable(show := getattr(self.observer, "working", None)):
+            show(text)
+
+    def note(self, text: str) -> None:
+        """Pass a note on."""
+        self.observer.note(text)
+
+
+class Silent:
+    """Shows nothing; notes on slow models, and what it is told at the start, become warnings."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Take note that what follows is worth a warning."""
+        self.begun = True
+
+    def finished_round(self, line: Line) -> None:
+        """Ignore the round."""
+
+    def note(self, text: str) -> None:
+        """Warn."""
+        if self.begun:
+            warnings.warn(text, stacklevel=2)
+
+
+@dataclass
+class NotebookTable:
+    """Shows a bar and the last rounds in the output of a notebook's cell, and updates them."""
+
+    side: ServerSide | None = None
+    lines: list[Line] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    head: str = ""
+    shown_at: float = 0.0
+    handle: Any = None
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Show the title."""
+        self.side, self.head = server, title(server, folder)
+        self.handle = importlib.import_module("IPython.display").display(self, display_id=True)
+
+    def finished_round(self, line: Line) -> None:
+        """Show the round, unless the one before has just been shown."""
+        self.lines.append(line)
+        self.notes += troubles(line)
+        assert self.side is not None  # it has begun
+        last = line["round"] == self.side.task.training.num_rounds
+        if last or time.monotonic() - self.shown_at > PAUSE_S:
+            self._show()
+
+    def note(self, text: str) -> None:
+        """Show a note below the table."""
+        self.notes.append(text)
+        self._show()
+
+    def _show(self) -> None:
+        self.shown_at = time.monotonic()
+        if self.handle is not None:
+            self.handle.update(self)
+
+    def __repr__(self) -> str:
+        """Return the title and the number of rounds, for a front end without HTML."""
+        return f"{self.head}: {len(self.lines)} rounds"
+
+    def _repr_html_(self) -> str:
+        assert self.side is not None  # it has begun
+        done = self.lines[-1]["round"] if self.lines else 0
+        bar = f"<progress value='{done}' max='{self.side.task.training.num_rounds}'></progress>"
+        column, score = main_column(self.side)
+        last = rounds_sheet("", self.lines[-ROUNDS_SHOWN:], column, score, ROUNDS_SHOWN)
+        notes = "".join(paragraph(text) for text in self.notes[-ROUNDS_SHOWN:])
+        return f"{paragraph(self.head)}{bar}{html_table(last) if self.lines else ''}{notes}"

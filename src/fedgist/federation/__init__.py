@@ -1,1 +1,0 @@
-"""What makes a run: recipes, the round loop, records and checkpoints."""

@@ -1,0 +1,131 @@
+"""Weighted averages of weights, one per architecture: what averaging methods exchange.
+
+McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
+algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
+
+A method that averages names it in one line, and defines only what it does differently::
+
+    exchange: ClassVar[Exchange] = Averaging("body")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedgist.core.batch import Batch
+from fedgist.core.counts import COUNTS
+from fedgist.core.losses import proximal
+from fedgist.core.message import message
+from fedgist.core.net import Net
+from fedgist.core.parts import Part
+from fedgist.core.replies import Count, Order, Replies
+from fedgist.core.task import Context
+from fedgist.core.tree import Tree, tree
+
+
+@message(reduce="sum", name="fedgist.core.averaging:Weights")
+class Weights:
+    """Parameters and buffers by name, from the server."""
+
+    arrays: dict[str, Tensor]
+
+
+@message(reduce="sum", over="architecture", name="fedgist.core.averaging:Weighted")
+class Weighted:
+    """``n w`` and ``n``: a client's arrays times its rows, and its rows."""
+
+    arrays: dict[str, Tensor]
+    rows: Tensor = field(metadata=COUNTS)
+
+
+@message(reduce="sum", over="architecture", name="fedgist.core.averaging:Moved")
+class Moved:
+    """``w_k - w``: how far a client's arrays came from those it was sent; clipped, where private.
+
+    It holds no counts and no arrays of whole numbers, so that all of it can be bounded and noised.
+    """
+
+    arrays: dict[str, Tensor]
+
+
+@tree
+class Averages:
+    """Server state: the weights of each architecture."""
+
+    weights: dict[str, Weights]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The exchange of averaging methods: the server sends a part of the net and averages it."""
+
+    part: Part = "all"
+
+    def init_server(self, ctx: Context) -> Averages:
+        """Return every architecture's common start."""
+        starts = ctx.task.starts.items()
+        return Averages({name: Weights(net.state(self.part)) for name, net in starts})
+
+    def download(self, server: Averages, order: Order, ctx: Context) -> Weights:
+        """Return the weights of the client's architecture."""
+        return server.weights[order.architecture]
+
+    def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
+        """Start from the global weights."""
+        return net.having(down.arrays), own
+
+    def upload(
+        self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted | Moved, Tree]:
+        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        if ctx.task.privacy is not None:
+            return Moved(moved(net.state(self.part), down)), own
+        arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
+        return Weighted(arrays, sums.rows), own
+
+    def server_update(self, server: Averages, replies: Replies, ctx: Context) -> Averages:
+        """Average within each architecture that answered; the others keep their weights."""
+        weights = dict(server.weights)
+        for name in replies.architectures:
+            weights[name] = averaged(replies.by(name), server.weights[name], ctx)
+        return Averages(weights)
+
+    def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
+        """Return the global model of each architecture, where all of it is averaged."""
+        if self.part != "all":
+            return {}
+        starts = ctx.task.starts
+        return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
+
+
+def proximal_loss(mu: float, net: Net, batch: Batch, down: Weights, ctx: Context) -> Tensor:
+    """Return the task's loss and ``mu / 2 |w - w^t|^2`` (Li et al. 2020, FedProx, eq. 2)."""
+    task_loss = ctx.task.objective.loss(net(batch.x), batch)
+    return task_loss + mu * proximal(net.params, down.arrays) if mu else task_loss
+
+
+def moved(arrays: Mapping[str, Tensor], down: Weights) -> dict[str, Tensor]:
+    """Return by how much a client's arrays differ from those it was sent, but for whole numbers."""
+    return {k: v - down.arrays[k] for k, v in arrays.items() if v.is_floating_point()}
+
+
+def averaged(replies: Replies, old: Weights, ctx: Context) -> Weights:
+    """Return the new weights: sums of n w by those of n, in the types of the ``old`` arrays.
+
+    Integers and Booleans are rounded. Where privacy protects clients, the old weights are moved by
+    the sum of the differences, divided by the number of clients that are expected: no count is
+    released.
+    """
+    if ctx.task.privacy is not None:
+        steps = replies.mean().arrays
+        return Weights({k: v + steps[k] if k in steps else v for k, v in old.arrays.items()})
+    total = replies.total()
+    means = {name: array / total.rows.clamp(min=1.0) for name, array in total.arrays.items()}
+    return Weights({name: _like(value, old.arrays[name]) for name, value in means.items()})
+
+
+def _like(value: Tensor, old: Tensor) -> Tensor:
+    return value.to(old.dtype) if old.is_floating_point() else value.round().to(old.dtype)

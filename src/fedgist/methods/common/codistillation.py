@@ -1,0 +1,215 @@
+"""Codistillation at a server: the models of pools learn from each other's predictions.
+
+Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
+codistillation", appendix C.4. All students start from the pools' models, learn from frozen copies
+of them on the same batches of public rows, and so each frozen model runs once a batch: as the
+others' teacher, and as its own student's regularizer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedgist.core import random
+from fedgist.core.batch import Batch
+from fedgist.core.bounds import (
+    NonNegativeInt,
+    PerPool,
+    Positive,
+    PositiveInt,
+    Share,
+    Temperature,
+    of_pool,
+)
+from fedgist.core.layers import Pass
+from fedgist.core.net import Net
+from fedgist.core.optim import OptimizerState
+from fedgist.core.optimizer import Optimizer
+from fedgist.core.schedules import Schedule
+from fedgist.core.task import Context, Task
+from fedgist.core.tree import map_leaves, take, tree
+from fedgist.errors import MethodError
+from fedgist.methods.common.averaging import Weights
+from fedgist.methods.common.server_training import (
+    check_finite,
+    descended,
+    fresh_memory,
+    stages_of,
+    steps_in,
+)
+
+PAIR = 2  # fewer pools have nobody to learn from
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How students learn; what may be a table has a number for each pool.
+
+    ``steps`` of Adam on ``batch_size`` public rows each; the rate falls evenly over the rounds to
+    ``final_factor`` of ``lr`` (the paper's decay, between 0 and 1; at 0 a distillation in the last
+    rounds does nothing). ``temperature`` is that of a teacher's predictions (T below 1
+    sharpens them), ``regularization`` (r) the weight of the student's own first predictions in its
+    target, ``labels`` that of true labels, where public rows have them. ``mixup`` is the parameter
+    of its Beta distribution; 0: rows are not mixed.
+    """
+
+    steps: PositiveInt
+    batch_size: PositiveInt = 128
+    lr: PerPool[Positive] = 1e-3
+    final_factor: PerPool[Share] = 1.0
+    temperature: PerPool[Temperature] = 1.0
+    regularization: PerPool[Share] = 0.0
+    labels: Share = 0.0
+    mixup: NonNegativeInt = 0
+
+    def optimizer(self, pool: str, ctx: Context) -> Optimizer:
+        """Return a student's optimizer in a round."""
+        falling = Schedule("linear", min_factor=self._of("final_factor", pool))
+        factor = falling.factor(ctx.round, ctx.task.training.num_rounds)
+        return Optimizer("adam", lr=self._of("lr", pool) * factor)
+
+    def rates(self, ctx: Context) -> dict[str, float]:
+        """Return each student's learning rate in a round."""
+        names = ctx.task.starts
+        return {f"distillation/lr/{name}": self.optimizer(name, ctx).lr for name in names}
+
+    def check(self, task: Task) -> None:
+        """Raise MethodError if there is nothing to learn from, or a pool has no setting."""
+        if len(task.starts) < PAIR:
+            raise MethodError(
+                "codistillation needs two pools or more: give [clients.pools.NAME] for each"
+            )
+        if task.public is None:
+            raise MethodError(
+                "codistillation needs public data: give [data.public] with rows or a name"
+            )
+        if task.objective.views > 1:
+            raise MethodError(
+                "codistillation learns from predictions, and objective "
+                f"{task.objective.name} has none"
+            )
+        if self.mixup and task.objective.text:
+            raise MethodError("method.distillation.mixup mixes numbers: texts cannot be mixed")
+        if self.labels and not task.public_labels:
+            raise MethodError("method.distillation.labels needs data.public.labelled = true")
+        for pool in task.starts:
+            for name in ("lr", "final_factor", "temperature", "regularization"):
+                self._of(name, pool)
+
+    def stages(self) -> tuple[str, ...]:
+        """Return the stages that a distillation is cut into."""
+        return stages_of(self.steps)
+
+    def target(self, pool: str, logits: Mapping[str, Tensor], truth: Tensor | None) -> Tensor:
+        """Return the target distributions of a student, (batch, classes), at each place of texts.
+
+        ``logits`` are the frozen models' by pool, ``truth`` the labels' distributions. The target
+        is ``(1 - r) mean_j softmax(z_j / T_j) + r softmax(z_i)``, j over the other pools.
+        """
+        others = [
+            functional.softmax(z / self._of("temperature", name), -1)
+            for name, z in logits.items()
+            if name != pool
+        ]
+        r = self._of("regularization", pool)
+        soft = (1.0 - r) * torch.stack(others).mean(0) + r * functional.softmax(logits[pool], -1)
+        return soft if truth is None else (1.0 - self.labels) * soft + self.labels * truth
+
+    def _of(self, name: str, pool: str) -> float:
+        value: PerPool[float] = getattr(self, name)
+        return of_pool(value, pool, f"method.distillation.{name}")
+
+
+@tree
+class Students:
+    """The students of a distillation by pool, their optimizers, and the sums of their losses."""
+
+    weights: dict[str, Weights]
+    memory: dict[str, OptimizerState]
+    losses: dict[str, Tensor]
+    steps: Tensor
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return each student's mean loss over the steps; nothing before the first."""
+        count = float(self.steps)
+        return {name: float(s) / count for name, s in self.losses.items()} if count else {}
+
+
+def begin(weights: Mapping[str, Weights], ctx: Context) -> Students:
+    """Return students that are what their pools' models are, with optimizers of no memory."""
+    zero = torch.zeros((), device=ctx.key.device)
+    starts = ctx.task.starts
+    memory = {name: fresh_memory(net.params) for name, net in starts.items()}
+    return Students(dict(weights), memory, dict.fromkeys(weights, zero), zero)
+
+
+def learn(
+    students: Students, frozen: Mapping[str, Weights], settings: Distillation, ctx: Context
+) -> Students:
+    """Return the students after the steps of a stage, all on the same batches."""
+    nets = ctx.task.starts
+    teachers = {name: nets[name].having(w.arrays) for name, w in frozen.items()}
+    weights, memory, losses = dict(students.weights), {}, dict(students.losses)
+    for name, state in students.memory.items():
+        memory[name] = map_leaves(torch.clone, state)  # it learns in place
+    steps = steps_in(ctx.stage, settings.steps)
+    for number in steps:
+        batch, truth = _batch(settings, ctx, number)
+        with torch.no_grad():
+            logits = {name: net(batch.x) for name, net in teachers.items()}
+        for name, old in weights.items():
+            target = settings.target(name, logits, truth)
+            student, key = nets[name].having(old.arrays), ctx.draw("student", name, number)
+            far = functools.partial(_divergence, batch=batch, target=target)
+            about = Pass(batch.mask, key), settings.optimizer(name, ctx), memory[name]
+            arrays, loss = descended(student, far, *about)
+            weights[name] = Weights(arrays)
+            losses[name] = losses[name] + loss
+    for name, learned in weights.items():
+        check_finite(learned.arrays, f"the student of pool {name!r}", ctx)
+    return Students(weights, memory, losses, students.steps + len(steps))
+
+
+def _divergence(net: Net, batch: Batch, target: Tensor) -> Tensor:
+    """Return ``KL(target || softmax(z))``, a mean over rows, of texts over all places counted."""
+    logits = functional.log_softmax(net(batch.x), -1)
+    of_each = functional.kl_div(logits, target, reduction="none").sum(-1)
+    return of_each[batch.y >= 0].mean()
+
+
+def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Tensor | None]:
+    """Return the batch of a step, and what its labels say, (batch, classes), if they are used."""
+    public = ctx.task.public
+    assert public is not None  # it was checked
+    key = ctx.draw("batch", number)
+    size = min(settings.batch_size, len(public))
+    rows = torch.tensor(random.choice(random.fold(key, "rows"), len(public), size))
+    keys = random.fold(key, "augment").unsqueeze(0)
+    batch = take(public.batch(rows.to(ctx.key.device).unsqueeze(0), keys), 0)
+    truth = (
+        functional.one_hot(batch.y.clamp(min=0), ctx.task.num_classes).to(torch.float32)
+        if settings.labels
+        else None
+    )
+    if not settings.mixup:
+        return batch, truth
+    share = _beta(random.fold(key, "mixup"), size, settings.mixup)
+    order = random.permutation(random.fold(key, "partners"), size)
+
+    def mixed(values: Tensor) -> Tensor:
+        own = share.view(-1, *(1 for _ in values.shape[1:]))
+        return own * values + (1.0 - own) * values[order]
+
+    return replace(batch, x=mixed(batch.x)), None if truth is None else mixed(truth)
+
+
+def _beta(key: Tensor, size: int, parameter: int) -> Tensor:
+    """Draw from Beta(b, b), (size,): the middle one of 2 b - 1 uniform numbers."""
+    draws = random.uniform(key, (size, 2 * parameter - 1))
+    return draws.sort(1).values[:, parameter - 1]

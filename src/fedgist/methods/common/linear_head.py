@@ -1,0 +1,78 @@
+"""What is shared by methods that send class statistics of features, or a linear head over them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedgist.core.message import message
+from fedgist.core.task import Task
+from fedgist.errors import MethodError
+
+
+@message(reduce="sum", name="fedgist.core.linear_head:LinearHead")
+class LinearHead:
+    """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
+
+    It does not contain the names that an architecture gives to its last layer, so that one head
+    serves several architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
+    """
+
+    eta: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights, (classes, m)."""
+        return self.eta[:, 1:]
+
+    @property
+    def bias(self) -> Tensor:
+        """The biases, (classes,)."""
+        return self.eta[:, 0]
+
+
+def with_constant(z: Tensor) -> Tensor:
+    """Return features (batch, m) with the constant 1 put first: (batch, m + 1)."""
+    return torch.cat([torch.ones_like(z[:, :1]), z], dim=1)
+
+
+def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
+    """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
+
+    Absent rows count for nothing. If ``values`` are features with the constant 1 put first, the
+    first column of the sums is the number of rows of each class.
+    """
+    members = F.one_hot(y, num_classes) * mask.unsqueeze(1)
+    return members.to(values.dtype).T @ values
+
+
+def class_means(
+    total: Tensor, rows: Tensor, floor: float = 0.0, least: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return sums (..., width) over numbers of rows (...), and where there are any: 1 or 0.
+
+    Where there are none, or with noise no more than ``floor``, the mean is 0. Numbers below
+    ``least``, which only noise or weights make, divide as it does.
+    """
+    there = (rows > floor).to(total.dtype)
+    return total / rows.clamp(min=least).unsqueeze(-1) * there.unsqueeze(-1), there
+
+
+def one_feature_width(
+    task: Task, method: str, shares: Literal["one head", "class means"] = "one head"
+) -> int:
+    """Return the feature width of all architectures; to share one head, they also need a bias."""
+    widths = {name: a.feature_width for name, a in task.architectures.items()}
+    if len(set(widths.values())) > 1:
+        listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise MethodError(
+            f"method {method} shares {shares}, so all bodies need one feature width; "
+            f"they have {listed}"
+        )
+    bare = [name for name, a in task.architectures.items() if not a.head_bias]
+    if shares == "one head" and bare:
+        raise MethodError(f"method {method} needs a head with a bias; that of {bare[0]} has none")
+    return next(iter(widths.values()))

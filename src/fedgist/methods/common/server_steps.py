@@ -1,0 +1,137 @@
+"""Averages that a server steps along: the exchange of adaptive federated optimization.
+
+Reddi et al. 2021, "Adaptive federated optimization", algorithm 2. A method that works so names it
+in one line, as it does :class:`~fedgist.methods.common.averaging.Averaging`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, replace
+from typing import ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core.net import Net
+from fedgist.core.replies import Count, Order, Replies
+from fedgist.core.task import Context
+from fedgist.core.tree import Tree, tree
+from fedgist.methods.common import server_optimizer
+from fedgist.methods.common.averaging import Averages, Averaging, Moved, Weighted, Weights, averaged
+from fedgist.methods.common.server_optimizer import ServerMoments, ServerOptimizer
+
+AVERAGE = Averaging()
+
+
+@tree
+class Stepped:
+    """Server state: the weights of each architecture, and its optimizer's moments."""
+
+    averages: Averages
+    moments: dict[str, ServerMoments]
+
+
+class Steps(Protocol):
+    """A server's state that has :class:`Stepped`'s fields, whatever else a method keeps in it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+    @property
+    def averages(self) -> Averages:
+        """Return the weights of each architecture."""
+
+    @property
+    def moments(self) -> dict[str, ServerMoments]:
+        """Return the moments of each architecture's optimizer."""
+
+
+S = TypeVar("S", bound=Steps)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the clients of one architecture come to.
+
+    ``grads`` are their pseudo-gradient, w - mean, by parameter; ``buffers`` the means of buffers,
+    which no optimizer touches.
+    """
+
+    grads: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServerSteps:
+    """The exchange: clients send weights, the server steps along what they moved on average."""
+
+    optimizer: ServerOptimizer
+
+    def init_server(self, ctx: Context) -> Stepped:
+        """Return the common starts, and moments without memory."""
+        starts = ctx.task.starts.items()
+        moments = {name: server_optimizer.init(self.optimizer, net.params) for name, net in starts}
+        return Stepped(AVERAGE.init_server(ctx), moments)
+
+    def download(self, server: Steps, order: Order, ctx: Context) -> Weights:
+        """Return the weights of the client's architecture."""
+        return AVERAGE.download(server.averages, order, ctx)
+
+    def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
+        """Start from the global weights."""
+        return AVERAGE.receive(net, own, down, ctx)
+
+    def upload(
+        self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
+    ) -> tuple[Weighted | Moved, Tree]:
+        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        return AVERAGE.upload(net, own, sums, down, ctx)
+
+    def server_update(self, server: S, replies: Replies, ctx: Context) -> S:
+        """Step in each architecture that answered (lines 9 to 14); the others stay as they are."""
+        for name, update in self.updates(server, replies, ctx).items():
+            server = self.step(server, name, update, ctx)
+        return server
+
+    def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, Update]:
+        """Return what the clients of each architecture that answered come to."""
+        found = {}
+        for name in replies.architectures:
+            old = server.averages.weights[name]
+            mean, params = averaged(replies.by(name), old, ctx).arrays, ctx.task.starts[name].params
+            grads = {n: old.arrays[n] - mean[n] for n in params}
+            found[name] = Update(grads, {n: a for n, a in mean.items() if n not in params})
+        return found
+
+    def step(self, server: S, name: str, update: Update, ctx: Context) -> S:
+        """Return the state after a step of one architecture."""
+        old = server.averages.weights[name].arrays
+        params = {n: old[n] for n in update.grads}
+        lr = self.optimizer.rate(name, ctx.round, ctx.task.training.num_rounds)
+        stepped, moments = server_optimizer.step(
+            self.optimizer, lr, params, update.grads, server.moments[name]
+        )
+        weights = server.averages.weights | {name: Weights(old | update.buffers | stepped)}
+        return replace(server, averages=Averages(weights), moments=server.moments | {name: moments})
+
+    def replaced(self, server: S, weights: Mapping[str, Weights], ctx: Context) -> S:
+        """Return the state with other weights, and moments without memory for all."""
+        averages = Averages({**server.averages.weights, **weights})
+        return replace(server, averages=averages, moments=self.init_server(ctx).moments)
+
+    def models(self, server: Steps, ctx: Context) -> Mapping[str, Net]:
+        """Return the global model of each architecture."""
+        return AVERAGE.models(server.averages, ctx)
+
+    def rates(self, ctx: Context) -> dict[str, float]:
+        """Return the server's learning rate, of each architecture where there are several."""
+        rounds, names = ctx.task.training.num_rounds, list(ctx.task.starts)
+        rates = {name: self.optimizer.rate(name, max(ctx.round, 1), rounds) for name in names}
+        if len(rates) == 1:
+            return {"lr": rates[names[0]]}
+        return {f"lr/{name}": rate for name, rate in rates.items()}
+
+
+def norm(arrays: Mapping[str, Tensor]) -> Tensor:
+    """Return the norm over all arrays, in float64, ()."""
+    return torch.stack([a.double().square().sum() for a in arrays.values()]).sum().sqrt()

@@ -1,0 +1,128 @@
+"""What a server remembers of class sums of features, so that absent clients keep their weight.
+
+FedLog's head is the solution for S, the sum over all clients (eq. 2). Where only some answer in a
+round, S holds only theirs, and classes that none of them has get no head at all. So the server
+remembers, in one of three ways (the hyper-parameter ``memory``):
+
+==============  ==================================================================================
+a number rho    T <- S + rho T: the sums so far, discounted, are the prior of eq. 14, counts
+                included (chi = rho T, nu = nu_0 + rho n). Only sums are kept, and a repeated, lost
+                or late upload needs no rule. rho = 0 is the paper: T = S.
+``"auto"``      rho = 1 - the share of all clients that answered: 0 if everybody did.
+``"class"``     a class that nobody sent in a round keeps its sums; the others are replaced.
+``"newest"``    the sum over the newest upload of each client. The server sees single uploads.
+==============  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedgist.core.bounds import Share
+from fedgist.core.counts import COUNTS_FIRST
+from fedgist.core.message import message
+from fedgist.core.privacy import noise_floor
+from fedgist.core.replies import Replies
+from fedgist.core.task import Context, Task
+from fedgist.core.tree import tree
+from fedgist.errors import MethodError
+from fedgist.methods.common.conjugate_head import Sums
+from fedgist.methods.common.newest import Newest
+
+Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
+FADED = 0.01  # the weight at which a sum is called forgotten
+
+
+@message(reduce="each", name="fedgist.core.sum_memory:ClientSums")
+class ClientSums:
+    """One client's S, (classes, m + 1), where the server keeps each client's newest."""
+
+    total: Tensor = field(metadata=COUNTS_FIRST)
+
+
+@tree
+class Remembered:
+    """Server state: T, (classes, m + 1), and each client's newest sums where they are kept."""
+
+    total: Tensor
+    newest: Newest | None = None
+
+
+def check(memory: Memory, task: Task, method: str) -> None:
+    """Raise MethodError if single uploads would be kept where only totals may be seen."""
+    if memory != "newest":
+        return
+    key = f"method {method}: method.memory = 'newest' shows the server each client's sums"
+    if task.min_replies > 1:
+        raise MethodError(
+            f"{key}, privacy.min_replies = {task.min_replies} only totals: use 'auto'"
+        )
+    if task.privacy is not None and task.privacy.where == "central":
+        raise MethodError(
+            f"{key}, which central noise does not protect: use 'auto', or privacy.where = 'local'"
+        )
+
+
+def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
+    """Return a memory that has heard nobody. Its T is ``total``, of no rows, and is never kept."""
+    if memory != "newest":
+        return Remembered(total)
+    example = ClientSums(torch.zeros_like(total))
+    return Remembered(total, Newest.of_nobody(example, ctx.task.num_clients))
+
+
+def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:
+    """Return a client's upload."""
+    return ClientSums(sums.total) if memory == "newest" else sums
+
+
+def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context) -> Remembered:
+    """Return the memory after the replies of a round."""
+    if before.newest is not None:
+        newest = before.newest.having(replies)
+        return Remembered(newest.arrays["total"].sum(0), newest)
+    s = replies.total().total
+    kept = torch.where(before.total[:, :1] != 0, before.total, 0.0)  # sums of no rows are a start
+    if memory == "class":
+        floor = noise_floor(ctx.task.privacy) * math.sqrt(max(len(replies), 1))
+        return Remembered(torch.where(s[:, :1] > floor, s, kept))
+    return Remembered(s + _decay(memory, replies, ctx.task) * kept)
+
+
+def forget(memory: Memory, before: Remembered, client: int) -> Remembered:
+    """Return the memory without a client's sums."""
+    if before.newest is None:
+        raise MethodError(
+            f"the server keeps a total, from which the sums of client {client} cannot be taken: "
+            f"with method.memory = {memory!r} they {_fading(memory)}"
+        )
+    newest = before.newest.without(client)
+    return Remembered(newest.arrays["total"].sum(0), newest)
+
+
+def _fading(memory: Memory) -> str:
+    """Return in words how long a client that sends no more weighs in a total."""
+    if memory == "class":
+        return "stay until a client sends rows of the same classes"
+    if memory == "auto":
+        return "fade with each round, by the share of the clients that answer in it"
+    rho = float(memory)
+    if rho in {0.0, 1.0}:
+        return "never fade" if rho else "are gone after one more round"
+    rounds = math.ceil(math.log(FADED) / math.log(rho) - 1e-9)
+    return f"weigh {100 * FADED:g} % after {rounds} more rounds"
+
+
+def _decay(memory: Memory, replies: Replies, task: Task) -> float:
+    """Return rho."""
+    if memory != "auto":
+        return float(memory)
+    privacy = task.privacy
+    if task.training.sampling == "poisson" and privacy is not None and privacy.where == "central":
+        return 1.0 - task.training.fraction_train  # how many were drawn is a secret
+    return 1.0 - len(replies.clients) / task.num_clients  # one of two pools counts once

@@ -1,0 +1,1 @@
+"""Recipes: their schema, how they are read, and what they name."""

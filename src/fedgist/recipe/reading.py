@@ -1,0 +1,221 @@
+"""Recipes: the complete, typed description of a run.
+
+A recipe is TOML. Everything is checked when it is read: an unknown key, an impossible value or an
+unknown name is a :class:`RecipeError` of one line that names the key, the value and the choices.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
+from fedgist.methods import base_name
+from fedgist.options import checked
+from fedgist.recipe.schema import (
+    MethodSection,
+    ModelSection,
+    ObjectiveSection,
+    Recipe,
+    role_of,
+)
+from fedgist.recipe.training_section import TrainSection
+
+__all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_of"]
+
+OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
+# sections that a method may have of its own, in its table
+OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
+
+
+def read(
+    path: Path | None,
+    settings: Sequence[str] = (),
+    own: Mapping[str, object] = MappingProxyType({}),
+) -> Recipe:
+    """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults.
+
+    Values by dotted key in ``own`` stand as if they were in the file.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or the recipe is not valid.
+    """
+    if path is None:
+        return make({}, settings)
+    raw = _read_toml(path)
+    try:
+        for key, value in own.items():
+            _put(raw, key, value)
+        return make(raw, settings)
+    except InputError as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def read_recorded(path: Path) -> Recipe:
+    """Read the recipe of a run, whose parts may have been objects: what it names is not loaded.
+
+    Raises
+    ------
+    RecipeError
+        If the file cannot be read, or the recipe is not valid.
+    """
+    raw = _read_toml(path)
+    try:
+        # a run's recipe has no [model] where clients.architectures or pools say it
+        recipe: Recipe = checked(Recipe, {"model": None, **raw})
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    return recipe
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise RecipeError(f"{path} is not a file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"there is no recipe {path}; `fedgist list recipes` lists those of fedgist"
+        ) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path}: {first_line(error)}") from error
+
+
+def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """Make a recipe from nested dictionaries and ``section.key=value`` settings.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe is not valid: one line that names the key, the value and the choices.
+    """
+    changes = dict(_setting(text) for text in settings)
+    all_tables = _table(raw, "methods")
+    tables = {name: _table(all_tables, name, "methods.") for name in all_tables}
+    merged, changed, left_over = _merged(raw, tables, changes)
+    recipe: Recipe = checked(Recipe, merged)
+    for key, section in OF_A_METHOD.items():
+        checked(section, _table(raw, key), key)  # also what the method's own table replaces
+        for name, table in tables.items():
+            checked(section, table.get(key, {}), f"methods.{name}.{key}")
+    if "paper" in merged:
+        recipe = _departing(recipe, changes)
+    # what the recipe names loads torch, so a mistake in its own keys is told before
+    from fedgist.recipe.resolve import check_tables, settled  # noqa: PLC0415
+
+    check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
+    recipe = settled(recipe, changed)
+    return recipe.noting([*left_over, *recipe.dropped])
+
+
+def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return a paper's recipe with the settings in which this run departs from it."""
+    departs = [
+        f"{key} = {value}"
+        for key, value in changes.items()
+        if role_of(key) is None and key != "method.name"
+    ]
+    paper = recipe.paper.model_copy(update={"departs": (*recipe.paper.departs, *departs)})
+    return recipe.model_copy(update={"paper": paper})
+
+
+def _merged(
+    raw: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Put the table of the method that runs, and what was set, on top of a recipe.
+
+    Return the sections, the keys that were put there, and what is said of keys that are left over.
+    """
+    merged = {key: value for key, value in raw.items() if key != "methods"}
+    given = _table(raw, "method")
+    name = changes.get("method.name", given.get("name", MethodSection().name))
+    _check_variant(name, given.get("name"), tables)
+    table = tables.get(name, {}) if isinstance(name, str) else {}
+    own = {key: _table(table, key, f"methods.{name}.") for key in OF_A_METHOD}
+    options = {key: value for key, value in table.items() if key not in own}
+    beside = given if given.get("name", name) == name else {}
+    notes = [
+        f"method.{key} = {shown(value)} is dropped: it belongs to {shown(given['name'])}"
+        for key, value in given.items()
+        if key not in beside and key != "name"
+    ]
+    merged["method"] = {**options, **beside, "name": name}
+    merged |= {key: {**_table(raw, key), **section} for key, section in own.items()}
+    for key, value in changes.items():
+        _put(merged, key, value)
+    return merged, {*changes, *(f"{part}.{key}" for part in own for key in own[part])}, notes
+
+
+def _check_variant(name: object, given: object, tables: Mapping[str, object]) -> None:
+    """Raise RecipeError if a recipe has no table of the variant of a method that is to run.
+
+    Without tables a file's own [method] says what its name stands for, as in a run's recipe.
+    """
+    if not isinstance(name, str) or "@" not in name or name in tables:
+        return
+    base = base_name(name)
+    variants = [table for table in tables if "@" in table and base_name(table) == base]
+    if variants or name != given:
+        raise RecipeError(
+            f"method.name: this recipe has no [methods.{json.dumps(name)}]"
+            + did_you_mean(name, variants)
+        )
+
+
+def _table(raw: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
+    value = raw.get(key, {})
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{prefix}{key} = {shown(value)}: must be a table")
+    return value
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"--set {text}: expected section.key=value")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return key.strip(), value.strip()  # a bare word is a string
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        inner = raw.get(part, {})
+        if isinstance(inner, str):  # a name that stands for a table
+            inner = {"name": inner}
+        if not isinstance(inner, Mapping):
+            raise RecipeError(f"--set {key}: {part} is not a section")
+        raw[part] = dict(inner)
+        raw = raw[part]
+    raw[last] = value
+
+
+@functools.cache
+def defaults() -> Mapping[str, object]:
+    """Return the defaults of the keys that every recipe has, by dotted key.
+
+    Runs that were recorded before a key was there did what its default does.
+    """
+    recipe = Recipe()
+    aside = {name for name in type(recipe).model_fields if role_of(name) or name in OPEN}
+    sections = recipe.model_dump(mode="json", exclude=aside, exclude_none=True)
+    sections["model"] = ModelSection().model_dump(exclude={"name"}, exclude_none=True)
+    return {k: v for k, v in flat(sections).items() if k not in recipe.left_open}
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a recipe's settings by dotted key."""
+    out: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = f"{prefix}{key}"
+        out |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return out

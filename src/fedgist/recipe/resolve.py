@@ -1,0 +1,167 @@
+"""The options of what a recipe names: checked against its signature, and none without a reader.
+
+A key that nothing reads would be a lie in the record. It is an error where it was given for this
+very name; where a setting changed the name (``--set model.name=lenet5``), the old name's options
+are dropped, and the recipe says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fedgist.core.metrics import OBJECTIVES, PROBE
+from fedgist.data import PARTITIONS
+from fedgist.data.sources import SOURCES
+from fedgist.data.sources.loading import NO_OPTIONS
+from fedgist.errors import RecipeError, shown
+from fedgist.options import check_options, options_of
+from fedgist.recipe.method_loading import build_method
+from fedgist.recipe.model_factories import check_models, check_pools, model_factory, sizes_of
+from fedgist.recipe.schema import ObjectiveSection, Recipe
+from fedgist.recipe.section import GIVEN
+from fedgist.recipe.training_section import MOMENTUM
+
+OF_THE_TASK = ("num_classes", "num_words", "chosen", "smoothing")  # what every objective takes
+PARTS = ("data", "num_clients", "key")  # what every partition takes beside its options
+Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
+
+
+def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
+    """Return the recipe with its options checked, and without keys that nothing reads.
+
+    ``changed`` are the keys that were set on top of a file, by their dotted names.
+    """
+    update: dict[str, Any] = {}
+    notes: list[str] = []
+    for part in (_data, _partition, _models, _objective, _train):
+        sections, dropped = part(recipe, changed)
+        update |= sections
+        notes += dropped
+    build_method(recipe.method.name, recipe.method.options)
+    return recipe.model_copy(update=update).noting(notes)
+
+
+def check_tables(
+    tables: Mapping[str, Mapping[str, Any]], aside: Collection[str], objective: str | None
+) -> None:
+    """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
+
+    ``aside`` are the sections in them, which are no options; ``objective`` is the recipe's own.
+    """
+    for name, table in tables.items():
+        options = {key: value for key, value in table.items() if key not in aside}
+        build_method(name, options, f"methods.{name}")
+        own = {"name": objective} if objective else {}
+        section = ObjectiveSection(**{**own, **table.get("objective", {})})
+        given, where = OBJECTIVES[section.name], f"methods.{name}.objective"
+        check_options(given, section.options, section.name, where, OF_THE_TASK)
+
+
+def no_source() -> None:
+    """Take no options: public rows of the training set have none."""
+
+
+def _data(recipe: Recipe, changed: Collection[str]) -> Update:
+    if recipe.data.name == GIVEN:
+        return {}, []
+    sections, notes = _section("data", recipe.data, SOURCES[recipe.data.name], NO_OPTIONS, changed)
+    if (public := recipe.data.public) is not None:
+        source = SOURCES[public.name] if public.name else no_source
+        check_options(source, public.options, public.name or "it", "data.public", NO_OPTIONS)
+    rows = recipe.data.train_rows
+    if rows is not None and "data.name" in changed and "data.train_rows" not in changed:
+        notes.append(f"data.train_rows = {rows} of the recipe is kept: only so many rows are used")
+    return sections, notes
+
+
+def _partition(recipe: Recipe, changed: Collection[str]) -> Update:
+    if recipe.partition.name == GIVEN:
+        return {}, []
+    rule = PARTITIONS[recipe.partition.name]
+    sections, notes = _section("partition", recipe.partition, rule, PARTS, changed)
+    defaults, _ = options_of(rule, PARTS)
+    filled = defaults | sections["partition"].options
+    sections["partition"] = type(recipe.partition)(name=recipe.partition.name, **filled)
+    clients = recipe.clients
+    stated = "num_clients" in clients.model_fields_set and "clients.num_clients" not in changed
+    if recipe.partition.name == "natural" and "partition.name" in changed and stated:
+        kept = {key: getattr(clients, key) for key in clients.model_fields_set - {"num_clients"}}
+        sections["clients"] = type(clients)(**kept)
+        notes.append(
+            f"clients.num_clients = {clients.num_clients} is dropped: the data say how many"
+        )
+    return sections, notes
+
+
+def _models(recipe: Recipe, changed: Collection[str]) -> Update:
+    model, clients = recipe.model, recipe.clients
+    if clients.architectures and clients.pools:
+        raise RecipeError(
+            "clients.architectures and clients.pools both say the clients' models; give one"
+        )
+    check_models(clients.architectures)
+    check_pools(clients.pools)
+    if not (clients.architectures or clients.pools):
+        if model is None or model.name == GIVEN:
+            return {}, []
+        factory = model_factory(model.name)
+        return _section("model", model, factory, sizes_of(factory), changed)
+    table = "clients.pools" if clients.pools else "clients.architectures"
+    keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
+    told = any(key.startswith(table) for key in changed)
+    unread = [key for key in keys if key in changed or not told]
+    if unread:
+        raise RecipeError(
+            f"{min(unread)} is given, and nothing reads it: [{table}] names the clients' models"
+        )
+    notes = [f"{key} is dropped: {table} names the models" for key in sorted(keys)]
+    return {"model": None}, notes
+
+
+def _objective(recipe: Recipe, changed: Collection[str]) -> Update:
+    section, evaluate = recipe.objective, recipe.evaluate
+    update = _section("objective", section, OBJECTIVES[section.name], OF_THE_TASK, changed)
+    if PROBE.name not in section.metrics or evaluate.probe != "none":
+        return update
+    if "probe" in evaluate.model_fields_set:
+        raise RecipeError(
+            f"evaluate.probe = 'none': nothing else judges models of objective {section.name}"
+        )
+    update[0]["evaluate"] = evaluate.model_copy(update={"probe": "logistic"})
+    return update
+
+
+def _train(recipe: Recipe, changed: Collection[str]) -> Update:
+    train = recipe.train
+    if train.optimizer == "momentum":
+        momentum = MOMENTUM if train.momentum is None else train.momentum
+        return {"train": train.model_copy(update={"momentum": momentum})}, []
+    if train.momentum is None:
+        return {}, []
+    what = f"train.momentum = {train.momentum}"
+    if "train.momentum" in changed or "train.optimizer" not in changed:
+        raise RecipeError(
+            f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
+        )
+    note = f"{what} is dropped: optimizer {train.optimizer} does not read it"
+    return {"train": train.model_copy(update={"momentum": None})}, [note]
+
+
+def _section(
+    table: str,
+    section: Any,
+    function: Callable[..., Any],
+    aside: tuple[str, ...],
+    changed: Collection[str],
+) -> Update:
+    """Return a section with its options checked, without those that a changed name left over."""
+    known, open_ended = options_of(function, aside)
+    options, notes = dict(section.options), []
+    if f"{table}.name" in changed and not open_ended:
+        for key in [k for k in options if k not in known and f"{table}.{k}" not in changed]:
+            what = f"{table}.{key} = {shown(options.pop(key))}"
+            notes.append(f"{what} is dropped: {section.name} does not read it")
+    check = check_options(function, options, section.name, table, aside)
+    typed = {key: getattr(section, key) for key in section.model_fields_set - set(section.options)}
+    return {table: type(section)(**typed, **check)}, notes

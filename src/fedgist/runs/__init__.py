@@ -1,0 +1,1 @@
+"""Runs: rounds, evaluation, records, checkpoints, and what is done with finished runs."""

@@ -1,0 +1,116 @@
+"""Which round's models a run keeps, and when it stops early: by scores on validation data alone.
+
+Both are functions of the record's lines, so a resumed run decides as one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgist.core.metrics import Direction
+from fedgist.errors import RecipeError
+from fedgist.recipe.reading import Recipe
+from fedgist.runs.columns import over_clients
+from fedgist.runs.record import Line
+from fedgist.world.server_context import ServerSide
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How rounds are judged: by a column of the record, of which more or less is better.
+
+    ``keeps`` says whether the best round's models are kept, in place of the last one's;
+    ``patience`` how many rounds may pass without a better one before the run stops, 0 for any
+    number.
+    """
+
+    column: str
+    better: Direction
+    keeps: bool
+    patience: int
+
+    def best(self, lines: Sequence[Line]) -> Line | None:
+        """Return the line of the best round, the first of equals; None before there is one."""
+        sign = 1 if self.better == "higher" else -1
+        # max takes the first of equals
+        return max(self._scored(lines), key=lambda line: sign * line[self.column], default=None)
+
+    def _scored(self, lines: Sequence[Line]) -> list[Line]:
+        scores = [(line, line.get(self.column)) for line in lines]
+        return [line for line, score in scores if score is not None and math.isfinite(score)]
+
+    def stops(self, lines: Sequence[Line]) -> bool:
+        """Return whether the run stops after these lines."""
+        best = self.best(lines)
+        if not self.patience or best is None:
+            return False
+        # counted in rounds that are scored: others cannot be better
+        since: int = self._scored(lines)[-1]["round"] - best["round"]
+        return since >= self.patience
+
+    def outcome(self, lines: Sequence[Line], planned: int) -> dict[str, Any]:
+        """Return what a run's result says about the rounds: both numbers, and what was decided."""
+        best = self.best(lines)
+        if best is None:
+            return {"stopped_early": False}
+        last = self._scored(lines)[-1]
+        table = {
+            "column": self.column,
+            "best_round": best["round"],
+            "best": best[self.column],
+            "last_round": last["round"],
+            "last": last[self.column],
+        }
+        kept = {"kept_round": best["round"]} if self.keeps else {}
+        return {"selection": table, "stopped_early": lines[-1]["round"] < planned, **kept}
+
+
+def said(outcome: Mapping[str, Any]) -> list[str]:
+    """Return what a user should know of an :meth:`Selection.outcome`: a sentence, or none."""
+    table = outcome.get("selection")
+    if table is None:
+        return []
+    early = "stopped early; " if outcome["stopped_early"] else ""
+    what = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
+    what = what or "the last round's models are kept, the best was round {best_round}"
+    numbers = ": {column} {best:.4f} there, {last:.4f} in round {last_round}"
+    return [early + (what + numbers).format(**table)]
+
+
+def selection_of(side: ServerSide) -> Selection | None:
+    """Return how a run's rounds are judged; None if its last round is taken, whatever it scored."""
+    settings = side.recipe.evaluate
+    if settings.keep == "last" and not settings.patience:
+        return None
+    main = side.task.objective.metrics[0]
+    column = over_clients("validation", main.name)
+    return Selection(column, main.better, settings.keep == "best_validation", settings.patience)
+
+
+def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
+    """Check that a run has the scores by which it is told to judge its rounds.
+
+    This is the one place that knows under which promises scores may be used: they are seen by the
+    server, and choosing by them releases something about the rows behind them, of which the
+    accounting of privacy knows nothing. A search pays for its choice, and has rules of its own
+    (studies/private_choice.py).
+    """
+    settings, problem = recipe.evaluate, ""
+    if settings.keep == "last" and not settings.patience:
+        return
+    if recipe.privacy.unit != "none":
+        problem = f"privacy.unit = {recipe.privacy.unit!r} does not cover choosing by them"
+    elif recipe.data.held_out:  # the server's rows and models: no client has a part in it
+        return
+    elif not recipe.privacy.share_measurements:
+        problem = "scores do not leave the clients with privacy.share_measurements = false"
+    elif not holds_out:
+        problem = "nobody holds out rows: raise data.validation, or data.held_out at the server"
+    elif settings.on == "global":
+        problem = "clients are not scored with evaluate.on = 'global': use 'client' or 'test'"
+    if problem:
+        key = "keep = 'best_validation'" if settings.keep != "last" else "patience"
+        raise RecipeError(f"evaluate.{key} needs scores on validation data, and {problem}")

@@ -1,0 +1,77 @@
+"""The server's seam of privacy: noise on the totals of a stage, before the method sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedgist.core.message import scope
+from fedgist.core.method import Context, Order, Replies, Task
+from fedgist.core.privacy import with_central_noise
+from fedgist.core.replies import EVERYBODY, Subtotal
+from fedgist.core.tree import Tree
+from fedgist.engines.message_form import upload_form
+from fedgist.runs.releases import Releases
+from fedgist.world.server_context import ServerSide
+
+
+def hides_absence(task: Task) -> bool:
+    """Return whether nobody may see that a round drew no client: then noise alone is released."""
+    central = task.privacy is not None and task.privacy.where == "central"
+    return central and task.training.sampling == "poisson"
+
+
+def central_seam(
+    side: ServerSide,
+    server: Tree,
+    replies: Replies,
+    orders: Sequence[Order],
+    ctx: Context,
+    releases: Releases | None = None,
+) -> Replies:
+    """Add central noise to the totals of a stage, and say over how many clients they are expected.
+
+    Without privacy, replies stay as they are. Totals that ``releases`` has of this stage were
+    released before the run was stopped: they are seen again, and no others.
+    """
+    privacy = side.task.privacy
+    if privacy is None:
+        return replies
+    replies = replace(replies, expected=_expected(side, orders))
+    if privacy.where == "local":
+        return replies
+    kept = releases.kept(ctx.round, ctx.stage) if releases is not None else None
+    if kept is not None:
+        return replace(replies, totals=kept)
+    if hides_absence(side.task):
+        replies = _completed(side, server, replies, ctx)
+    replies = with_central_noise(replies, privacy, ctx.draw("privacy"))
+    if releases is not None:
+        releases.keep(ctx.round, ctx.stage, replies.totals)
+    return replies
+
+
+def _expected(side: ServerSide, orders: Sequence[Order]) -> dict[str, float]:
+    """Return over how many clients totals are, by architecture and altogether: no secret."""
+    training, asked, share = side.task.training, [order.architecture for order in orders], 1.0
+    if training.sampling == "poisson":  # how many were drawn is one
+        asked = [client.architectures[0] for client in side.clients]
+        share = training.fraction_train
+    counts = {name: share * asked.count(name) for name in side.task.architectures}
+    return {**counts, EVERYBODY: share * len(asked)}
+
+
+def _completed(side: ServerSide, server: Tree, replies: Replies, ctx: Context) -> Replies:
+    """Add totals of zeros for groups of which no client was drawn."""
+    present, absent = {total.architecture for total in replies.totals}, []
+    members = {client.architectures[0]: client.id for client in side.clients}
+    for architecture, client in sorted(members.items()):
+        down = side.method.download(server, Order(client, architecture), ctx)
+        form = upload_form(side.method, ctx, architecture, down)
+        name = EVERYBODY if scope(form.kind) == "all" else architecture
+        if name not in present:
+            present.add(name)
+            zeros = form.zeros(ctx.key.device)
+            absent.append(Subtotal(name, (), ctx.round, ctx.stage, zeros))
+    totals = sorted((*replies.totals, *absent), key=lambda total: total.architecture)
+    return replace(replies, totals=tuple(totals))

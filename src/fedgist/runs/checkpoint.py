@@ -1,0 +1,169 @@
+"""Checkpoints: everything a run needs to go on, in one file that is replaced as a whole.
+
+A checkpoint is bound to what its run was made of: it carries the recipe, digests of the data and of
+the lines of the record up to its round, and a digest of itself. A run goes on only where all of it
+is as it was; where something is not, it is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from fedgist.core.message import separate
+from fedgist.errors import CheckpointError, first_line
+from fedgist.runs import atomic_files as files
+from fedgist.runs.corrections import FIRST
+from fedgist.runs.digests import of_arrays, of_text
+from fedgist.runs.record import FORMAT, FORMAT_KEY, STATE, Line, is_round
+from fedgist.runs.sealing import HEADER_KEY, SEAL, WHOLE, sealed
+
+_HINT = "put the file back from a copy, or start the run again with --overwrite"
+_BROKEN = (
+    OSError,
+    safetensors.SafetensorError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a run is made of, beside its state.
+
+    ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
+    what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
+    ``files`` are those of the run's other files. ``over`` says that no round is left to do.
+    ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
+    counts the rounds that released more than once. ``forgotten`` are the clients that the server
+    was asked to forget: ``[round, client]``. ``computes`` is the number of the method's newest
+    correction when the run was begun.
+    """
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+    raised: tuple[tuple[int, int, int], ...] = ()
+    again: int = 0
+    forgotten: tuple[tuple[int, int], ...] = ()
+    computes: int = FIRST
+    files: Mapping[str, str] = field(default_factory=dict)
+    over: bool = False
+
+    def with_events(self, line: Line) -> Line:
+        """Return a round's line, which says what was asked for before it."""
+        notes = [
+            (done, f"train.num_rounds was raised from {old} to {new}")
+            for done, old, new in self.raised
+        ]
+        notes += [(done, f"the server forgot client {client}") for done, client in self.forgotten]
+        if told := [note for done, note in notes if line["round"] == done + 1]:
+            line["events"] = [*line.get("events", []), *told]
+        return line
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after ``round``: the server's arrays and the clients', by name.
+
+    ``best`` is the state after the best round so far, where its models are to be kept.
+    ``under_way`` is what there is of the next round, if it was left between two stages.
+    """
+
+    round: int
+    server: Mapping[str, Tensor]
+    clients: Mapping[str, Tensor]
+    best: Checkpoint | None = None
+    binding: Binding = Binding()
+    under_way: Line | None = None
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return all arrays by name, those of the best round below ``best/``."""
+        below = {"server": self.server, "clients": self.clients}
+        below |= {"best": self.best.arrays()} if self.best else {}
+        return {f"{part}/{k}": v for part, arrays in below.items() for k, v in arrays.items()}
+
+    def copied(self) -> Checkpoint:
+        """Return it with arrays of its own, which the run does not go on to change."""
+        server, clients = (
+            {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
+        )
+        return Checkpoint(self.round, server, clients, under_way=self.under_way)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint into a run directory."""
+    arrays = separate({name: a.detach().cpu() for name, a in checkpoint.arrays().items()})
+    rounds = {"round": checkpoint.round, "best": checkpoint.best and checkpoint.best.round}
+    now = {"under_way": checkpoint.under_way, FORMAT_KEY: FORMAT}
+    # sealed by itself, too: whoever reads it alone need not read the arrays
+    entry = sealed(rounds | now | asdict(checkpoint.binding))
+    entry[WHOLE] = _digest(entry, arrays)
+    files.write(folder / STATE, safetensors.torch.save(arrays, {HEADER_KEY: json.dumps(entry)}))
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """Read a run directory's checkpoint; None if it has none."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        entry, arrays = _read(path)
+        digest = entry.pop(WHOLE, None)
+        whole = digest == _digest(entry, arrays)
+        entry = {key: v for key, v in entry.items() if key not in {FORMAT_KEY, SEAL}}
+        number, best, now = (entry.pop(k, None) for k in ("round", "best", "under_way"))
+        whole = whole and is_round(number) and (best is None or is_round(best))
+        raised, forgotten = (tuple(map(tuple, entry.pop(k, ()))) for k in ("raised", "forgotten"))
+        binding = Binding(**entry, raised=raised, forgotten=forgotten)
+        whole = whole and _is_sound(binding)
+    except _BROKEN as error:
+        raise CheckpointError(f"{path} is damaged ({first_line(error)}); {_HINT}") from error
+    if not whole:
+        state = "is damaged: its content is not what was written"
+        if digest is None and not entry:
+            state = "was written by a fedgist that kept no digests, so it cannot be checked"
+        raise CheckpointError(f"{path} {state}; {_HINT}")
+
+    def under(prefix: str) -> dict[str, Tensor]:
+        return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+    kept = None
+    if best is not None:
+        kept = Checkpoint(best, under("best/server/"), under("best/clients/"))
+    return Checkpoint(number, under("server/"), under("clients/"), kept, binding, now)
+
+
+def _is_sound(binding: Binding) -> bool:
+    tables: tuple[object, ...] = (binding.recipe, binding.inputs, binding.lines, binding.files)
+    numbers = (binding.again, binding.computes)
+    sound = all(isinstance(t, dict) for t in tables) and all(map(is_round, numbers))
+    sound = sound and isinstance(binding.over, bool)
+    wide = {"raised": len(("round", "from", "to")), "forgotten": len(("round", "client"))}
+    return sound and all(
+        all(map(is_round, change)) and len(change) == width
+        for key, width in wide.items()
+        for change in getattr(binding, key)
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safetensors.safe_open(path, "pt") as file:
+        entry = json.loads(file.metadata()[HEADER_KEY])
+        return dict(entry), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+
+
+def _digest(entry: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> str:
+    return of_text(json.dumps(entry, sort_keys=True) + of_arrays(arrays))

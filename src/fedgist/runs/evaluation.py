@@ -1,0 +1,192 @@
+"""Turns scores into columns of the record, and scores the server's own models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.batch import Batch, RowSet
+from fedgist.core.method import Context, Net, Task
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
+from fedgist.core.objective import Marks, Objective
+from fedgist.core.tree import map_leaves, take
+from fedgist.engines.engine import Scores
+from fedgist.errors import RecipeError
+from fedgist.recipe.reading import Recipe
+from fedgist.runs.best_round import check_selection
+from fedgist.runs.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
+from fedgist.runs.record import Line
+from fedgist.training.inference import rows_at_once
+from fedgist.world.data import check_moments
+from fedgist.world.server_context import ServerSide
+from fedgist.world.server_sets import Part
+
+MOST_ROWS = 1024  # that are evaluated together
+
+
+def columns(scores: Scores, split: str) -> Line:
+    """Return mean and spread over clients of each model's metrics, as ``eval/<split>/...``.
+
+    Each client counts equally, however many rows it has; a client for which a metric is not defined
+    is left out of it. The spread is the population standard deviation over clients.
+    """
+    line: Line = {}
+    for model, table in scores.models.items():
+        for metric, values in table.values.items():
+            defined = values[~values.isnan()]
+            if not len(defined):
+                continue
+            line[over_clients(split, metric, model)] = float(defined.mean())
+            if metric != LOSS.name:
+                spread = float(defined.std(correction=0))
+                line[over_clients(split, metric, model, STD)] = spread
+        if table.confusion is not None and int(table.confusion.sum()):
+            line[over_clients(split, CONFUSION, model, "")] = table.confusion.tolist()
+    if scores.whole is not None:
+        line |= {of_all(metric): value for metric, value in scores.whole.items()}
+    return line
+
+
+def per_client(scores: Scores, number: int, split: str) -> list[Line]:
+    """Return one line for each client that has been scored, ordered by client."""
+    lines: dict[int, Line] = {}
+    for model, table in scores.models.items():
+        prefix = f"{model}_" if model else ""
+        names = list(table.values)
+        numbers = torch.stack([table.values[name] for name in names], 1).tolist() if names else []
+        for client, rows, values in zip(table.clients, table.rows.tolist(), numbers, strict=True):
+            line = lines.setdefault(client, {"round": number, "client": client, "split": split})
+            line["rows"] = rows
+            for name, value in zip(names, values, strict=True):
+                line[f"{prefix}{name}"] = None if math.isnan(value) else value
+    return [lines[client] for client in sorted(lines)]
+
+
+def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
+    """Return lines of clients in which those of the same client and split are one."""
+    beside = {(line["client"], line["split"]): line for line in more}
+    found = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
+    return [*found, *beside.values()]
+
+
+def has_named_sets(task: Task) -> bool:
+    """Whether the server was given test sets of its own, besides those that it has by itself."""
+    return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
+
+
+def scores_models(recipe: Recipe, task: Task) -> str:
+    """Return the setting for which the server's own models are scored; empty if they are not."""
+    if recipe.evaluate.on == "global":
+        return "evaluate.on = 'global'"
+    if recipe.data.held_out:
+        return f"data.held_out = {recipe.data.held_out}"
+    return "evaluate.sets" if has_named_sets(task) else ""
+
+
+def check_evaluation(side: ServerSide) -> None:
+    """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
+    check_moments(side.recipe, named_sets=has_named_sets(side.task))
+    check_selection(side.recipe, holds_out=side.holds_out)
+    least, count = side.recipe.privacy.min_replies, len(side.clients)
+    if least > max(count, 1) and not side.method.merges_clients:
+        raise RecipeError(
+            f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
+        )
+    wanted = scores_models(side.recipe, side.task)
+    had = {name for client in side.clients for name in client.architectures}
+    nobodys = [name for name in side.task.starts if name not in had]
+    looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
+    if nobodys and not looked_at:
+        raise RecipeError(
+            f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
+            "evaluate.sets or evaluate.probe"
+        )
+    if not wanted:
+        return
+    ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
+    if not side.method.models(side.method.init_server(ctx), ctx):
+        raise RecipeError(
+            f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
+            "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
+        )
+    if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
+        raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")
+
+
+def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
+    """Return the metrics of each model of the server on each of its test sets, by column.
+
+    Of several models, also the mean over them on all test rows; and on the rows held out.
+    """
+    line: Line = {}
+    means: dict[tuple[str, str], list[float]] = {}
+    for model, net in models.items():
+        for name, values in _scores(net, ctx).items():
+            line |= {of_server(model, name, metric): v for metric, v in values.items()}
+            if len(models) == 1 and name == ALL_ROWS:
+                line |= {of_all(metric): v for metric, v in values.items()}
+            for metric, value in values.items():
+                means.setdefault((name, metric), []).append(value)
+    for (name, metric), found in means.items():
+        column = {ALL_ROWS: over_models(metric)} if len(models) > 1 else {}
+        column[HELD_OUT] = over_clients("validation", metric)
+        if name in column:
+            line[column[name]] = sum(found) / len(found)
+    return line
+
+
+def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
+    """Return the metrics of one net on each test set; a row of several is predicted once."""
+    marked: dict[str, tuple[Marks, Tensor]] = {}
+    for name, rows in ctx.task.test_sets.items():
+        if isinstance(rows, Part):  # of all rows, which come first
+            marks, y = marked[ALL_ROWS]
+            marked[name] = take(marks, rows.rows), y[rows.rows]
+        else:
+            marked[name] = _marked(net, rows, ctx)
+    return {name: _measured(*found, ctx.task.objective) for name, found in marked.items()}
+
+
+def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[Marks, Tensor]:
+    pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
+    batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
+    return _marks(net, batches, ctx.task.objective)
+
+
+def score_rows(
+    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
+) -> dict[str, float]:
+    """Return the metrics of a model, from examples ``x`` to logits, whose labels are ``y``.
+
+    NaN where a metric is not defined.
+    """
+    at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
+    pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
+    batches = (
+        Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool, device=y.device))
+        for rows, labels in pieces
+    )
+    return _measured(*_marks(model, batches, objective), objective)
+
+
+def _marks(
+    model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
+) -> tuple[Marks, Tensor]:
+    """Return the marks of the rows of batches, and their labels."""
+    marks, labels = [], []
+    with torch.no_grad():
+        for batch in batches:
+            marks.append(objective.mark(model(batch.x), batch))
+            labels.append(batch.y)
+    return map_leaves(lambda *leaf: torch.cat(leaf), *marks), torch.cat(labels)
+
+
+def _measured(marks: Marks, y: Tensor, objective: Objective) -> dict[str, float]:
+    one: Marks = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+    everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
+    measured = objective.measure(one, y.unsqueeze(0), everyone)
+    return {name: float(value) for name, value in measured.items()}

@@ -1,0 +1,188 @@
+"""The trained models of a run as modules of their own, for predictions and export."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedgist.core.message import Nothing
+from fedgist.core.method import Context, Method
+from fedgist.core.net import Net
+from fedgist.core.next_word import BEGIN, PADDING, UNKNOWN
+from fedgist.core.tree import Tree, build, map_leaves, named
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.in_memory import examples_like
+from fedgist.data.sources.text_rows import prompts
+from fedgist.engines.engine import EVALUATE, Simulation
+from fedgist.errors import RecipeError, listed
+from fedgist.runs.round import Federation
+from fedgist.world.data import client_number, data_of_client
+from fedgist.world.world import World
+
+SERVER = "server/"  # before the name of a model of the server
+
+
+class ClientModel(nn.Module):
+    """One client's final model, from raw examples, as the data source gives them, to logits.
+
+    An encoder, which has learnt no classes, gives features. ``method`` None: a model of the server,
+    which predicts by itself.
+    """
+
+    def __init__(
+        self, method: Method | None, net: Net, own: Tree, down: Tree, ctx: Context, data: Dataset
+    ) -> None:
+        super().__init__()
+        self.method, self.arch, self.ctx, self.data = method, net.arch, ctx, data
+        self.kinds = {"own": type(own), "down": type(down)}
+        arrays = {f"params/{k}": v for k, v in net.params.items()} | {
+            f"buffers/{k}": v for k, v in net.buffers.items()
+        }
+        arrays |= {
+            f"{kind}/{k}": v
+            for kind, tree in (("own", own), ("down", down))
+            for k, v in named(tree).items()
+        }
+        self.names = {f"array_{i}": name for i, name in enumerate(arrays)}
+        for slot, name in self.names.items():
+            self.register_buffer(slot, arrays[name].detach().cpu().clone())
+        shape = (-1, *(1 for _ in data.input_shape[1:]))
+        self.register_buffer("mean", (torch.tensor(data.mean) * data.scale).view(shape))
+        self.register_buffer("std", (torch.tensor(data.std) * data.scale).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (batch, classes) of raw examples ``x``, ``(batch, *shape)``."""
+        arrays = {name: self.get_buffer(slot) for slot, name in self.names.items()}
+
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {
+                k.removeprefix(f"{prefix}/"): v
+                for k, v in arrays.items()
+                if k.startswith(f"{prefix}/")
+            }
+
+        net = Net(under("params"), under("buffers"), self.arch)
+        own, down = (build(self.kinds[kind], under(kind)) for kind in ("own", "down"))
+        if self.arch.text:
+            x = x.long()
+        else:
+            x = (x.to(torch.float32) - self.get_buffer("mean")) / self.get_buffer("std")
+        if self.arch.projects:
+            return net.features(x)
+        if self.method is None:
+            return net(x)
+        return self.method.predict(net, own, down, x, self.ctx)
+
+    def without(self, slots: Collection[str]) -> ClientModel:
+        """Return the same model in which these arrays, which predictions do not use, are empty."""
+        other = copy.copy(self)
+        kept = {k: v.new_zeros(0) if k in slots else v for k, v in self.named_buffers()}
+        other.__dict__["_buffers"] = kept  # a copy of a module shares them
+        return other
+
+    def probabilities(self, x: object, batch: int = 512) -> Tensor:
+        """Return the probabilities (rows, classes) of raw examples, ``batch`` rows at a time.
+
+        ``x`` is an array or a data frame like that of the training rows, or a list of texts: then
+        they are those of the word that comes after each.
+        """
+        if self.arch.text:
+            texts = [x] if isinstance(x, str) or not isinstance(x, Iterable) else x
+            rows = prompts([str(text) for text in texts], self.data)
+            batch = max(1, batch // rows.shape[1])
+        else:
+            rows = examples_like(self.data, x, "x")
+        with torch.no_grad():
+            parts = [torch.softmax(self._last(piece), dim=-1) for piece in torch.split(rows, batch)]
+        return torch.cat(parts)
+
+    def _last(self, x: Tensor) -> Tensor:
+        """Return the logits (batch, classes), of texts those after the last word."""
+        logits: Tensor = self(x)
+        if not self.arch.text:
+            return logits
+        return logits[torch.arange(len(x), device=x.device), (x != PADDING).sum(1) - 1]
+
+    def predict(self, x: object) -> list[str]:
+        """Return the name of the likeliest class of each raw example, of a text what comes next."""
+        chances = self.probabilities(x)
+        chances = sayable(chances) if self.arch.text else chances
+        return [self.data.names[label] for label in chances.argmax(1).tolist()]
+
+
+def sayable(probabilities: Tensor) -> Tensor:
+    """Return probabilities (rows, words) without padding, begin and unknown: no text goes on so."""
+    return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
+
+
+def trained_model(federation: Federation, world: World, who: int | str) -> ClientModel:
+    """Return the model of a client, or of the server.
+
+    ``who`` is a client's number, or a text: a client's name or number, or ``"server/NAME"``.
+    """
+    net = server_net(federation, world, who)
+    if net is None:
+        return client_model(federation, world, who)
+    if world.server.recipe.data.normalize == "client":
+        raise RecipeError(
+            f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
+        )
+    ctx = federation.context(EVALUATE)
+    return ClientModel(None, net, Nothing(), Nothing(), ctx, world.data)
+
+
+def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
+    """Return the model that is meant by ``"server/NAME"``, or None if a client is meant."""
+    name = str(who)
+    if not name.startswith(SERVER) or name in world.partition.names:
+        return None
+    models = server_nets(federation)
+    if name not in models:
+        known = listed(sorted(models)) if models else "none of its own: a client's is meant"
+        raise RecipeError(f"there is no model {name:.80}; the server of this run has {known}")
+    return models[name]
+
+
+def server_nets(federation: Federation) -> dict[str, Net]:
+    """Return the server's own models, on the CPU, by ``"server/NAME"``."""
+    found = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
+    return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in found.items()}
+
+
+def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:
+    """Return the model that a client holds after the last aggregation and its next download.
+
+    ``client`` is its number, or a text: its name, or its number.
+    """
+    number = client_number(world.partition, client)
+    method = federation.method
+    engine = simulation(federation)
+    order = federation.orders_to_each(federation.round)[0 if method.merges_clients else number]
+    ctx = federation.context(EVALUATE)
+    down = method.download(federation.server, order, ctx)
+    clients = engine.client(ctx, order, down)
+    cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
+    data = data_of_client(world.server.recipe, world.data, world.partition, number)
+    return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
+
+
+def client_nets(federation: Federation, clients: Sequence[int]) -> Iterator[Net]:
+    """Yield the model that each client holds after the last round, on the CPU."""
+    engine = simulation(federation)
+    orders, downs, ctx = federation.downloads(federation.round)
+    for client in clients:
+        place = 0 if federation.method.merges_clients else client
+        held = engine.client(ctx, orders[place], downs[place])
+        yield map_leaves(lambda leaf: leaf.cpu(), held).net
+
+
+def simulation(federation: Federation) -> Simulation:
+    """Return the federation's engine, if it simulates the clients."""
+    if not isinstance(federation.engine, Simulation):
+        raise RecipeError(
+            "the clients' models are at their sites: only a simulation can look at them"
+        )
+    return federation.engine

@@ -1,0 +1,60 @@
+"""Forgetting: a server that keeps what single clients sent drops what it has of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedgist.core.tree import named
+from fedgist.engines.delayed_engine import DelayedEngine
+from fedgist.errors import CheckpointError, MethodError
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.round import Federation
+from fedgist.runs.run_directory import alone
+from fedgist.runs.runner import load_run
+from fedgist.runs.sealing import files_in, of_files
+from fedgist.world.data import client_number
+from fedgist.world.world import Given
+
+
+def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
+    """Drop what the server of a stopped run keeps of a client, also of its best round.
+
+    The run's checkpoint is replaced; when the run goes on, its record says what was done. What
+    others learned from the client stays with them. Returns the client's number.
+    """
+    with alone(folder):
+        federation, world = load_run(folder, given)
+        number = client_number(world.partition, client)
+        saved = checkpoints.load(folder)
+        if saved is None:
+            raise CheckpointError(f"{folder} has no checkpoint")
+        now, had = _without(federation, saved, number)
+        best, best_had = saved.best, False
+        if best is not None:
+            best, best_had = _without(federation, best, number)
+        if not (had or best_had):
+            raise MethodError(f"the server keeps nothing of client {client} that it could forget")
+        forgotten = (*saved.binding.forgotten, (saved.round, number))
+        binding = replace(saved.binding, forgotten=forgotten)
+        if not binding.files:  # a run of before there were seals
+            binding = replace(binding, files=of_files(folder, files_in(folder)))
+        checkpoints.save(folder, replace(now, best=best, binding=binding))
+    return number
+
+
+def _without(federation: Federation, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
+    """A state in which the server keeps nothing of ``client``, and whether it kept anything."""
+    federation.restore(replace(state, best=None))
+    engine = federation.engine  # what arrives late would be kept again
+    dropped = isinstance(engine, DelayedEngine) and engine.forget(client)
+    before = {name: array.clone() for name, array in named(federation.server).items()}
+    federation.forget(client)
+    after = named(federation.server)
+    if federation.method.kept_of(federation.server, client) is not None:
+        return state, False
+    changed = not all(torch.equal(before[name], after[name]) for name in after)
+    return federation.checkpoint().copied(), changed or dropped

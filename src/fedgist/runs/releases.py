@@ -1,0 +1,121 @@
+"""What a private run with noise of the system released: on disk before it is released.
+
+A process that dies may have released the stage it was in. Whoever goes on from a checkpoint finds
+here which stages were begun, and the totals that had their noise already, which are used again: a
+release that is repeated with other noise would be one more. Where a total is lost, it is charged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+
+from fedgist.core.message import pack, registered, type_name, unpack
+from fedgist.core.replies import Subtotal
+from fedgist.core.tree import Tree, map_leaves
+from fedgist.errors import MessageError
+from fedgist.runs import atomic_files as files
+from fedgist.runs.record import RELEASES
+
+_ENTRY = "fedgist"
+_TOTAL = ("stage", "type", "architecture", "clients")
+_BROKEN = (OSError, safetensors.SafetensorError, LookupError, TypeError, ValueError, MessageError)
+
+
+@dataclass
+class Releases:
+    """The newest round that was begun, its stages, its totals with noise, and what was repeated.
+
+    ``again`` counts the rounds that released more than once. It is a mutable value that a run has
+    one of; without a ``folder`` nothing is written.
+    """
+
+    folder: Path | None
+    round: int = -1
+    begun: list[str] = field(default_factory=list)
+    totals: dict[str, tuple[Subtotal, ...]] = field(default_factory=dict)
+    again: int = 0
+
+    def after(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> int:
+        """Return what ``again`` is if a round is done now.
+
+        Parameters
+        ----------
+        number
+            The round.
+        done
+            Its stages that are not done once more.
+        steps
+            Whether clients learn in private: a round that is done again takes these steps again.
+        """
+        lost = [stage for stage in self.begun if stage not in done]
+        if not steps:
+            lost = [stage for stage in lost if stage not in self.totals]
+        repeated = number < self.round or (number == self.round and bool(lost))
+        return self.again + repeated
+
+    def begin(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> None:
+        """Charge a round that is done again, before anybody is asked; see :meth:`after`."""
+        again = self.after(number, done, steps=steps)
+        if again == self.again:
+            return
+        self.again = again
+        self._write()
+
+    def begin_stage(self, number: int, stage: str) -> None:
+        """Take note, before anybody is asked, that a stage may release something."""
+        if number > self.round:
+            self.round, self.begun, self.totals = number, [], {}
+        if number == self.round and stage not in self.begun:
+            self.begun.append(stage)
+            self._write()
+
+    def kept(self, number: int, stage: str) -> tuple[Subtotal, ...] | None:
+        """Return the totals of a stage as they were released, if they were."""
+        return self.totals.get(stage) if number == self.round else None
+
+    def keep(self, number: int, stage: str, totals: Sequence[Subtotal]) -> None:
+        """Keep totals with their noise, before the method sees them."""
+        if number == self.round:
+            self.totals[stage] = tuple(totals)
+            self._write()
+
+    def _write(self) -> None:
+        if self.folder is None:
+            return
+        blobs: dict[str, torch.Tensor] = {}
+        described: list[dict[str, object]] = []
+        for stage, totals in self.totals.items():
+            for total in totals:
+                blob = torch.frombuffer(bytearray(pack(total.message)), dtype=torch.uint8)
+                blobs[str(len(described))] = blob
+                about = stage, type_name(type(total.message)), total.architecture, total.clients
+                described.append(dict(zip(_TOTAL, about, strict=True)))
+        numbers: dict[str, object] = {"again": self.again, "round": self.round, "begun": self.begun}
+        entry = {_ENTRY: json.dumps(numbers | {"totals": described})}
+        files.write(self.folder / RELEASES, safetensors.torch.save(blobs, entry))
+
+
+def read_releases(folder: Path, device: str) -> Releases | None:
+    """Read what a run released; None if that is not known: there is no file, or a damaged one."""
+    try:
+        with safetensors.safe_open(folder / RELEASES, "pt") as file:
+            entry = json.loads(file.metadata()[_ENTRY])
+            found = Releases(folder, entry["round"], entry["begun"], {}, entry["again"])
+            for place, about in enumerate(entry["totals"]):
+                blob = bytes(file.get_tensor(str(place)).numpy())
+                message: Tree = unpack(registered(about["type"]), blob)
+                arrays = map_leaves(lambda leaf: leaf.to(device), message)
+                name, clients = about["architecture"], tuple(about["clients"])
+                total = Subtotal(name, clients, found.round, about["stage"], arrays)
+                before = found.totals.get(about["stage"], ())
+                found.totals[about["stage"]] = (*before, total)
+    except _BROKEN:
+        return None
+    return found

@@ -1,0 +1,174 @@
+"""What a run that goes on must share with the run that was begun, and what may change.
+
+The workers and the device may change. The number of rounds may be raised, if those that are done
+would have been the same in the longer run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.training import Training
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import EVALUATE
+from fedgist.errors import CheckpointError, RecipeError, shown
+from fedgist.recipe.reading import Recipe, defaults, flat
+from fedgist.runs.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.corrections import assumed, computes
+from fedgist.runs.record import FEATURES
+from fedgist.runs.round import context, start_server
+from fedgist.runs.run_seals import MENDING, seal_of
+from fedgist.runs.sealing import features_in, of_file
+from fedgist.world.server_context import ServerSide
+
+ROUNDS_KEY = "train.num_rounds"
+
+
+def binding_of(
+    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint | None = None
+) -> Binding:
+    """Return what a run is made of; the lines of its record are not known yet."""
+    now = computes(side.recipe.method.name)
+    binding = Binding(_described(side.recipe), dict(inputs), computes=now)
+    if saved is None:
+        return binding
+    before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
+    change = () if before == now else ((saved.round, before, now),)
+    kept = saved.binding
+    raised, over = (*kept.raised, *change), kept.over and not change
+    return replace(
+        binding, raised=raised, forgotten=kept.forgotten, computes=kept.computes, over=over
+    )
+
+
+def check_binding(
+    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint, folder: Path, *, raising: bool
+) -> None:
+    """Raise RecipeError if the run in ``folder`` was begun with something else; it names what.
+
+    ``raising`` says whether a larger number of rounds was asked for.
+    """
+    begun, now = saved.binding, binding_of(side, inputs)
+    _check_recipe(now.recipe, begun, folder, raising=raising)
+    for what in dict.fromkeys([*begun.inputs, *now.inputs]):
+        if begun.inputs.get(what) != now.inputs.get(what):
+            raise RecipeError(
+                f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
+                "begin a run in another folder"
+            )
+    if raising:
+        _check_rounds(side, saved, folder)
+
+
+def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> None:
+    """Raise an error if a file of a finished run was changed since.
+
+    Its data are not read. ``rounds`` is how many are asked for now.
+    """
+    saved = load(folder)
+    if saved is None:
+        raise CheckpointError(
+            f"{folder} has no checkpoint, which a finished run has; put it back from a copy, or "
+            "start the run again with --overwrite"
+        )
+    begun = saved.binding.recipe
+    _check_recipe(_described(recipe), saved.binding, folder, raising=False)
+    if rounds is not None:
+        _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
+    if problems := seal_of(folder).problems:
+        raise CheckpointError(f"{folder} does not fit its seal: {problems[0]}; {MENDING}")
+
+
+def check_features(folder: Path, saved: Checkpoint | None) -> None:
+    """Check the saved features of a run that goes on; those of rounds to come are removed."""
+    sealed = saved.binding.files if saved else {}
+    if saved and not sealed:  # a run of before there were seals
+        return
+    for name, digest in sealed.items():
+        if name.startswith(Path(FEATURES).stem) and of_file(folder / name) != digest:
+            raise CheckpointError(
+                f"{folder / name} does not fit the checkpoint: it was changed, or is missing; "
+                + MENDING
+            )
+    for name in features_in(folder):
+        if name not in sealed:
+            (folder / name).unlink()
+
+
+def _check_recipe(
+    now: Mapping[str, object], begun: Binding, folder: Path, *, raising: bool
+) -> None:
+    """Raise RecipeError that names the first key of the recipe that changed."""
+    method = str(begun.recipe.get("method.name", ""))
+    later = {**defaults(), **assumed(method, begun.computes)}  # keys that a recipe did not have
+    for key in dict.fromkeys([*begun.recipe, *now]):
+        old, new = (some.get(key, later.get(key)) for some in (begun.recipe, now))
+        if old == new or (key == ROUNDS_KEY and raising):
+            continue
+        more = isinstance(old, int) and isinstance(new, int) and new > old
+        hint = "; --rounds raises it" if key == ROUNDS_KEY and more else ""
+        raise RecipeError(f"{folder} was begun with {key} = {shown(old)}, not {shown(new)}{hint}")
+
+
+def _check_not_cut(old: int, new: int, folder: Path) -> None:
+    if new < old:
+        raise RecipeError(
+            f"{folder} was begun with {ROUNDS_KEY} = {old}; it can only be raised, not cut to "
+            + str(new)
+        )
+
+
+def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
+    """Raise RecipeError if the number of rounds falls, or the rounds that are done depend on it."""
+    old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
+    _check_not_cut(old, new, folder)
+    if side.spending is not None and new > old:
+        raise RecipeError(
+            f"{ROUNDS_KEY} cannot be raised from {old} to {new}: privacy.epsilon was divided "
+            f"among {old} rounds"
+        )
+    shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
+    start = start_server(side)
+    for number in range(1, saved.round + 1):
+        for what, before, after in _plans(shorter, side, number, start):
+            if before != after:
+                raise RecipeError(
+                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
+                    f"round {number} would have been another"
+                )
+
+
+def _with_rounds(side: ServerSide, count: int) -> Training:
+    return replace(side.task.training, num_rounds=count)
+
+
+def _plans(
+    one: ServerSide, other: ServerSide, number: int, start: Tree
+) -> list[tuple[str, object, object]]:
+    """Return what a round does in two runs, by what it is called; ``start`` is their server's."""
+    sides, name = (one, other), f"method {one.recipe.method.name}"
+    rates = [side.task.training.lr_factor(number) for side in sides]
+    stages = [side.method.stages(context(side, number, "")) for side in sides]
+    phases = [
+        [side.method.phases(context(side, number, stage)) for stage in stages[0]] for side in sides
+    ]
+    # a server's own learning rate, for instance
+    numbers = [side.method.report(start, context(side, number, EVALUATE)) for side in sides]
+    return [
+        ("train.lr_schedule", rates[0], rates[1]),
+        (name, stages[0], stages[1]),
+        (name, phases[0], phases[1]),
+        (name, str(numbers[0]), str(numbers[1])),
+    ]
+
+
+def _described(recipe: Recipe) -> dict[str, Any]:
+    """Return all of a recipe but how the work is done: of that only what changes bits."""
+    sections = recipe.model_dump(mode="json", exclude={"engine"})
+    plans = recipe.model_dump(mode="json", include={"engine": {"plans", "server_threads"}})
+    described: dict[str, Any] = json.loads(json.dumps(flat(sections | plans)))
+    return described

@@ -1,0 +1,352 @@
+"""The round loop: select, ask, aggregate, evaluate, record; checkpoint and go on.
+
+It knows what a server may know: the vocabulary of methods and the verb of engines, but no
+particular method or engine. It never sees what clients hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fedgist.core import random
+from fedgist.core.method import Context, Method, Order, Replies, Reply, Task
+from fedgist.core.replies import Asked, Subtotal, gather
+from fedgist.core.tree import Tree, added_later, build, named
+from fedgist.engines.engine import EVALUATE, Answer, Engine, Simulation, Split
+from fedgist.engines.method_check import broken, check_returned, check_state, kind_of
+from fedgist.engines.process_control import as_workers_do, on_threads
+from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
+from fedgist.errors import TooFewRepliesError
+from fedgist.runs import evaluation
+from fedgist.runs.central_privacy import central_seam, hides_absence
+from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.columns import EPSILON
+from fedgist.runs.partial_round import PausedError, RoundUnderWay, under_way
+from fedgist.runs.record import Line
+from fedgist.runs.releases import Releases
+from fedgist.runs.round_record import RoundRecord, edges_of
+from fedgist.training.client_store import check_alike
+from fedgist.world.server_context import ServerSide
+
+
+class Observer(Protocol):
+    """What is called as a run proceeds: to show progress, for instance.
+
+    If it has a function ``working``, that is called within long rounds, with the stage just done.
+    """
+
+    def began(self, server: ServerSide, folder: str, done: int) -> None:
+        """Take note that the run starts, or goes on after ``done`` rounds."""
+
+    def finished_round(self, line: Line) -> None:
+        """Take the line of a round that was added to the record."""
+
+    def note(self, text: str) -> None:
+        """Take a line about something that a user should know."""
+
+
+@dataclass
+class Federation:
+    """A run at its server: what it knows, the engine that reaches the clients, and its state.
+
+    ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
+    system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
+    peer in the last round. ``under_way`` is a round that was left between two stages.
+    ``pause`` is called after each stage that the server did by itself, where the round goes on,
+    with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
+    """
+
+    side: ServerSide
+    engine: Engine
+    server: Tree
+    round: int = 0
+    best: Checkpoint | None = None
+    releases: Releases | None = None
+    edges: list[Line] = field(default_factory=list)
+    under_way: RoundUnderWay | None = None
+    pause: Callable[[str], bool] = lambda _: False
+    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.side.method
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return self.side.task
+
+    @property
+    def again(self) -> int:
+        """How many rounds were done once more with other noise, and so released more."""
+        return self.releases.again if self.releases is not None else 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the next round would spend more privacy than there is."""
+        spending, number = self.side.spending, self.round + 1
+        if spending is None or self.releases is None:
+            return False
+        again = self.releases.after(number, self._stages_done(number), steps=self._steps)
+        return not spending.allows(number, again)
+
+    @property
+    def _steps(self) -> bool:
+        privacy = self.task.privacy
+        return privacy is not None and privacy.steps is not None
+
+    def _stages_done(self, number: int) -> Sequence[str]:
+        """Return the stages of a round that is under way which are done."""
+        if self.under_way is None or self.under_way.record.number != number:
+            return ()
+        return self.method.stages(self.context("", number))[: self.under_way.done]
+
+    def context(self, stage: str, number: int | None = None) -> Context:
+        """Return the server's context of a stage of a round: by default of the last one done."""
+        return context(self.side, self.round if number is None else number, stage)
+
+    def advance(self) -> tuple[Line, list[Line]]:
+        """Do the next round; return its line and the clients' lines of its evaluation."""
+        self.round += 1
+        try:
+            return self.do_round(self.round)
+        except PausedError:
+            self.round -= 1
+            raise
+
+    # the server's sums do not depend on the cores, and a waiting thread of torch's takes a
+    # worker's core
+    @as_workers_do()
+    def do_round(self, number: int) -> tuple[Line, list[Line]]:
+        """Do one round, or the rest of it; round 0 is what a method does before training."""
+        now = self._do_stages(number)
+        begin = time.perf_counter() - now.seconds
+        self.edges, line = now.edges, now.record.line()
+        if self.side.hears is not None:
+            line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
+        with watched(self.method, "report", number, *self._held):
+            numbers = self.method.report(self.server, self.context(EVALUATE, number))
+        if not isinstance(numbers, Mapping):
+            broken(self.method, "report", f"returned {kind_of(numbers)}, not numbers by name")
+        # in one order: a state that was restored has its arrays in another
+        line |= {f"server/{name}": float(numbers[name]) for name in sorted(numbers)}
+        if self.side.spending is not None:
+            line[EPSILON] = self.side.spending.epsilon(number, self.again)
+        line["time/train_s"] = time.perf_counter() - begin
+        details = self._evaluated(number, line) if self._due(number) else []
+        line["time/round_s"] = time.perf_counter() - begin
+        return line, details
+
+    def _do_stages(self, number: int) -> RoundUnderWay:
+        """Do the stages that are left of a round, and return what came of all."""
+        began, stages = time.perf_counter(), self.method.stages(self.context("", number))
+        if self.releases is not None:
+            self.releases.begin(number, self._stages_done(number), steps=self._steps)
+        if self.under_way is None or self.under_way.record.number != number:
+            record = RoundRecord(number, tuple(self.task.training.pools))
+            self.under_way = RoundUnderWay(record, self._select(number, stages))
+        now = self.under_way
+        before = now.seconds
+        for stage in stages[now.done :]:
+            alone = self._do_stage(self.context(stage, number), now)
+            now.done += 1
+            between = number > 0 and now.done < len(stages)
+            now.seconds = before + time.perf_counter() - began
+            if alone and between and self.pause(f"{stage}, {now.done} of {len(stages)}"):
+                raise PausedError
+        self.under_way = None
+        return now
+
+    def _select(self, number: int, stages: Sequence[str]) -> list[Order]:
+        """Draw the clients of a round, once for all of its stages."""
+        online = self.side.online(number)
+        if not (stages and online):
+            return []
+        ctx = self.context(stages[0], number)
+        with watched(self.method, "select", number, *self._held):
+            selected = self.method.select(self.server, online, ctx)
+        chosen: list[Order] = list(check_returned(selected, self.method, "select"))
+        if strange := [order for order in chosen if not isinstance(order, Order)]:
+            broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
+        return self._hearing(chosen, number)
+
+    def _hearing(self, orders: list[Order], number: int) -> list[Order]:
+        """Return the orders with whom their clients hear in a round, where they are peers."""
+        peers = None if self.side.hears is None else self.side.hears(number)
+        return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
+
+    def _do_stage(self, ctx: Context, now: RoundUnderWay) -> bool:
+        """Do a stage; return whether it was the server's own work."""
+        record, failed = now.record, now.record.failed
+        able = [order for order in now.selected if order.asked not in failed]
+        with watched(self.method, "orders", ctx.round, *self._held):
+            orders = self.method.orders(self.server, able, ctx)
+        if orders is None:
+            with on_threads(self.side.server_threads):
+                self._update(Replies(), ctx, record)
+            return True
+        if not orders and not hides_absence(self.task):
+            return False
+        downs = self._downloads(orders, ctx)
+        record.ordered(orders, downs)
+        now.edges += edges_of(self.method, self.server, orders, ctx.round)
+        if self.releases is not None:
+            self.releases.begin_stage(ctx.round, ctx.stage)
+        answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
+        replies = self._replies(answer, ctx, record)
+        replies = central_seam(self.side, self.server, replies, orders, ctx, self.releases)
+        if replies.totals or len(replies):  # no reply changes nothing
+            self._update(replies, ctx, record)
+        return False
+
+    def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:
+        """Let the server learn; a method that insists on a total it may not see learns nothing."""
+        try:
+            with watched(self.method, "server_update", ctx.round, *self._held, *sums_of(replies)):
+                server = self.method.server_update(self.server, replies, ctx)
+        except TooFewRepliesError as error:
+            record.events.append(str(error))
+        else:
+            check_state(server, self.method, "server_update")
+            check_shapes(self.method, "server_update", self.server, server)
+            if lost := lost_numbers(self.server, server):
+                stage = f" in stage {ctx.stage!r}" if ctx.stage else ""
+                event = f"the server's {lost} was not finite after round {ctx.round}{stage}: "
+                record.events.append(event + "its state of before is kept")
+                return
+            self.server = server
+
+    @property
+    def _held(self) -> list[Tree]:
+        """What the server holds: its state, and the models' starts."""
+        return [self.server, *self.task.starts.values()]
+
+    def _downloads(self, orders: Sequence[Order], ctx: Context) -> list[Tree]:
+        with watched(self.method, "download", ctx.round, *self._held):
+            return [self.method.download(self.server, order, ctx) for order in orders]
+
+    def _replies(self, answer: Answer, ctx: Context, record: RoundRecord) -> Replies:
+        """Return an answer's replies, without late ones that the method does not accept."""
+
+        def usable(part: Subtotal | Reply) -> bool:
+            in_time = part.round == ctx.round or self.method.accepts_late
+            return in_time and part.stage == ctx.stage
+
+        parts: list[Subtotal | Reply] = [*answer.subtotals, *answer.each]
+        used = [part for part in parts if usable(part)]
+        totals = [part for part in used if isinstance(part, Subtotal)]
+        each = [part for part in used if isinstance(part, Reply)]
+        if wrong := self._objected(each, ctx):
+            record.refused += wrong.items()
+            used = [part for part in used if not wrong.keys() & set(part.asked)]
+            each = [part for part in each if part.order.asked not in wrong]
+        replies = gather(totals, each, self.side.recipe.privacy.min_replies)
+        record.answered(answer, [asked for part in used for asked in part.asked], replies)
+        unused = [part for part in parts if not usable(part)]
+        record.too_late((asked, part.round) for part in unused for asked in part.asked)
+        return replies
+
+    def _objected(self, each: Sequence[Reply], ctx: Context) -> dict[Asked, str]:
+        """Return whose messages the method cannot use, and why."""
+        found = {}
+        for reply in each:
+            with watched(self.method, "objection", ctx.round, reply.message):
+                why = self.method.objection(reply.message, ctx)
+            if check_returned(why, self.method, "objection"):
+                found[reply.order.asked] = str(why)
+        return found
+
+    def _due(self, number: int) -> bool:
+        last = self.task.training.num_rounds
+        return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
+
+    def _evaluated(self, number: int, line: Line) -> list[Line]:
+        """Add to a round's line how good the models are; return lines of clients."""
+        predicts = self.task.objective.views == 1
+        details = self._evaluate(number, line) if predicts else []
+        if self.probe is None:
+            return details
+        with on_threads(self.side.server_threads):
+            found, more = self.probe(self)
+        line |= found
+        return evaluation.joined(details, more)
+
+    def _evaluate(self, number: int, line: Line) -> list[Line]:
+        settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
+        if evaluation.scores_models(self.side.recipe, self.task):
+            with watched(self.method, "models", number, *self._held):
+                found = self.method.models(self.server, ctx)
+            models = check_returned(found, self.method, "models")
+            with on_threads(self.side.server_threads):
+                line |= evaluation.server_columns(models, ctx)
+        if settings.on == "global":
+            return []
+        orders, downs, ctx = self.downloads(number)
+        splits: list[tuple[str, Split]] = [("client", settings.on)]
+        splits += [("train", "train")] if settings.train else []
+        splits += [("validation", "validation")] if self.side.holds_out else []
+        details = []
+        for column, split in splits:
+            scores = self.engine.score(ctx, orders, downs, split)
+            line |= evaluation.columns(scores, column)
+            if column != "train":
+                details += evaluation.per_client(scores, number, column)
+        return details
+
+    def downloads(self, number: int) -> tuple[list[Order], list[Tree], Context]:
+        """Return what every client would receive now."""
+        ctx, orders = self.context(EVALUATE, number), self.orders_to_each(number)
+        return orders, self._downloads(orders, ctx), ctx
+
+    def orders_to_each(self, number: int) -> list[Order]:
+        """Return an order to each client, for its first model."""
+        return self._hearing([Order(c.id, c.architectures[0]) for c in self.side.clients], number)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return all that is needed to go on; the clients' part only where they are simulated."""
+        clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
+        done, now = self.round, None
+        if self.under_way is not None:
+            done, now = self.under_way.record.number - 1, self.under_way.plain()
+        return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint."""
+        saved = dict(checkpoint.server)
+        if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
+            saved = added_later(start_server(self.side)) | saved
+        check_alike(saved, named(self.server), "the server's state")
+        if isinstance(self.engine, Simulation):
+            self.engine.restore(checkpoint.clients)
+        device = self.side.recipe.engine.device  # a file's arrays are not on it
+        arrays = {name: array.to(device) for name, array in saved.items()}
+        self.server = build(type(self.server), arrays)
+        self.round, self.best = checkpoint.round, checkpoint.best
+        self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None
+
+    def forget(self, client: int) -> None:
+        """Drop what the server keeps of one client."""
+        with watched(self.method, "forget", 0, *self._held):  # it is rare: in any round
+            state = self.method.forget(self.server, client, self.context(EVALUATE))
+        self.server = check_state(state, self.method, "forget")
+
+    def keep_this_round(self) -> None:
+        """Remember the state as it is now as that of the best round."""
+        self.best = self.checkpoint().copied()
+
+
+def context(side: ServerSide, number: int, stage: str) -> Context:
+    """Return the server's context of a stage, with a key made of seed, round and stage."""
+    key = random.key(side.recipe.seed, "server", number, stage)
+    return Context(key.to(side.recipe.engine.device), side.task, number, stage)
+
+
+def start_server(side: ServerSide) -> Any:
+    """Return the server's state before round 1."""
+    with watched(side.method, "init_server", 0, *side.task.starts.values()):
+        state = side.method.init_server(context(side, 0, "init"))
+    return check_returned(state, side.method, "init_server")

@@ -1,0 +1,133 @@
+"""The record of one round: who was asked, who answered, and what was sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedgist.core.message import payload_bytes
+from fedgist.core.method import Method, Order, Replies
+from fedgist.core.replies import Asked
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import Answer
+from fedgist.runs.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES
+from fedgist.runs.record import Line
+
+Counts = dict[str, int]  # by architecture; plain, for a round under way is saved
+
+
+@dataclass
+class RoundRecord:
+    """The line of one round, filled stage by stage.
+
+    A client that was asked is *absent* (no answer in time) or *refused* (its message, or what it
+    was sent, was not valid), or it has replied; a reply to an earlier round that arrives now is
+    *late*. Replies and bytes are counted by architecture: where there are ``pools``, which are
+    architectures, the line has them of each, with how many were asked and their loss.
+    """
+
+    number: int
+    pools: Collection[str] = ()
+    asked: list[Asked] = field(default_factory=list)
+    refused: list[tuple[Asked, str]] = field(default_factory=list)
+    absent: list[tuple[Asked, str]] = field(default_factory=list)
+    losses: list[tuple[Asked, float]] = field(default_factory=list)
+    late: list[Line] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    replied: Counts = field(default_factory=dict)
+    up_bytes: Counts = field(default_factory=dict)
+    down_bytes: Counts = field(default_factory=dict)
+    wire_bytes: tuple[int, int] | None = None
+
+    @property
+    def failed(self) -> set[Asked]:
+        """Who was absent or refused in an earlier stage of this round."""
+        return {asked for asked, _ in (*self.refused, *self.absent)}
+
+    def ordered(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
+        """Count a stage's orders and what is sent with them."""
+        self.asked += [order.asked for order in orders]
+        sizes = {id(down): payload_bytes(down) for down in {id(d): d for d in downs}.values()}
+        sent: Counter[str] = Counter()
+        for order, down in zip(orders, downs, strict=True):
+            sent[order.architecture] += sizes[id(down)]
+        self.down_bytes = _sum(self.down_bytes, sent)
+
+    def answered(self, answer: Answer, used: Iterable[Asked], replies: Replies) -> None:
+        """Count what came back, of it what is ``used``, and note which totals were withheld."""
+        self.refused += answer.refused
+        self.absent += answer.absent
+        self.replied = _sum(self.replied, Counter(asked.architecture for asked in used))
+        self.losses += answer.losses.items()
+        self.up_bytes = _sum(self.up_bytes, answer.upload_bytes)
+        if answer.wire_bytes is not None:
+            up, down = self.wire_bytes or (0, 0)
+            self.wire_bytes = up + answer.wire_bytes[0], down + answer.wire_bytes[1]
+        for name, count in replies.withheld:
+            clients = "all clients" if name == "all" else name
+            self.events.append(
+                f"a total over {count} replies of {clients} was withheld; "
+                f"privacy.min_replies is {replies.min_replies}"
+            )
+
+    def too_late(self, replies: Iterable[tuple[Asked, int]]) -> None:
+        """Note clients whose reply to an earlier round arrived now and is not used."""
+        self.late += [self._of(asked) | {"answers": number} for asked, number in replies]
+
+    def line(self) -> Line:
+        """Return the round's line."""
+        asked = dict(Counter(asked.architecture for asked in self.asked))
+        line: Line = {"round": self.number}
+        line |= self._totals("clients/asked", asked)
+        line |= self._totals("clients/replied", self.replied)
+        entries = {
+            "refused": [self._entry(asked, reason) for asked, reason in self.refused],
+            "absent": [self._entry(asked, reason) for asked, reason in self.absent],
+            "late": self.late,
+            "events": self.events,
+        }
+        line |= {name: found for name, found in entries.items() if found}
+        line |= self._mean_losses()
+        line |= self._totals(UP_BYTES, self.up_bytes)
+        line |= self._totals(DOWN_BYTES, self.down_bytes)
+        if self.wire_bytes is not None:
+            line["comm/wire_up_bytes"], line["comm/wire_down_bytes"] = self.wire_bytes
+        return line
+
+    def _totals(self, name: str, counts: Counts) -> Line:
+        """Return a sum over all architectures, and that of each pool."""
+        of_pools = {f"{name}/{pool}": counts.get(pool, 0) for pool in self.pools}
+        return {name: sum(counts.values()), **of_pools}
+
+    def _entry(self, asked: Asked, reason: str) -> Line:
+        return self._of(asked) | {"reason": reason}
+
+    def _of(self, asked: Asked) -> Line:
+        pool = {"pool": asked.architecture} if self.pools else {}
+        return {"client": asked.client, **pool}
+
+    def _mean_losses(self) -> Line:
+        """Return the mean loss over clients, and that of each pool."""
+        groups = {TRAIN_LOSS: [loss for _, loss in self.losses]}
+        for pool in self.pools:
+            of_pool = [loss for asked, loss in self.losses if asked.architecture == pool]
+            groups[f"{TRAIN_LOSS}/{pool}"] = of_pool
+        return {name: sum(found) / len(found) for name, found in groups.items() if found}
+
+
+def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:
+    return dict(Counter(counts) + Counter(more))
+
+
+def edges_of(method: Method, server: Tree, orders: Sequence[Order], number: int) -> list[Line]:
+    """Return what crosses from peer to peer: of each whom a client hears, what it released last."""
+    heard = {peer for order in orders for peer in order.hears or ()}
+    kept = {peer: method.kept_of(server, peer) for peer in sorted(heard)}
+    sizes = {peer: payload_bytes(message) for peer, message in kept.items() if message is not None}
+    return [
+        {"round": number, "from": peer, "to": order.client, "bytes": sizes[peer]}
+        for order in orders
+        for peer in order.hears or ()
+        if peer in sizes
+    ]

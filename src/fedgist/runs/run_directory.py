@@ -1,0 +1,103 @@
+"""Entering a run directory: one process at a time, and nothing in it is lost by accident."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedgist.errors import RecipeError
+from fedgist.runs.record import (
+    LINES,
+    METRICS_FILE,
+    PARTITION,
+    RECIPE,
+    RELEASES,
+    RESULT,
+    ROUNDS,
+    STATE,
+    read_lines,
+)
+from fedgist.runs.sealing import features_in
+
+OF_A_RUN = (
+    *(str(STATE), str(RELEASES), *LINES),
+    *(RESULT, RECIPE, PARTITION, METRICS_FILE),
+)
+LOCK = STATE.with_name("lock")
+PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice that it ended
+
+
+def as_folder(name: str) -> str:
+    """Return a name that a folder can have on every system: other signs become underscores."""
+    return re.sub(r"[^\w.=,+-]+", "_", name)
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Hold the folder's lock: two processes in one run directory would write each round twice."""
+    if folder is None or not _can_hold(folder / LOCK.parent):
+        yield
+        return
+    lock = FileLock(folder / LOCK, timeout=PATIENCE_S)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RecipeError(f"{folder}: another process is using this run directory") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        if not (folder / RECIPE).exists():  # the run was not begun
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink()
+                (folder / LOCK).parent.rmdir()
+                folder.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a process holds the folder's lock; where that cannot be seen, it is not."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:  # for a moment: another reader may be looking, too
+        lock.acquire(timeout=0.03, poll_interval=0.01)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
+def _can_hold(place: Path) -> bool:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:  # the run itself will raise an error about its folder
+        return False
+    return True
+
+
+def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
+    """Return whether to go on with the run in ``folder``; if not, remove the files of that run."""
+    if folder is None:
+        return False
+    if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
+        raise RecipeError(f"{folder} is not a folder")
+    if resume:
+        if not (folder / RECIPE).exists():
+            raise RecipeError(f"{folder} holds no run to resume")
+        return True
+    if any((folder / name).exists() for name in (STATE, RELEASES)) and not overwrite:
+        lines = read_lines(folder / ROUNDS)
+        done = lines[-1]["round"] if lines else 0
+        raise RecipeError(
+            f"{folder} holds a run ({done} rounds done); go on with it: fedgist run --resume "
+            f"{folder}; or replace it: --overwrite"
+        )
+    for name in (*OF_A_RUN, *features_in(folder)):
+        (folder / name).unlink(missing_ok=True)
+    return False

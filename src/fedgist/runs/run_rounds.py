@@ -1,0 +1,347 @@
+"""A run at its server, from the first line of its record to the last.
+
+It needs only what a server knows, and an engine, which may simulate the clients or reach them over
+a wire. A run directory written here is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.metrics import ALL_ROWS
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import Engine, metrics_of
+from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.best_round import said, selection_of
+from fedgist.runs.checkpoint import Binding, Checkpoint
+from fedgist.runs.checkpointing import loop, pausing
+from fedgist.runs.columns import described, of_main, tuned_over_clients
+from fedgist.runs.corrections import lacking
+from fedgist.runs.record import (
+    FORMAT,
+    FORMAT_KEY,
+    METRICS_FILE,
+    RECIPE,
+    RECIPE_MARK,
+    RELEASES,
+    RESULT,
+    ROUNDS,
+    STATE,
+    Line,
+    Record,
+    read_lines,
+    summary,
+    to_json,
+    totals,
+)
+from fedgist.runs.releases import Releases, read_releases
+from fedgist.runs.resuming import binding_of, check_binding, check_features
+from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.run_inputs import of_server
+from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
+from fedgist.runs.stop_signals import stoppable
+from fedgist.world.server_context import ServerSide
+
+STOPPING = (
+    "stopping when this stage or round is finished and saved; press Ctrl-C again to stop at once"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is kept: its folder, or None for memory, and the checkpoint it goes on from.
+
+    ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
+    ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
+    server knows. ``notes`` are told with the run's own. ``raising`` says that more rounds than at
+    first are wanted.
+    """
+
+    folder: Path | None = None
+    saved: Checkpoint | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
+    raising: bool = False
+
+
+def run_server(
+    side: ServerSide,
+    engine: Engine,
+    place: Place,
+    observer: Observer,
+    *,
+    state: Tree = None,
+    probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
+    after_round: Callable[[Federation], None] = lambda _: None,
+    at_end: Callable[[Federation], None] = lambda _: None,
+) -> tuple[Federation, Record, dict[str, Any]]:
+    """Do the rounds that are left; return the federation, its record, and how it ended.
+
+    Parameters
+    ----------
+    state
+        The server's state before round 1; made here if not given.
+    probe
+        What trains probes on the features of models, where the recipe asks for it.
+    after_round
+        Called after each round.
+    at_end
+        Called after the last round, before the result is written.
+    """
+    began = time.perf_counter()
+    inputs = of_server(side) if place.inputs is None else place.inputs
+    if place.saved and place.folder:
+        check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
+    binding = binding_of(side, inputs, place.saved)
+    releases = _releases(side, place)  # before later lines are cut off
+    with _going_on(place.folder):
+        record = _open_record(side, place, binding)
+        try:
+            federation = Federation(side, engine, start_server(side) if state is None else state)
+            federation.releases = releases
+            federation.probe = probe
+            if place.saved:
+                federation.restore(place.saved)
+            if callable(start := getattr(engine, "start", None)):
+                start()  # workers are forked before anything else starts a thread
+            observer.began(side, str(place.folder or ""), federation.round)
+            notes = [*place.notes, *start_notes(side), *_corrected(side, binding)]
+            _tell(observer, notes)
+            _go(federation, record, place.folder, observer, binding, after_round)
+            if federation.best is not None:
+                federation.restore(federation.best)
+            at_end(federation)
+            empty = [*_emptiness(side, record.rounds), *_spent(federation)]
+            _tell(observer, empty)
+            end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
+            record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
+        finally:
+            engine.close()
+    return federation, record, end
+
+
+def _releases(side: ServerSide, place: Place) -> Releases | None:
+    """Return what was released before; None where the same round has the same noise.
+
+    Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
+    have got as far as its release.
+    """
+    if side.task.privacy is None or side.task.privacy.source == "seed":
+        return None
+    if place.folder is None:
+        return Releases(None)
+    found, saved = read_releases(place.folder, side.recipe.engine.device), place.saved
+    if found is not None:
+        return found
+    lines = read_lines(place.folder / ROUNDS)
+    if saved is None and not lines and not (place.folder / RELEASES).exists():  # a new run
+        return Releases(place.folder)
+    before, done = (saved.binding.again, saved.round) if saved else (0, -1)
+    later = sum(line["round"] > done for line in lines)
+    return Releases(place.folder, again=before + 1 + later)
+
+
+def _spent(federation: Federation) -> list[str]:
+    """Return a note if the run ends early because its privacy is spent."""
+    planned, done = federation.task.training.num_rounds, federation.round
+    if done == planned or not federation.is_spent:
+        return []
+    if not done:
+        raise RecipeError(
+            f"privacy: the budget is spent, and no round is finished: {federation.again} were "
+            "begun again with other noise; what they released stays released"
+        )
+    note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
+    return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
+
+
+@contextlib.contextmanager
+def _going_on(folder: Path | None) -> Iterator[None]:
+    """Say, where the disk is full and a checkpoint is there, which command goes on."""
+    try:
+        yield
+    except DiskFullError as full:
+        if folder and (folder / STATE).exists():
+            raise DiskFullError(full.what, resume_command(folder)) from full
+        raise
+
+
+def start_notes(side: ServerSide) -> list[str]:
+    """Return notes on where the models start, and on each that runs client by client."""
+    plans = side.recipe.engine.plans.items()
+    return [*side.notes, *(f"{name} {plan.note}" for name, plan in plans if plan.note)]
+
+
+def _corrected(side: ServerSide, binding: Binding) -> list[str]:
+    """Return a note on each correction of the method since the run was begun."""
+    missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
+    return [
+        f"this run was begun before correction {c.number} of method {side.recipe.method.name} "
+        f"({c.what}): only rounds from here on have it"
+        for c in missed
+    ]
+
+
+def _open_record(side: ServerSide, place: Place, binding: Binding) -> Record:
+    """Open the run's record, and write down what is known before round 1."""
+    saved = place.saved
+    if place.folder:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        check_features(place.folder, saved)
+    record = Record(place.folder, *((saved.round, saved.binding.lines) if saved else ()))
+    if place.folder and not binding.over:  # it is of an end with fewer rounds
+        (place.folder / RESULT).unlink(missing_ok=True)
+    record.write(RECIPE, side.recipe.to_toml() + RECIPE_MARK)
+    measured = metrics_of(side.method, side.task)
+    metrics = {metric.name: metric for metric in measured}
+    record.write(METRICS_FILE, to_json(described(metrics)) + "\n")
+    for name, text in place.files.items():
+        record.write(name, text)
+    if place.folder and saved:
+        _seal_again(place.folder, record, saved, binding)
+    return record
+
+
+def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Binding) -> None:
+    """Have the checkpoint bind the files as they are now: the recipe may have more rounds."""
+    before = saved.binding
+    files = _files(folder, record)
+    if (files, binding.over) != (before.files, before.over):
+        now = replace(binding, lines=record.seal(), files=files, again=before.again)
+        checkpoints.save(folder, replace(saved, binding=now))
+
+
+def _files(folder: Path, record: Record) -> dict[str, str]:
+    """Return the digests of the run's files, those of its lines aside."""
+    return {**record.files, **of_files(folder, features_in(folder))}
+
+
+def _go(
+    federation: Federation,
+    record: Record,
+    folder: Path | None,
+    observer: Observer,
+    binding: Binding,
+    after_round: Callable[[Federation], None],
+) -> None:
+    """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
+    problems: list[Exception] = []
+    selection = selection_of(federation.side)
+
+    def keep(line: Line, details: Sequence[Line]) -> None:
+        record.add(binding.with_events(line), details, federation.edges)
+        after_round(federation)
+        if selection and selection.keeps and selection.best(record.rounds) is line:
+            federation.keep_this_round()
+        try:
+            observer.finished_round(line)
+        except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
+            problems.append(problem)
+
+    def enough() -> bool:
+        return selection is not None and selection.stops(record.rounds)
+
+    save = functools.partial(_save, folder, federation, record, binding, enough)
+    with stoppable(lambda: observer.note(STOPPING)) as stop:
+        federation.pause = pausing(save, stop, observer)
+        whole = loop(
+            federation,
+            keep,
+            save,
+            lambda: bool(problems) or stop(),
+            enough,
+        )
+    if problems:
+        raise problems[0]
+    if not whole:
+        raise Stopped(folder)
+
+
+def _save(
+    folder: Path | None,
+    federation: Federation,
+    record: Record,
+    binding: Binding,
+    enough: Callable[[], bool],
+) -> None:
+    """Write a checkpoint into the folder, if there is one."""
+    if folder:
+        last = federation.round == federation.task.training.num_rounds
+        over = federation.under_way is None and (last or enough() or federation.is_spent)
+        now = replace(binding, lines=record.seal(), files=_files(folder, record), over=over)
+        now = replace(now, again=federation.again)
+        checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
+
+
+def _tell(observer: Observer, notes: Sequence[str]) -> None:
+    for note in notes:
+        observer.note(note)
+
+
+def _end_of(
+    side: ServerSide, record: Record, notes: Sequence[str], binding: Binding, seconds: float
+) -> dict[str, Any]:
+    """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
+    selection, planned = selection_of(side), side.task.training.num_rounds
+    outcome = selection.outcome(record.rounds, planned) if selection else {}
+    recipe, main = side.recipe, side.task.objective.metrics[0]
+    kept = outcome.get("kept_round")
+    name = main.name
+    columns = [*of_main(name), tuned_over_clients(name)]
+    recorded = [c for c in columns if any(c in line for line in record.rounds)]
+    if record.rounds[-1]["round"] < planned:
+        outcome = {**outcome, "stopped_early": True}
+    return {
+        "status": "finished",
+        "computes": binding.computes,
+        "seed": recipe.seed,
+        "method": recipe.method.name,
+        "rounds": record.rounds[-1]["round"],
+        **outcome,
+        **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
+        "communication": totals(record.rounds),
+        "notes": [*notes, *said(outcome)],
+        "versions": versions(),
+        **({"privacy": side.spending.described()} if side.spending else {}),
+        **({FORMAT_KEY: FORMAT} if record.folder else {}),
+        DIGESTS: record.seal() | _files(record.folder, record) if record.folder else {},
+        **({"rounds_raised": binding.raised} if binding.raised else {}),
+        "time/total_s": seconds,
+    }
+
+
+def _emptiness(side: ServerSide, lines: Sequence[Line]) -> list[str]:
+    """Return what a user must know of a run that learned nothing, or measured nothing."""
+    trained = [line for line in lines if line["round"] > 0]
+    notes = []
+    if not any(line.get("clients/replied") for line in trained):
+        asked = sum(line.get("clients/asked", 0) for line in trained)
+        why = "each is in the record with its reason" if asked else "nobody was online"
+        notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
+    # else there are no test rows, or clients keep their scores on purpose
+    expected = side.task.test_sets.get(ALL_ROWS) and side.recipe.privacy.share_measurements
+    if expected and not any(column.startswith("eval/") for line in lines for column in line):
+        notes.append("nothing was measured: no model was scored in any round")
+    return notes
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and packages, and the number of cores."""
+    names = ("fedgist", "torch", "numpy")
+    return {
+        "python": platform.python_version(),
+        **{n: metadata.version(n) for n in names},
+        "cores": str(os.cpu_count()),
+    }

@@ -1,0 +1,226 @@
+"""Whether the files in a run's folder are those that its seal binds: the one judge of all readers.
+
+A finished run is sealed by its ``result.json``, a stopped one by its checkpoint. A running one is
+not judged, for its files change. A run of before there were seals is "not sealed".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedgist.errors import DataError, first_line, shown
+from fedgist.runs.record import (
+    FORMAT,
+    FORMAT_KEY,
+    LINES,
+    RECIPE,
+    RESULT,
+    STATE,
+    blob_of,
+    damage,
+    features_of,
+    is_round,
+    lines_up_to,
+)
+from fedgist.runs.run_directory import is_held
+from fedgist.runs.sealing import DIGESTS, files_in, header_of, is_sealed, of_file
+
+State = Literal["sealed", "table sealed", "not sealed", "running", "stopped", "broken"]
+Table = Mapping[str, object]
+IN_JSON = re.compile(rb'"format"\s*:')
+IN_TOML = re.compile(rb"^#\s*format\s*=", re.MULTILINE)
+MENDING = "put the file back from a copy, or start the run again with --overwrite"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a run's seal says of its files.
+
+    ``problems`` are sentences about what does not fit. ``behind`` says which lines a stopped run
+    has behind its checkpoint: they are not sealed.
+    """
+
+    state: State
+    problems: tuple[str, ...] = ()
+    behind: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether some file is not what was sealed, or the seal is missing."""
+        return self.state == "broken"
+
+
+NOT_SEALED = Seal("not sealed")  # a run of before there were seals
+
+
+def seal_of(folder: Path) -> Seal:
+    """Return what the seal of the run in a folder says of its files."""
+    if is_held(folder):
+        return Seal("running")
+    seal = _judged(folder)
+    # it may have begun, or gone on, while its files were read
+    return Seal("running") if seal.is_broken and is_held(folder) else seal
+
+
+def _judged(folder: Path) -> Seal:
+    try:
+        if not _bears_format(folder):
+            return _before_seals(folder)
+        if (folder / RESULT).exists():
+            problems = tuple(_faults_of_finished(folder))
+            return Seal("broken" if problems else "sealed", problems)
+        return _stopped(folder)
+    except (OSError, DataError) as error:
+        return Seal("broken", (first_line(error),))
+
+
+def _bears_format(folder: Path) -> bool:
+    """Return whether a number of the format stands in any of a run's files."""
+    if IN_JSON.search(_content(folder / RESULT)) or IN_TOML.search(_content(folder / RECIPE)):
+        return True
+    if any(IN_JSON.search(_content(folder / name)) for name in LINES):
+        return True
+    try:
+        return FORMAT_KEY in header_of(folder)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _content(path: Path) -> bytes:
+    return blob_of(path) if path.is_file() else b""
+
+
+def _before_seals(folder: Path) -> Seal:
+    """Judge a run of a version that kept digests of its lines alone, or none."""
+    result = _table(folder)
+    digests, last = result.get(DIGESTS), result.get("rounds")
+    if not isinstance(digests, dict) or not isinstance(last, int):
+        return NOT_SEALED
+    # a run that goes on has later lines
+    faults = (_fault_of_lines(folder / n, digests[n], last) for n in LINES if n in digests)
+    problems = tuple(filter(None, faults))
+    return Seal("broken", problems) if problems else NOT_SEALED
+
+
+def _table(folder: Path) -> dict[str, object]:
+    """Return what ``result.json`` holds; nothing if it is no table of JSON."""
+    try:
+        table = json.loads(_content(folder / RESULT))
+    except (ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _faults_of_finished(folder: Path) -> Iterator[str]:
+    result = _table(folder)
+    digests, last = result.get(DIGESTS), result.get("rounds")
+    if problem := _fault_of_seal(RESULT, result):
+        yield problem
+    if not isinstance(digests, dict) or not is_round(last):
+        return
+    assert isinstance(last, int)  # that is what is_round says
+    for name in LINES:
+        yield from _nonempty(_fault_of_lines(folder / name, digests.get(name), last, later=False))
+    for name in _names(folder, digests):
+        yield from _nonempty(_fault_of_file(folder / name, digests.get(name)))
+
+
+def _stopped(folder: Path) -> Seal:
+    """Judge a run without a result by its checkpoint."""
+    if not (folder / STATE).exists():
+        lines = [name for name in LINES if _content(folder / name)]
+        if not lines:
+            return Seal("stopped")  # it has not begun: there is nothing to seal
+        missing = f"{lines[0]} has lines, but there is neither {RESULT} nor a checkpoint"
+        return Seal("broken", (f"{missing}: it was removed, or the run was killed before one",))
+    try:
+        header = header_of(folder)
+    except (ValueError, RecursionError) as error:
+        return Seal("broken", (f"{STATE} is damaged: {first_line(error)}",))
+    problems = tuple(_faults_of_stopped(folder, header))
+    if problems:
+        return Seal("broken", problems)
+    done = _done(header)
+    later = [n for n in LINES if _content(folder / n) != lines_up_to(blob_of(folder / n), done)]
+    behind = f"its lines after round {done} are behind its checkpoint, and not sealed"
+    return Seal("stopped", behind=behind if later else "")
+
+
+def _faults_of_stopped(folder: Path, header: Table) -> Iterator[str]:
+    if problem := _fault_of_seal(str(STATE), header):
+        yield problem
+        return
+    if header.get("over") is True:
+        yield f"{RESULT} is missing: it was removed, or the run was killed at its end"
+    done, lines, files = _done(header), header.get("lines"), header.get("files")
+    if not isinstance(lines, dict) or not isinstance(files, dict):
+        yield f"{STATE} has no digests of the run's files"
+        return
+    for name in LINES:
+        yield from _nonempty(_fault_of_lines(folder / name, lines.get(name), done))
+    later = {features_of(p) for p in _numbers_after(folder, done)}
+    for name in _names(folder, files):
+        if name in files or name not in later:
+            yield from _nonempty(_fault_of_file(folder / name, files.get(name)))
+
+
+def _numbers_after(folder: Path, done: int) -> Iterator[int]:
+    """Yield the rounds after a checkpoint's of which there are saved features."""
+    for path in folder.glob(features_of("*")):
+        number = path.stem.rpartition("-")[2]
+        if number.isdecimal() and int(number) > done:
+            yield int(number)
+
+
+def _done(header: Table) -> int:
+    done = header.get("round")
+    return done if isinstance(done, int) else -1
+
+
+def _names(folder: Path, digests: Table) -> list[str]:
+    """Return the files that are in a folder or in a seal, those of lines aside."""
+    return [name for name in dict.fromkeys([*digests, *files_in(folder)]) if name not in LINES]
+
+
+def _nonempty(fault: str) -> list[str]:
+    return [fault] if fault else []
+
+
+def _fault_of_seal(name: str, table: Table) -> str:
+    if not table:
+        return f"{name} is empty, or no table of JSON"
+    if FORMAT_KEY not in table:
+        return f"{name} has no seal: it was removed"
+    if table[FORMAT_KEY] != FORMAT:
+        return f"{name} has {FORMAT_KEY} = {shown(table[FORMAT_KEY])}, this fedgist knows {FORMAT}"
+    return "" if is_sealed(table) else f"{name} was changed since the run wrote it"
+
+
+def _fault_of_file(path: Path, digest: object) -> str:
+    if digest is None:
+        return f"{path.name} is not of this run"
+    if not path.exists():
+        return f"{path.name} is missing"
+    return "" if of_file(path) == digest else f"{path.name} was changed since the run wrote it"
+
+
+def _fault_of_lines(path: Path, digest: object, last: int, *, later: bool = True) -> str:
+    """Return what is wrong with the lines up to a round; ``later`` ones may follow."""
+    blob = _content(path)
+    if _hash(blob) == digest:  # no line needs to be read
+        return ""
+    fits = _hash(lines_up_to(blob, last)) == digest
+    if fits and later:
+        return ""
+    what = f"it has lines after round {last}, its last one" if fits else damage(path, last)
+    return f"{path.name} was changed since the run wrote it: {what}"
+
+
+def _hash(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()

@@ -1,0 +1,159 @@
+"""Runs from a recipe and what is given with it, to a record and trained models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedgist.engines.device_choice import check_precision, usable_device
+from fedgist.errors import RecipeError
+from fedgist.recipe.reading import Recipe, read, read_recorded
+from fedgist.recipe.training_section import TrainSection
+from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.corrections import as_begun
+from fedgist.runs.finished import saved_features
+from fedgist.runs.finished.probes import probe_of
+from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.record import (
+    FEATURES,
+    PARTITION,
+    RECIPE,
+    RELEASES,
+    ROUNDS,
+    Line,
+    blob_of,
+    features_of,
+    to_json,
+)
+from fedgist.runs.resuming import check_binding
+from fedgist.runs.round import Federation, Observer
+from fedgist.runs.run_directory import alone, enter
+from fedgist.runs.run_inputs import TEST_SETS, is_sampled, of_world
+from fedgist.runs.run_rounds import Place, run_server
+from fedgist.world.data import class_counts
+from fedgist.world.world import Given, World
+
+ADD_UP = "its epsilon and that of this run add up"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that is finished: its record and its trained models.
+
+    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
+    the run ended. ``folder`` is None if nothing was written.
+    """
+
+    rounds: list[Line]
+    clients: list[Line]
+    summary: dict[str, Any]
+    folder: Path | None
+    federation: Federation = field(repr=False)
+    world: World = field(repr=False)
+
+
+def run(
+    recipe: Recipe,
+    given: Given,
+    observer: Observer,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    rounds: int | None = None,
+) -> Outcome:
+    """Run a recipe, with a user's own objects in place of what they replace.
+
+    ``resume`` and ``overwrite`` say what to do with a run that is already in ``folder``; without
+    one, nothing is written. A run that goes on has the recipe and the objects that it was begun
+    with, but its number of rounds may be raised to ``rounds``. The method of ``given``, if it has
+    one, is that of the recipe.
+    """
+    if resume and folder is None:
+        raise RecipeError("resume=True goes on with the run in out=...: name its folder")
+    if rounds is not None:
+        if not resume:
+            raise RecipeError(
+                f"rounds = {rounds} raises the number of rounds of a run that is resumed"
+            )
+        recipe = _with_rounds(recipe, rounds)
+    with alone(folder):
+        notes: tuple[str, ...] = ()
+        if folder and overwrite and (folder / RELEASES).exists():
+            notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
+        resuming = enter(folder, resume=resume, overwrite=overwrite)
+        saved = checkpoints.load(folder) if resuming and folder else None
+        if resuming and folder and saved is None and blob_of(folder / ROUNDS):
+            observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
+        if folder and saved:  # a run keeps its plans to its end
+            begun = read_recorded(folder / RECIPE).engine
+            kept = {"plans": begun.plans, "server_threads": begun.server_threads}
+            section = recipe.engine.model_copy(update=kept)
+            recipe = as_begun(recipe, saved.binding.computes)
+            recipe = recipe.model_copy(update={"engine": section})
+        place = Place(folder, saved, raising=rounds is not None, notes=notes)
+        return _run(recipe, given, place, observer)
+
+
+def _with_rounds(recipe: Recipe, rounds: int) -> Recipe:
+    train = TrainSection.model_validate(recipe.train.model_dump() | {"num_rounds": rounds})
+    return recipe.model_copy(update={"train": train})
+
+
+def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, World]:
+    """Return the federation of a run directory, as its checkpoint left it, and its world.
+
+    A run of a GPU is looked at on the CPU of a machine that has none.
+    """
+    if not (folder / RECIPE).exists():
+        seeds = sorted(p.name for p in folder.glob("seed-*")) if folder.is_dir() else []
+        hint = f"; choose one of {', '.join(seeds)}" if seeds else ""
+        raise RecipeError(f"{folder} holds no run{hint}")
+    saved = checkpoints.load(folder)
+    if saved is None:
+        raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
+    recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
+    device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
+    section = recipe.engine.model_copy(update={"device": device})
+    recipe = recipe.model_copy(update={"engine": section})
+    world, server = open_world(recipe, given or Given())
+    # models are used without the test sets that were given with them
+    begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
+    check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
+    federation = Federation(world.server, make_engine(world, workers=1), server)
+    federation.restore(saved.best or saved)
+    return federation, world
+
+
+def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outcome:
+    for note in recipe.dropped:
+        observer.note(note)
+    check_precision(recipe.train.precision, recipe.engine.device)
+    world, state = open_world(recipe, given, observer.note)
+    if place.folder and is_sampled(world):
+        observer.note("the data are large: changes to them are looked for in a sample, on resume")
+    files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
+    settings = world.server.recipe.evaluate
+
+    def save_features(federation: Federation) -> None:
+        if place.folder and settings.save_features:
+            saved_features.save(federation, world, place.folder / FEATURES)
+
+    def save_features_at(federation: Federation) -> None:
+        if place.folder and federation.round in settings.save_features_at:
+            name = features_of(federation.round)
+            saved_features.save(federation, world, place.folder / name)
+
+    engine = make_engine(world)
+    federation, record, end = run_server(
+        world.server,
+        engine,
+        replace(place, files=files, inputs=of_world(world) if place.folder else {}),
+        observer,
+        state=state,
+        probe=probe_of(world, engine),
+        after_round=save_features_at,
+        at_end=save_features,
+    )
+    return Outcome(record.rounds, record.clients, end, place.folder, federation, world)

@@ -1,0 +1,1 @@
+"""Local training of stacked clients: cohorts, phases, steps, inference, plans."""

@@ -1,0 +1,249 @@
+"""Local training: a cohort goes through the phases of a stage, every client by its own gradient.
+
+One backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
+optimizer step moves all. Clients are sorted by their number of steps, so that those that still have
+rows are always the first k; the others are left out of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import optim, random
+from fedgist.core.layers import Pass
+from fedgist.core.method import Batch, Context, Method, Net, Phase
+from fedgist.core.optim import OptimizerState
+from fedgist.core.optimizer import Optimizer
+from fedgist.core.parts import KNOWN, is_part
+from fedgist.core.privacy import PrivateSteps
+from fedgist.core.training import Life
+from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
+from fedgist.data.client_rows import schedule
+from fedgist.training.cohort import Clients, Cohort
+from fedgist.training.private_steps import drawn_rows, private_gradients, with_noise
+
+OWN = "own."  # how a phase names tensors of the client's own state
+
+
+def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, OptimizerState]:
+    """Return fresh states of the optimizers that live for the whole run, by phase."""
+    return {
+        f"{ctx.stage}-{index}": optim.init(phase.optimizer or ctx.task.training.optimizer, tensors)
+        for index, phase in enumerate(method.phases(ctx))
+        if _life(phase, ctx) == "run" and (tensors := _learned(phase, clients))
+    }
+
+
+def train(
+    cohort: Cohort, clients: Clients, phases: tuple[Phase, ...], lr_factor: float = 1.0
+) -> tuple[Clients, Tensor]:
+    """Go through the phases; return the clients and their mean losses over the rows seen, (K,).
+
+    ``lr_factor`` multiplies the learning rate of every phase.
+    """
+    seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
+    for index, phase in enumerate(phases):
+        optimizer = phase.optimizer or cohort.ctx.task.training.optimizer
+        optimizer = replace(optimizer, lr=lr_factor * optimizer.lr)
+        name = f"{cohort.ctx.stage}-{index}"
+        clients, sums = _phase(cohort, clients, phase, optimizer, name)
+        seen = seen + sums
+    return clients, seen[:, 0] / seen[:, 1].clamp(min=1.0)
+
+
+def _life(phase: Phase, ctx: Context) -> Life:
+    return phase.remembers or ctx.task.training.memory
+
+
+def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
+    layers = clients.net.arch.layers
+    parts = [part for part in phase.learns if is_part(part)]
+    own = {_own_name(path): value for path, value in named(clients.own).items()}
+    wanted = [name for name in phase.learns if name not in parts]
+    if unknown := [p for p in wanted if p not in own]:
+        known = ", ".join([*KNOWN, *own])
+        raise ValueError(f"a phase learns {unknown[0]!r}, which does not exist; known: {known}")
+    net = {
+        name: value
+        for name, value in clients.net.params.items()
+        if any(layers.holds(part, name) for part in parts)
+    }
+    return net | {name: own[name] for name in wanted}
+
+
+def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
+    net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
+    own_arrays = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
+    return net, build(type(own), own_arrays)
+
+
+def _own_name(path: str) -> str:
+    return OWN + path.replace(SEPARATOR, ".")
+
+
+def _phase(
+    cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str
+) -> tuple[Clients, Tensor]:
+    """Go through a phase; return the clients and (K, 2): sums of losses, and of rows seen."""
+    seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
+    learned = map_leaves(_contiguous, _learned(phase, clients))
+    if not learned:  # a body without parameters
+        return clients, seen
+    keys = random.fold(cohort.keys, "phase", name)
+    per_epoch, life = _steps_per_epoch(cohort), _life(phase, cohort.ctx)
+    buffers = {n: b.clone() for n, b in clients.net.buffers.items()}
+    clients = replace(clients, net=replace(clients.net, buffers=buffers))
+    memory = _memory(clients.memory.get(name), optimizer, learned)
+    step = _Step(cohort, phase, optimizer, clients, learned, memory)
+    for s, rows in enumerate(_batches(cohort, phase, keys, name)):
+        count, present = len(rows), (rows >= 0).sum(1)
+        if life == "epoch":
+            step.forget(per_epoch[:count], s)
+        losses = step(count, rows, random.fold(keys[:count], "step", s))
+        seen[:count, 0] += losses * present
+        seen[:count, 1] += present
+    net, own = _install(clients.net, clients.own, learned)
+    kept = clients.memory | ({name: memory} if life == "run" else {})
+    return Clients(net, own, kept), seen
+
+
+def _batches(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterator[Tensor]:
+    """Go through the rows of each step: (clients that have this step, batch), -1 for none."""
+    training, steps = cohort.ctx.task.training, cohort.private_steps
+    if steps is None:
+        batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
+        # clients are sorted by steps, so those that are active in a step are the first
+        active = (batches >= 0).any(2).sum(0).tolist()
+        yield from (batches[:count, s] for s, count in enumerate(active))
+        return
+    # of everybody, whether rows are drawn or not: nobody may see which
+    for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
+        draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
+        yield drawn_rows(cohort.table, draws, steps.rate)
+
+
+def _steps_per_epoch(cohort: Cohort) -> Tensor:
+    steps, counts = cohort.private_steps, (cohort.table >= 0).sum(1)
+    if steps is not None:
+        return torch.full_like(counts, steps.count(1))
+    return -(-counts // cohort.ctx.task.training.batch_size)
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _memory(
+    kept: OptimizerState | None, optimizer: Optimizer, learned: Mapping[str, Tensor]
+) -> OptimizerState:
+    return optim.init(optimizer, learned) if kept is None else map_leaves(torch.clone, kept)
+
+
+class _Step:
+    """One stacked step: loss, gradient, update, in place on the first ``count`` clients."""
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        phase: Phase,
+        optimizer: Optimizer,
+        clients: Clients,
+        learned: dict[str, Tensor],
+        memory: OptimizerState,
+    ) -> None:
+        self.cohort, self.optimizer = cohort, optimizer
+        self.clients, self.learned, self.memory = clients, learned, memory
+        self.training, self.class_weights = cohort.ctx.task.training, cohort.class_weights
+        self.whole = whole = not cohort.stack and cohort.private_steps is None
+        half = self.training.precision == "bfloat16" and cohort.private_steps is None
+        loss = phase.loss or cohort.method.loss
+
+        # without self: in a cycle, the stacks would stay until Python looks for cycles
+        def client_loss(
+            values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
+        ) -> Any:
+            parts = cohort.ctx.task.objective.norm_parts
+            run = Pass(batch.mask, key, parts, whole, half)
+            net, own = _install(net, own, values)
+            value = loss(replace(net, run=run), batch, own, down, cohort.at(key))
+            return value, run.updates
+
+        self.loss = cohort.lift(client_loss, (0, 0, 0, cohort.down_dim, 0, 0))
+        self.count = -1
+
+    def _slice(self, count: int) -> None:
+        """Prepare views of the first ``count`` clients, once for all steps that have so many."""
+        self.count = count
+        cut = slice(0, count)
+        self.params = take(self.learned, cut)
+        self.net, self.own = take(self.clients.net, cut), take(self.clients.own, cut)
+        self.down = self.cohort.down if self.cohort.broadcast else take(self.cohort.down, cut)
+        self.rows = take(self.memory, cut)
+
+    def __call__(self, count: int, rows: Tensor, keys: Tensor) -> Tensor:
+        if count != self.count:
+            self._slice(count)
+        if self.whole:
+            rows = rows[:, rows[0] >= 0]  # absent rows, which are the last, cost as much as others
+        batch = self._batch(count, rows, keys)
+        with self._draws(keys):
+            if self.cohort.private_steps is None:
+                losses, grads = self._gradients(batch, keys)
+            else:
+                losses, grads = self._private_gradients(self.cohort.private_steps, batch, keys)
+        with torch.no_grad():
+            optim.step(self.optimizer, self.params, grads, self.rows)
+        return losses
+
+    def _draws(self, keys: Tensor) -> AbstractContextManager[None]:
+        # a model that draws from torch's generator cannot be stacked: its client is alone here
+        return nullcontext() if self.cohort.stack else random.torch_draws(int(keys[0]))
+
+    def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        with torch.enable_grad():
+            losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
+            found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+        grads = dict(zip(self.params, found, strict=True))
+        for name, new in updates.items():
+            self.clients.net.buffers[name][: len(keys)] = new
+        if self.training.clip_norm:
+            grads = optim.clipped(grads, self.training.clip_norm)
+        return losses.detach(), grads
+
+    def _private_gradients(
+        self, steps: PrivateSteps, batch: Batch, keys: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return mean losses, and gradients as if of batches of the public size."""
+        losses, sums = private_gradients(
+            self.loss,
+            self.params,
+            (self.net, self.own, self.down),
+            batch,
+            keys,
+            broadcast=self.cohort.broadcast,
+            stack=self.cohort.stack,
+            steps=steps,
+        )
+        secret = random.fold(self.cohort.private_keys("steps"), "step", keys)
+        noisy = with_noise(sums, steps, secret)
+        size = self.training.batch_size
+        return losses, {name: g.to(self.params[name].dtype) / size for name, g in noisy.items()}
+
+    def _batch(self, count: int, rows: Tensor, keys: Tensor) -> Batch:
+        batch = self.cohort.examples.batch(rows, keys)
+        if self.class_weights is None:
+            return batch
+        return replace(batch, weight=self.class_weights[:count].gather(1, batch.y))
+
+    def forget(self, per_epoch: Tensor, step: int) -> None:
+        """Reset the optimizer of the clients that begin an epoch at this step."""
+        begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
+        for leaf in leaves(self.memory):
+            leaf[begin] = 0

@@ -1,0 +1,1 @@
+"""What a run is made of: data, partition, clients, models, peers, privacy."""

@@ -1,0 +1,184 @@
+"""How much privacy a run spends, and how much noise keeps it within its budget.
+
+``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8;
+Dong, Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it
+(Koskela et al. 2020; Google's dp-accounting computes both). ``"paper"``: theorem 4 of FedLog, which
+is that of Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from fedgist.errors import RecipeError
+from fedgist.recipe.privacy_section import Accounting
+
+# of amplified releases: below, nearly nothing is hidden, accounting would take minutes, and they
+# are counted as if nothing amplified them
+LEAST_NOISE = 0.3
+LITTLE_NOISE = 0.7  # below, epsilons are above 10: they are worked out in larger steps
+PATIENCE_S = 5.0  # between two messages of a long search
+BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a run releases: of each round, from 0, how many releases and how many private steps.
+
+    ``chance`` is that of a client to be in a round, where it is drawn by itself; ``rate`` that of a
+    row to be in a private step. Both kinds of mechanism have the same noise multiplier: the
+    deviation of their noise, divided by their sensitivity.
+    """
+
+    releases: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+    chance: float = 1.0
+    rate: float = 1.0
+    accounting: Accounting = "tight"
+
+    def until(self, number: int) -> tuple[int, int]:
+        """Return how many releases and private steps there are up to a round."""
+        return sum(self.releases[: number + 1]), sum(self.steps[: number + 1])
+
+
+def multiplier(
+    schedule: Schedule,
+    epsilon: float,
+    delta: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> float:
+    """Return the least noise multiplier with which all rounds together spend ``epsilon``.
+
+    It is sigma of theorem 4, divided by the sensitivity, for ``"paper"``. ``say`` is told how far
+    the search is, every few seconds.
+    """
+    releases, steps = schedule.until(len(schedule.releases))
+    if schedule.accounting == "paper":
+        return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon
+    if schedule.chance == 1 and not steps:
+        return _gaussian("sigma", epsilon, delta) * math.sqrt(releases)
+    # without amplification more noise is needed: an upper end
+    most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
+
+    def enough(noise: float) -> bool:
+        found = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+        return found <= epsilon
+
+    return _searched(enough, most, say)
+
+
+def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
+    """Return the epsilon spent up to a round with a noise multiplier."""
+    releases, steps = schedule.until(number)
+    if not releases and not steps:
+        return 0.0
+    if schedule.accounting == "paper":
+        return _paper_epsilon(releases, noise, delta)
+    if schedule.chance == 1 and not steps:
+        return _gaussian("epsilon", noise / math.sqrt(releases), delta)
+    return _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+
+
+def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the epsilon and delta of several runs on the same rows, each with such a budget.
+
+    This is for runs whose noise is calibrated exactly and whose draws amplify nothing. Each is then
+    as one Gaussian mechanism of deviation sigma_i that spends its whole budget, and together they
+    are one of 1 / sigma^2 = sum_i 1 / sigma_i^2 (Dong, Roth, Su 2022, corollary 3.3), whichever
+    later runs depend on earlier ones. Delta is the largest of the runs'.
+    """
+    delta = max(delta for _, delta in budgets)
+    precision = sum(_gaussian("sigma", *budget) ** -2 for budget in budgets)
+    return _gaussian("epsilon", 1 / math.sqrt(precision), delta), delta
+
+
+def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
+    """Return the epsilon at which theorem 4 asks for this noise: sigma falls as epsilon grows."""
+    from scipy.optimize import brentq
+
+    def excess(log_epsilon: float) -> float:
+        epsilon = math.exp(log_epsilon)
+        return math.sqrt(8 * releases * math.log(math.e + epsilon / delta)) / epsilon - noise
+
+    root: float = brentq(excess, -40.0, 40.0)
+    return math.exp(root)
+
+
+def _gaussian(what: str, given: float, delta: float) -> float:
+    """Return the sigma of one release for an epsilon, or the other way round."""
+    with _without_warnings():
+        found: float = getattr(_library(), f"get_{what}_gaussian")(given, delta)
+    return found
+
+
+def _without_warnings() -> np.errstate:
+    """Return a context for numbers at the ends of their range, which the library expects."""
+    return np.errstate(over="ignore", under="ignore", divide="ignore")
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(
+    releases: int, steps: int, chance: float, rate: float, noise: float, delta: float
+) -> float:
+    if noise < LEAST_NOISE:
+        return _gaussian("epsilon", noise / math.sqrt(releases + steps), delta)
+    # losses in steps of a thousandth: epsilons come out too large by less than that
+    interval = 1e-3 if noise >= LITTLE_NOISE else 1e-2
+    accountant = _library().pld.PLDAccountant(value_discretization_interval=interval)
+    accountant.compose(_event(releases, steps, chance, rate, noise))
+    with _without_warnings():
+        epsilon: float = accountant.get_epsilon(delta)
+    return epsilon
+
+
+def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str], None]) -> float:
+    """Return the least noise that is enough, up to ``most``, to a thousandth."""
+    if most <= LEAST_NOISE:
+        return most
+    told = time.monotonic()
+    least = most / 2
+    while least > LEAST_NOISE and enough(least):
+        most, least = least, least / 2
+    for step in range(BISECTIONS):
+        if time.monotonic() - told > PATIENCE_S:
+            told = time.monotonic()
+            say(
+                f"privacy: the noise multiplier is from {least:.4g} to {most:.4g}; "
+                f"steps of the search left: {BISECTIONS - step}"
+            )
+        middle = math.sqrt(least * most)
+        least, most = (least, middle) if enough(middle) else (middle, most)
+    return most
+
+
+def _event(releases: int, steps: int, chance: float, rate: float, noise: float) -> object:
+    dp = _library()
+    gaussian = dp.GaussianDpEvent(noise)
+
+    def repeated(count: int, share: float) -> object:
+        once = gaussian if share == 1 else dp.PoissonSampledDpEvent(share, gaussian)
+        return dp.SelfComposedDpEvent(once, count)
+
+    parts = [repeated(releases, chance)] if releases else []
+    parts += [repeated(steps, rate)] if steps else []
+    return dp.ComposedDpEvent(parts)
+
+
+@functools.cache
+def _library() -> ModuleType:
+    """Return dp-accounting, an extra."""
+    try:
+        importlib.import_module("dp_accounting.pld")
+        return importlib.import_module("dp_accounting")
+    except ImportError as error:
+        raise RecipeError(
+            "privacy.unit needs dp-accounting: pip install 'fedgist[privacy]'"
+        ) from error

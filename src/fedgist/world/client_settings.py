@@ -1,0 +1,92 @@
+"""What clients set for themselves: in a simulation's recipe, or in the file of a real site.
+
+A method declares what can be set (``Method.own_settings``), a frozen dataclass of plain values. In
+a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for those
+whose numbers are listed; other clients have the defaults.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.bounds import check_bounds
+from fedgist.core.method import Method, Settings, Task
+from fedgist.errors import MethodError, RecipeError, first_line
+from fedgist.options import check_options, checked
+from fedgist.recipe.model_factories import Clients
+
+Tables = Mapping[str, Mapping[str, object]]
+Share = Annotated[float, Field(gt=0, le=1)]
+WHOSE = ("share", "clients")
+EXCESS = 1e-9  # of shares that add up to all clients, by rounding
+
+
+def client_settings(
+    tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
+) -> dict[int, Settings]:
+    """Return the settings of the clients that have any of their own, by client."""
+    order = random.permutation(key, num_clients).tolist()
+    given: dict[int, Settings] = {}
+    drawn = 0.0
+    for name, table in tables.items():
+        where = f"clients.settings.{name}"
+        values = {key: value for key, value in table.items() if key not in WHOSE}
+        settings = _made(values, method, where)
+        share, members = _whose(table, where)
+        first, drawn = round(drawn * num_clients), drawn + share
+        for client in (*members, *order[first : round(drawn * num_clients)]):
+            if client in given or client >= num_clients:
+                why = "has other settings" if client in given else "does not exist"
+                raise RecipeError(f"{where}: client {client} {why}")
+            _check(client, settings, method, task, where)
+            given[client] = settings
+    if drawn > 1.0 + EXCESS:
+        raise RecipeError(
+            f"clients.settings: the shares add up to {drawn:g}, more than all clients"
+        )
+    return given
+
+
+def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, ...]]:
+    """Return the share of the clients, or the clients listed, that a table is for."""
+    if ("share" in table) == ("clients" in table):
+        raise RecipeError(f"{where}: give share or clients: whose settings are these?")
+    if "share" in table:
+        return checked(Share, table["share"], f"{where}.share"), ()
+    return 0.0, checked(Clients, table["clients"], f"{where}.clients")
+
+
+def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
+    """Return the settings in the own file of a site, a client: TOML, keys without a table."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RecipeError(f"{path}: {first_line(error)}") from error
+    settings = _made(values, method, str(path))
+    _check(client, settings, method, task, str(path))
+    return settings
+
+
+def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
+    kind, name = method.own_settings, type(method).__name__
+    if kind is None:
+        raise RecipeError(f"{where}: clients of {name} have no settings of their own")
+    options = check_options(kind, values, f"the clients' settings of {name}", where)
+    made: Settings = kind(**options)
+    return made
+
+
+def _check(client: int, settings: Settings, method: Method, task: Task, where: str) -> None:
+    try:
+        check_bounds(settings, where)
+        method.check_client(client, settings, task)
+    except MethodError as error:
+        text = str(error)
+        raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error

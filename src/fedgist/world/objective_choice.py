@@ -1,0 +1,101 @@
+"""The objective of a recipe, and what a recipe and a method may not ask of it.
+
+Texts have a label at each place and no class; encoders learn without labels, and guess none.
+"""
+
+from __future__ import annotations
+
+from fedgist.core.method import Method
+from fedgist.core.metrics import OBJECTIVES
+from fedgist.core.objective import Objective
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.errors import RecipeError
+from fedgist.recipe.reading import Recipe
+from fedgist.world.server_context import Online
+
+BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
+TEXT, CLASSES = "next_word", "classes"  # objectives
+LEAST_ROWS = 2  # of a client that learns from views
+
+
+def objective_of(recipe: Recipe, data: Dataset) -> Objective:
+    """Return the objective of a recipe."""
+    section = recipe.objective
+    if data.text != (section.name == TEXT):
+        some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)
+        raise RecipeError(
+            f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
+        )
+    about = data.num_classes, section.metrics, recipe.train.label_smoothing
+    objective = OBJECTIVES[section.name](*about, **section.options)
+    if data.text:
+        _check(_of_texts(recipe), f"needs a class or numbers for each row; {data.name} has texts")
+    if objective.views > 1:
+        views = f"objective {section.name} learns from views without labels"
+        _check(_of_labels(recipe), f"has no use: {views}, and is judged by evaluate.probe")
+    return objective
+
+
+def _of_texts(recipe: Recipe) -> dict[str, bool]:
+    """Return what would need a class or numbers for each row, and whether it is asked for."""
+    sets = recipe.evaluate.sets.items()
+    return {
+        f"partition.name = {recipe.partition.name!r}": recipe.partition.name in BY_CLASS,
+        "train.class_weights = 'balanced'": recipe.train.class_weights == "balanced",
+        "data.normalize = 'client'": recipe.data.normalize == "client",
+        "data.mean and data.std": bool(recipe.data.mean or recipe.data.std),
+        "evaluate.save_features": bool(recipe.evaluate.save_features),
+        f"evaluate.probe = {recipe.evaluate.probe!r}": recipe.evaluate.probe != "none",
+    } | {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
+
+
+def _of_labels(recipe: Recipe) -> dict[str, bool]:
+    """Return what needs labels, or says nothing of views, and whether it is asked for."""
+    evaluate, train = recipe.evaluate, recipe.train
+    return {
+        "train.class_weights = 'balanced'": train.class_weights == "balanced",
+        "train.label_smoothing": train.label_smoothing > 0,
+        "train.batch_size = 1": train.batch_size == 1,
+        "evaluate.train = true": evaluate.train,
+        "evaluate.trained_every": evaluate.trained_every > 0,
+        "evaluate.sets": bool(evaluate.sets),
+        "data.validation": recipe.data.validation > 0,
+        "data.held_out": recipe.data.held_out > 0,
+        "privacy.unit = 'record'": recipe.privacy.unit == "record",
+    }
+
+
+def _check(asked: dict[str, bool], why: str) -> None:
+    """Raise RecipeError if something is asked for that ``why`` forbids."""
+    if bad := [what for what, is_asked in asked.items() if is_asked]:
+        raise RecipeError(f"{bad[0]} {why}")
+
+
+def check_method_reads(method: Method, objective: Objective, data: str) -> None:
+    """Raise RecipeError if the method needs one class a row, and the task has none."""
+    if not method.needs_classes:
+        return
+    if objective.text:
+        raise RecipeError(f"{type(method).__name__} needs one class for each row; {data} has texts")
+    if objective.views > 1:
+        raise RecipeError(
+            f"{type(method).__name__} needs one class for each row; objective "
+            f"{objective.name} learns without labels"
+        )
+
+
+def lonely(train: Rows, objective: Objective) -> set[int]:
+    """Return the places of clients with fewer than two rows, where views need others' views."""
+    counts = train.counts.tolist() if objective.views > 1 else []
+    return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
+
+
+def without_lonely(online: Online, train: Rows, objective: Objective) -> tuple[Online, list[str]]:
+    """Leave out clients with fewer than two rows, if views are told from those of other rows.
+
+    ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
+    """
+    few = lonely(train, objective)
+    notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
+    return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes

@@ -1,0 +1,305 @@
+"""What a recipe's privacy comes to in a run: its releases, their noise, and what is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedgist.core import random
+from fedgist.core.layers import BatchNorm
+from fedgist.core.message import Form, reduction
+from fedgist.core.method import ClientInfo, Context, Method, Order, Task
+from fedgist.core.privacy import Privacy, PrivateSteps, sensitivity
+from fedgist.core.wire_form import Bits, form_of
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.engines.message_form import upload_form
+from fedgist.errors import RecipeError
+from fedgist.recipe.privacy_section import PrivacySection
+from fedgist.recipe.reading import Recipe
+from fedgist.world.accounting import Schedule, multiplier, spent
+from fedgist.world.noise_grid import check_noise, grids
+
+CONDITION = (
+    "this holds for bodies that do not depend on the record: they learn from it, so it is a "
+    "promise about the sums alone (privacy.bodies = 'dp_sgd' makes it unconditional)"
+)
+MEASURED = (
+    "losses and scores in this record are measured by the simulation and are not part of epsilon, "
+    "nor is what else its folder holds of the rows: class counts, and clients' models in the "
+    "checkpoint and in exports; real sites keep theirs (privacy.share_measurements)"
+)
+SIMULATED = (
+    "simulated: noise from seed {seed}, which anyone can subtract (privacy.noise = 'system' draws "
+    "it from the operating system)"
+)
+
+FOUND_IN_ROWS = {
+    "moments": "means and deviations of the inputs are measured on the training rows: state "
+    "data.mean and data.std, or use data.normalize = 'none'",
+    "fill": "missing numbers are replaced by means of the training rows: replace them before",
+    "categories": "the categories of columns are those of the training rows: list them in "
+    "data.columns",
+    "vocabulary": "the vocabulary is made of the training texts: name a file of words in "
+    "data.words.file",
+}
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a run spends: its releases, and the noise that keeps all of them within the budget.
+
+    ``noise`` is the multiplier: the deviation of noise by the sensitivity.
+    """
+
+    section: PrivacySection
+    schedule: Schedule
+    noise: float
+    seed: int = 0
+
+    @property
+    def delta(self) -> float:
+        """The chance that is left aside."""
+        assert self.section.delta is not None  # a complete section has one
+        return self.section.delta
+
+    def epsilon(self, number: int, again: int = 0) -> float:
+        """Return what is spent up to a round, ``again`` rounds of it having been done twice."""
+        longer = repeated(self.schedule, again, number)
+        return spent(longer, self.noise, self.delta, number + again)
+
+    def allows(self, number: int, again: int) -> bool:
+        """Return whether a round would spend no more than there is."""
+        budget = self.section.epsilon
+        assert budget is not None  # a complete section has one
+        return not again or self.epsilon(number, again) <= budget * (1.0 + 1e-6)
+
+    def described(self) -> dict[str, object]:
+        """Return what a run's result says about its privacy."""
+        keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies", "noise")
+        releases, steps = self.schedule.until(len(self.schedule.releases))
+        facts: dict[str, object] = {key: getattr(self.section, key) for key in keys}
+        facts |= {"noise_multiplier": self.noise, "releases": releases}
+        facts |= {"private_steps": steps} if steps else {}
+        facts |= {"client_sampling": self.schedule.chance} if self.schedule.chance < 1 else {}
+        return facts
+
+    def notes(self) -> list[str]:
+        """Return what a user should know: what is promised, and on which condition."""
+        s = self.section
+        whose = f"one {s.unit} more or less"
+        promise = (
+            f"privacy: epsilon {s.epsilon:g}, delta {s.delta:g} over the whole run for {whose}"
+        )
+        conditional = s.unit == "record" and s.bodies == "fixed"
+        notes = [f"{promise}; {CONDITION}" if conditional else promise, MEASURED]
+        return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
+
+
+def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
+    """Return the schedule up to a round, before it the costliest round ``again`` times."""
+    releases, steps = schedule.releases, schedule.steps
+    return replace(
+        schedule,
+        releases=(max(releases),) * again + releases[: number + 1],
+        steps=(max(steps, default=0),) * again + steps[: number + 1],
+    )
+
+
+def private_task(
+    recipe: Recipe,
+    method: Method,
+    task: Task,
+    clients: tuple[ClientInfo, ...],
+    sizes: Sequence[int],
+    say: Callable[[str], None],
+) -> tuple[Task, Spending | None]:
+    """Return the task with its privacy, and what the run spends; None where nothing is protected.
+
+    ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
+    """
+    section = recipe.privacy
+    if section.unit == "none":
+        return task, None
+    assert section.clip is not None  # a complete section has one
+    assert section.epsilon is not None  # the same
+    assert section.delta is not None  # the same
+    _check_settings(recipe)
+    grid, fine = grids(section, sizes)
+    about = section.unit, section.where, section.clip
+    silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
+    if silent.steps is not None:
+        _check_private_steps(recipe, task)
+    method.check(trial := replace(task, privacy=silent))
+    releases = _releases(recipe, method, trial, clients)
+    drawn = type(method).select is Method.select and section.where == "central"
+    amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
+    schedule = Schedule(
+        releases,
+        _private_steps(method, trial),
+        recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
+        silent.steps.rate if silent.steps else 1.0,
+        section.accounting,
+    )
+    paid = repeated(schedule, section.repeats, task.training.num_rounds)
+    noise = multiplier(paid, section.epsilon, section.delta, say)
+    deviation = noise * sensitivity(section.unit, section.clip)
+    privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
+    check_noise(privacy)
+    return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
+
+
+def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
+    """Raise RecipeError if more of the training rows becomes known than what is released.
+
+    Numbers that were measured on the rows enter every input, without noise. And each client of a
+    row adds it to the total, so a row of several moves a total by more than its sensitivity. Rows
+    that clients hold out are theirs, too: by counts of them a search may choose.
+    """
+    unit = section.unit
+    if unit == "none":
+        return
+    for part, problem in FOUND_IN_ROWS.items():
+        if part in data.measured:
+            raise RecipeError(f"privacy.unit = {unit!r}: {data.name}: {problem}")
+    times = torch.cat([train.rows, held.rows]).bincount()
+    if unit == "record" and int(times.max()) > 1:
+        raise RecipeError(
+            f"privacy.unit = 'record': row {int(times.argmax())} is in {int(times.max())} "
+            "clients, and each would release it: give each row to one client"
+        )
+
+
+def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps | None:
+    clip, rate = section.gradient_clip, section.sampling_rate
+    return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate, grid)
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Raise RecipeError for settings that would release what is not accounted for."""
+    section, unit = recipe.privacy, f"privacy.unit = {recipe.privacy.unit!r}"
+    central = section.where == "central"
+    problems = {
+        f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
+        "data.std": recipe.data.normalize == "client",
+        f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "
+        "use 1 with train.sampling = 'poisson'": (
+            central and section.min_replies > 1 and recipe.train.sampling == "poisson"
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise RecipeError(problem)
+
+
+def _check_private_steps(recipe: Recipe, task: Task) -> None:
+    """Raise RecipeError for what a row's own gradient cannot be taken with."""
+    train, bodies = recipe.train, "privacy.bodies = 'dp_sgd'"
+    if train.class_weights != "none":
+        raise RecipeError(
+            f"{bodies}: train.class_weights = {train.class_weights!r} depend on all rows: 'none'"
+        )
+    if train.clip_norm:
+        raise RecipeError(
+            f"{bodies}: train.clip_norm = {train.clip_norm:g} is not read; gradients are clipped "
+            "row by row, by privacy.gradient_clip"
+        )
+    if train.precision != "float32":
+        raise RecipeError(
+            f"{bodies}: train.precision = {train.precision!r} rounds clipped gradients: 'float32'"
+        )
+    for name, arch in task.architectures.items():
+        if any(isinstance(layer, BatchNorm) for layer in arch.module.modules()):
+            raise RecipeError(
+                f"{bodies}: {name} has batch norm, which mixes the rows of a batch: use a model "
+                "without it, or with group norm"
+            )
+
+
+def _releases(
+    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
+) -> tuple[int, ...]:
+    """Return how many releases there are in each round, from 0."""
+    name, known = recipe.method.name, {}
+    counts = []
+    for number in range(task.training.num_rounds + 1):
+        count = 0
+        for ctx in _stages(method, task, number):
+            key = (number == 0, ctx.stage)
+            if key not in known:
+                known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
+                for form in known[key]:
+                    _check_form(recipe, method, form)
+            terms = method.record_terms if recipe.privacy.unit == "record" else 1
+            count += terms * any(form.arrays for form in known[key])
+        counts.append(count)
+    if not any(counts):
+        raise RecipeError(
+            f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
+        )
+    return tuple(counts)
+
+
+def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
+    """Return how many private steps a client takes in each round, from 0; () without them."""
+    assert task.privacy is not None  # that of the caller
+    steps = task.privacy.steps
+    if steps is None:
+        return ()
+    return tuple(
+        sum(
+            steps.count(phase.epochs) if phase.steps is None else phase.steps
+            for ctx in _stages(method, task, number)
+            for phase in method.phases(ctx)
+        )
+        for number in range(task.training.num_rounds + 1)
+    )
+
+
+def _stages(method: Method, task: Task, number: int) -> Iterator[Context]:
+    key = random.key(0)
+    device = next(iter(next(iter(task.starts.values())).params.values())).device
+    for stage in method.stages(Context(key.to(device), task, number, "")):
+        yield Context(key.to(device), task, number, stage)
+
+
+def _one_of_each(clients: tuple[ClientInfo, ...]) -> list[Order]:
+    """Return one client of each architecture."""
+    found = {client.architectures[0]: client.id for client in clients}
+    return [Order(client, name) for name, client in sorted(found.items())]
+
+
+def _form(method: Method, ctx: Context, order: Order) -> Form:
+    server = method.init_server(replace(ctx, stage="init"))
+    return upload_form(method, ctx, order.architecture, method.download(server, order, ctx))
+
+
+def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
+    """Raise RecipeError if messages of this form cannot be protected."""
+    if not form.arrays:
+        return
+    name, unit = recipe.method.name, recipe.privacy.unit
+    if reduction(form.kind) != "sum" and recipe.privacy.where == "central":
+        raise RecipeError(
+            f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
+            "privacy.where = 'local', noise at each client"
+        )
+    if unit == "record" and not method.record_terms:
+        raise RecipeError(
+            f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
+            "row; use unit = 'client'"
+        )
+    for array, (dtype, shape) in form.arrays.items():
+        if not math.prod(shape):
+            continue
+        kind = "" if dtype.is_floating_point else f"{str(dtype).removeprefix('torch.')} numbers"
+        if isinstance(form_of(form.kind, array), Bits):
+            kind = "single bits"
+        if kind:
+            raise RecipeError(
+                f"privacy.unit = {unit!r}: method {name} sends {kind} ({array}), to which noise "
+                "cannot be added"
+            )

@@ -1,0 +1,197 @@
+"""Public data: rows that server and sites may all see, mostly without labels.
+
+They are held out of the training set, come from another source, or were given as an array. Models
+see them as they see training rows: by the training set's moments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.data.dataset import Dataset
+from fedgist.data.examples import Examples
+from fedgist.data.partition import Partition
+from fedgist.data.sources.loading import load
+from fedgist.data.sources.text_rows import Reading
+from fedgist.data.sources.unlabelled import fitted
+from fedgist.errors import RecipeError
+from fedgist.recipe.data_section import PublicSection
+from fedgist.recipe.reading import Recipe
+from fedgist.world.data import check_augment, client_number
+
+ROWS_AT_ONCE = 1024  # of which a digest is made
+PUBLIC_ROWS = "data.public.rows"  # names the draw, and the key in messages
+LARGEST = "largest"  # names the client with most training rows
+NO_LABEL = 0  # stands where labels are not known; nothing reads it
+
+
+@dataclass(frozen=True, eq=False)
+class Public:
+    """Public rows as the data set holds its own: ``x`` ``(rows, *shape)``, and ``y`` (rows,)."""
+
+    x: Tensor
+    y: Tensor
+    labelled: bool = False
+
+    def seen(self, examples: Examples, section: PublicSection | None) -> Examples:
+        """Return the rows as models see them: like those training ``examples``, on their device."""
+        return examples.others(self.x, self.y, section.augment if section else ())
+
+
+def set_aside(
+    recipe: Recipe,
+    data: Dataset,
+    root: Path | None,
+    own: Tensor | None = None,
+    *,
+    listed: bool = False,
+) -> tuple[Dataset, Public | None]:
+    """Return the data that are left for clients, and the public rows, if there are any.
+
+    Parameters
+    ----------
+    own
+        Public rows that a user gave, in the form of ``data.x``.
+    listed
+        Whether clients' rows are given by their numbers, so that no row may be taken out.
+    """
+    section = recipe.data.public
+    if section:
+        check_augment(section.augment, data, "data.public.augment")
+    if own is not None:
+        _check_given(section)
+        return data, _unlabelled(own)
+    if section is None or section.client is not None:
+        return data, None
+    _check_moments(recipe)
+    if section.name is not None:
+        public = _of_source(recipe, section, data, root)
+        if section.unused_rows is None:
+            return data, public
+        rest, _ = _taken_out(recipe, data, section.unused_rows, PUBLIC_ROWS, listed=listed)
+        return rest, public
+    if section.rows is None:
+        raise RecipeError(
+            "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
+            "name = another data set"
+        )
+    rest, chosen = _taken_out(recipe, data, section.rows, PUBLIC_ROWS, listed=listed)
+    return rest, _seen(chosen, labelled=section.labelled)
+
+
+def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | None:
+    """Return the training rows of the client whose rows all may see, if the recipe names one.
+
+    They stay its own: it is asked like any other client.
+    """
+    section, client = recipe.data.public, client_of(recipe, parts)
+    if section is None or client is None:
+        return None
+    _check_moments(recipe)
+    numbers = parts.train[client]
+    if section.rows is not None:
+        if section.rows > len(numbers):
+            raise RecipeError(
+                f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
+                " training rows"
+            )
+        key = random.key(recipe.seed, PUBLIC_ROWS)
+        numbers = numbers[random.choice(key, len(numbers), section.rows)]
+    return _seen(data.only(numbers), labelled=section.labelled)
+
+
+def client_of(recipe: Recipe, parts: Partition) -> int | None:
+    """Return the number of the client whose rows all may see, if the recipe names one."""
+    section = recipe.data.public
+    if section is None or section.client is None:
+        return None
+    if section.client == LARGEST and LARGEST not in parts.names:
+        return int(parts.train.counts.argmax())
+    return client_number(parts, section.client)
+
+
+def digest_of(rows: Examples) -> int:
+    """Return a digest of rows as models see them, in their order: a whole number of 63 bits."""
+    seen = hashlib.sha256()
+    for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
+        seen.update(rows.batch(piece.unsqueeze(0)).x.cpu().numpy().tobytes())
+    return int.from_bytes(seen.digest()[:8], "big") >> 1
+
+
+def _check_moments(recipe: Recipe) -> None:
+    if recipe.data.normalize == "client" and not recipe.data.mean:
+        raise RecipeError(
+            "data.public belongs to no client, and data.normalize = 'client' has moments of "
+            "clients only: state data.mean and data.std"
+        )
+
+
+def hold_out_at_server(
+    recipe: Recipe, data: Dataset, *, listed: bool = False
+) -> tuple[Dataset, Dataset | None]:
+    """Return the data that are left for clients, and the rows held out, if any are."""
+    if not recipe.data.held_out:
+        return data, None
+    return _taken_out(recipe, data, recipe.data.held_out, "data.held_out", listed=listed)
+
+
+def _taken_out(
+    recipe: Recipe, data: Dataset, size: int, key: str, *, listed: bool
+) -> tuple[Dataset, Dataset]:
+    """Draw rows out of the training rows; return the rest, and those drawn.
+
+    Where the data name the rows' clients, each keeps its first row: none is left without.
+    """
+    if listed:
+        raise RecipeError(f"{key} are taken out of the training rows, which clients= numbers")
+    free, most = torch.arange(len(data.y)), len(data.y) - 1
+    if data.clients is not None:
+        kept = np.unique(data.clients.numpy(), return_index=True)[1]
+        free = torch.from_numpy(np.delete(free.numpy(), kept))
+        most = len(free)
+    if size > most:
+        raise RecipeError(
+            f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
+            + (f", each one of its own: {most} are left" * (len(free) == most))
+        )
+    drawn = free[random.choice(random.key(recipe.seed, key), len(free), size)]
+    rest = torch.ones(len(data.y), dtype=torch.bool)
+    rest[drawn] = False
+    return data.only(rest.nonzero().squeeze(1)), data.only(drawn)
+
+
+def _check_given(section: PublicSection | None) -> None:
+    if section and (section.name, section.rows, section.client) != (None, None, None):
+        raise RecipeError("data.public names rows, and public= gives others: give one")
+
+
+def _seen(data: Dataset, *, labelled: bool = False) -> Public:
+    """Return rows with the labels that may be seen: those of texts are the texts themselves."""
+    return Public(data.x, data.y, True) if labelled or data.text else _unlabelled(data.x)
+
+
+def _unlabelled(x: Tensor) -> Public:
+    return Public(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64))
+
+
+def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
+    assert section.name is not None  # the caller's
+    # texts are read as the clients' are
+    words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
+    other = load(section.name, root=root, seed=recipe.seed, words=words, **section.options)
+    other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
+    if section.rows is None:
+        return _seen(other)
+    if section.rows > len(other.x):
+        raise RecipeError(
+            f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
+        )
+    drawn = random.choice(random.key(recipe.seed, PUBLIC_ROWS), len(other.x), section.rows)
+    return _seen(other.only(torch.tensor(drawn)))

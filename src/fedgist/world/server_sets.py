@@ -1,0 +1,86 @@
+"""The server's own test sets: all test rows, parts of them, a user's, and rows held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgist.core.batch import Batch, RowSet
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT
+from fedgist.data.dataset import Dataset
+from fedgist.data.examples import Examples
+from fedgist.data.sources.in_memory import labelled_like
+from fedgist.errors import RecipeError
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.schema import TestSet
+from fedgist.world.client_lists import named_like
+
+TestSets = Mapping[str, tuple[object, object]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the test rows, ``rows`` (rows,): what a model says of them all it says of these."""
+
+    whole: Examples
+    rows: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """The examples themselves."""
+        return self.whole.x[self.rows]
+
+    @property
+    def y(self) -> Tensor:
+        """Their labels."""
+        return self.whole.y[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """Return inputs, as :meth:`~fedgist.data.examples.Examples.seen` does."""
+        return self.whole.seen(self.rows.to(rows.device)[rows])
+
+    def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
+        """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
+        own = self.rows.to(rows.device)
+        return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
+
+
+def server_sets(
+    recipe: Recipe, data: Dataset, given: TestSets | None, on_test: Examples, held_out: Examples
+) -> dict[str, RowSet]:
+    """Return the server's test sets by name; ``given`` are a user's, x and y by name."""
+    sets: dict[str, RowSet] = {ALL_ROWS: on_test}
+    if len(held_out):
+        sets[HELD_OUT] = held_out
+    for name, part in recipe.evaluate.sets.items():
+        chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
+        sets[name] = Part(on_test, chosen.nonzero().squeeze(1))
+    for name, (x, y) in (given or {}).items():
+        sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
+    if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
+        raise RecipeError(f"evaluate.sets.{empty[0]} has no rows")
+    return sets
+
+
+def _rows_of(part: TestSet, where: str, data: Dataset, on_test: Examples) -> Tensor:
+    """Return which test rows are in a part, (rows,) of truth values."""
+    if part.clients is not None:
+        if data.clients_test is None:
+            raise RecipeError(
+                f"{where}.clients needs test rows whose clients are known; {data.name} has none"
+            )
+        chosen = named_like(part.clients, data.client_names, f"{where}.clients")
+        return torch.isin(data.clients_test, torch.tensor(chosen)).to(on_test.y.device)
+    classes = part.classes or ()
+    if strange := [c for c in classes if c >= data.num_classes]:
+        raise RecipeError(
+            f"{where}.classes names class {strange[0]}; the data have classes "
+            f"0..{data.num_classes - 1}"
+        )
+    return torch.isin(on_test.y, torch.tensor(classes, device=on_test.y.device))
