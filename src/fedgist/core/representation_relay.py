@@ -31,17 +31,17 @@ LEAST = 1e-6  # of what the rows of a class may weigh together
 
 @dataclass(frozen=True)
 class Release:
-    """What a client sets for itself: what it releases, and what it wishes to hear.
-
-    ``m_up``: observations of each class, at most the method's; ``classes``: those that it releases,
-    all if empty. ``m_down``: observations that it gets, at most the method's; ``hears``: the
-    clients that it hears, all others if empty. None: as the method has it.
-    """
+    """What a client sets for itself: what it releases, and what it wants to receive."""
 
     m_up: int | None = None
+    """Number of observations per class that the client releases, at most the method's ``m_up``."""
     classes: tuple[int, ...] = ()
+    """Numbers of the classes that the client releases anything of. The default is all."""
     m_down: int | None = None
+    """Number of observations per class that the client receives, at most the method's ``m_down``.
+    """
     hears: tuple[int, ...] = ()
+    """Numbers of the clients whose observations the client receives. The default is all others."""
 
 
 @message(reduce="each")

@@ -93,19 +93,20 @@ class Server:
 
 @dataclass(frozen=True)
 class FLESD(Method):
-    """Federated learning by ensemble similarity distillation.
-
-    ``student`` names the global model's architecture; empty: the first. Compared are embeddings
-    ``of`` the projection or of the features. Clients send their ``representations``, in the numbers
-    of ``wire``, or the ``similarities`` that these have, of each row the largest ``top`` share.
-    """
+    """Federated learning by ensemble similarity distillation."""
 
     student: str = ""
+    """Architecture of the global model. The default is the first architecture."""
     of: Outlook = "projection"
+    """Which outputs of an encoder are compared: the projection, or the features below it."""
     sends: Literal["representations", "similarities"] = "representations"
+    """What clients send: representations of the public rows, or the matrix of similarities."""
     wire: Literal["float32", "float16", "int8"] = "float32"
+    """Number format of the representations in messages. Smaller numbers cost fewer bytes."""
     top: Fraction = 1.0
+    """With ``similarities``: fraction of the largest similarities of each row that are sent."""
     distillation: SimilarityDistillation = field(default_factory=SimilarityDistillation)
+    """How the global model learns the clients' similarities."""
 
     keeps: ClassVar[str] = "all"
 
