@@ -60,7 +60,7 @@ NAMES = {
     "data.public.name": "[sources](data.md#the-sources)",
     "partition.name": ", ".join(f"`{name}`" for name in PARTITIONS),
     "model.name": ", ".join(f"`{name}`" for name in MODELS),
-    "method.name": "[methods](../README.md#methods)",
+    "method.name": "[methods](which-method.md#the-methods)",
     "objective.name": ", ".join(f"`{name}`" for name in OBJECTIVES),
     "objective.metrics": ", ".join(f"`{name}`" for name in CHOSEN_METRICS),
 }
