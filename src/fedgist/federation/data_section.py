@@ -86,8 +86,8 @@ class Data(OpenSection):
     classes: tuple[str, ...] = ()
     """Names of all classes, in the order of their numbers. The default is the source's own order.
 
-    State them if sites hold different classes, so that all sites number the classes alike. A label
-    that is not listed is refused.
+    State them if sites hold different classes, so that a class has the same number at all sites. A
+    label that is not listed is refused.
     """
     normalize: Literal["pooled", "client", "none"] = "pooled"
     """How inputs are normalized.

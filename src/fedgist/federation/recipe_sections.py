@@ -310,7 +310,7 @@ class Recipe(_Section):
     """The complete description of a run."""
 
     seed: Annotated[int, _role("seed")] = 0
-    """Seed of all randomness of the run. Change it to repeat an experiment."""
+    """Seed of all randomness of the run. Use several seeds to measure the spread of results."""
     data: Data = Data()
     partition: Partitioning = Partitioning()
     clients: ClientsSection = ClientsSection()
