@@ -4,6 +4,7 @@ The source is the repository itself, so that a link between two pages is the sam
 in a checkout. ``make docs`` builds it; every warning is an error.
 """
 
+import os
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -51,9 +52,31 @@ linkcheck_timeout = 30
 html_additional_pages = {"index": "redirect.html"}
 
 
+ROOT = Path(__file__).parents[1]
+# pages that are part of the site but not of its sidebar: the first page has the README's content,
+# and the page on the architecture leads to the decisions
+ASIDE = re.compile(r"README|docs/decisions/.*")
+
+
 def setup(app: Sphinx) -> None:
-    """Read the docstrings as they are written."""
+    """Read docstrings as they are written, and open with the README."""
     app.connect("autodoc-process-docstring", with_plain_shapes)
+    app.connect("source-read", with_readme)
+
+
+def with_readme(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the README before the first page's lists, and mark the pages that are in no list."""
+    if page == root_doc:
+        app.env.note_dependency(str(ROOT / "README.md"))
+        readme = (ROOT / "README.md").read_text("utf-8")
+        source[0] = re.sub(r"\]\((?!http)([^)]+)\)", from_docs, readme) + source[0]
+    elif ASIDE.fullmatch(page):
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
+
+
+def from_docs(link: re.Match[str]) -> str:
+    """Return a link of the README as one of a page in docs."""
+    return f"]({os.path.relpath(link[1], 'docs')})"
 
 
 def with_plain_shapes(*event: object) -> None:

@@ -49,8 +49,14 @@ def test_every_method_has_its_page_in_the_fixed_order(name: str) -> None:
     assert places == sorted(places)
 
 
-def test_every_key_of_a_recipe_is_on_its_page() -> None:
-    text = (ROOT / "docs/recipes.md").read_text()
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"centralized", "local"}))
+def test_every_page_of_a_method_links_its_paper_or_says_where_it_appeared(name: str) -> None:
+    head, _, _ = (ROOT / f"docs/methods/{name}.md").read_text().partition("**Messages")
+    assert re.search(r"\[arXiv:(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/\1\)|Journal \d+", head)
+
+
+def test_every_key_of_a_recipe_is_on_the_page_of_settings() -> None:
+    text = (ROOT / "docs/settings.md").read_text()
     for section, field in Recipe.model_fields.items():
         keys = getattr(field.annotation, "model_fields", None)
         names = [f"{section}.{key}" for key in keys] if keys else [section]

@@ -1,9 +1,10 @@
-"""The house in order: files are listed, names stay in their rooms, excuses do not grow."""
+"""The house in order: files say what they hold, names stay in their rooms, excuses do not grow."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,29 +17,38 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fedgist"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"})
 PAGE = ROOT / "ARCHITECTURE.md"
-HEAD = "The first line of each; `python tests/house/test_rooms.py` writes this list anew.\n"
 # what may not grow; where it falls, lower the number
 MOST = {"noqa": 35, "type: ignore": 7, "Any": 231}
 
 
-def file_list() -> str:
-    """The list of files with the first line of each, as ARCHITECTURE.md holds it."""
-    lines, room = ["", "```text"], None
-    for path in FILES:
-        name = path.relative_to(PACKAGE)
-        if name.parent != room:
-            room = name.parent
-            lines += [] if lines[-1] == "```text" else [""]
-            lines.append(f"{room.as_posix()}/" if room.parts else "fedgist/")
-        summary = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").splitlines()[0]
-        lines.append(f"  {name.name:22} {summary.replace('``', '')}")
-    return "\n".join([*lines, "```", ""])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_says_in_its_first_line_what_it_holds(path: Path) -> None:
+    summary = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n")[0]
+    assert re.fullmatch(r"[A-Z`].*[.]", summary)
 
 
-def test_every_file_is_on_the_page_of_the_architecture() -> None:
-    head, _, listed = PAGE.read_text("utf-8").partition(HEAD)
-    assert head
-    assert listed == file_list(), "run: python tests/house/test_rooms.py"
+def test_the_page_of_the_architecture_is_one_page_and_shows_every_room() -> None:
+    text = PAGE.read_text("utf-8")
+    assert len(text.splitlines()) <= 100
+    picture = text.split("```")[1]
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.stem for path in FILES if path.parent == PACKAGE}
+    shown = set(re.findall(r"[a-z]+", picture))
+    assert rooms - shown == set()
+    assert (modules - {"errors"}) - shown == set()
+
+
+def test_files_that_the_page_of_the_architecture_names_exist() -> None:
+    for name in re.findall(r"`((?:\w+/)+\w*(?:\.py)?)\b", PAGE.read_text("utf-8")):
+        assert (PACKAGE / name).exists(), name
+
+
+def test_every_dependency_is_justified_in_a_line() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    names = {re.split(r"[<>=]", one)[0] for one in sum(extras, project["dependencies"])}
+    table = PAGE.read_text("utf-8").partition("## Dependencies")[2]
+    assert {name for name in names if not re.search(rf"\b{name}\b", table)} == set()
 
 
 @pytest.mark.parametrize("excuse", MOST)
@@ -113,8 +123,3 @@ def test_only_one_file_makes_consoles() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in makers
     ]
     assert found == []
-
-
-if __name__ == "__main__":
-    head, _, _ = PAGE.read_text("utf-8").partition(HEAD)
-    PAGE.write_text(head + HEAD + file_list(), "utf-8")

@@ -29,21 +29,23 @@ class NoMarks:
 
 @dataclass(frozen=True)
 class SimCLR:
-    """Two views of each row, whose embeddings are pulled together, and away from all others.
-
-    Embeddings are ``projection`` numbers. A view's ``negatives`` are the others' other views, B - 1
-    for a batch of B rows as in FLESD, or all views of other rows, 2 (B - 1) as in SimCLR, where
-    the loss is taken in both directions. ``batch_norm`` takes its statistics over both views
-    together, or over ``each`` by itself.
-    """
+    """Two views of each row, whose embeddings are pulled together, and away from all others."""
 
     num_classes: int  # of the labels that probes look for
     chosen: tuple[str, ...] = (PROBE.name,)
     smoothing: float = 0.0
     projection: PositiveInt = 128
+    """Number of outputs of the projection, which the loss compares."""
     temperature: Temperature = 0.4
+    """Temperature of the contrastive loss."""
     negatives: Literal["other_view", "all_views"] = "other_view"
+    """Which views are negatives in a batch of B rows.
+
+    ``other_view``: the B - 1 other views of the other rows, as in FLESD. ``all_views``: all
+    2 (B - 1) views of the other rows, in both directions, as in SimCLR.
+    """
     batch_norm: Literal["together", "each"] = "together"
+    """Whether batch norm takes its statistics over both views together, or over each view."""
 
     name = "simclr"
     text = False

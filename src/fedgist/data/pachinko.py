@@ -32,6 +32,13 @@ def pachinko(
 
     Li and McCallum 2006, "Pachinko allocation"; Reddi et al. 2021, "Adaptive federated
     optimization", appendix C.1, with the same defaults.
+
+    Parameters
+    ----------
+    alpha_coarse
+        Concentration of the superclasses. A smaller value gives each client fewer superclasses.
+    alpha_fine
+        Concentration of the classes in a superclass. A larger value gives each client more of them.
     """
     if not data.superclasses:
         raise DataError(

@@ -53,6 +53,13 @@ def dirichlet(
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks",
     section 4. Hsu, Qi, Brown 2019, "Measuring the effects of non-identical data distribution for
     federated visual classification", draw proportions of classes for each client instead.
+
+    Parameters
+    ----------
+    alpha
+        Concentration of the classes. A smaller value gives each client fewer classes.
+    min_size
+        Minimum number of training rows per client.
     """
     _positive(alpha, "partition.alpha")
     for attempt in range(DRAWS):
@@ -72,6 +79,11 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) ->
     """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
 
     Every client gets at least one training row, and one test row if there are enough of them.
+
+    Parameters
+    ----------
+    alpha
+        Concentration of the sizes. A smaller value makes clients' sizes differ more.
     """
     _positive(alpha, "partition.alpha")
     shares = generator(key, "sizes").dirichlet(np.full(num_clients, alpha))
@@ -96,6 +108,11 @@ def shards(
 
     Liang et al. 2020, "Think locally, act globally: federated learning with local and global
     representations" (LG-FedAvg); FedLog's experiments use this split too.
+
+    Parameters
+    ----------
+    classes_per_client
+        Number of shards per client, and so its maximum number of classes.
     """
     per_class = int(classes_per_client * num_clients / data.num_classes)
     if per_class < 1 or (per_class * data.num_classes) % num_clients:
@@ -140,6 +157,11 @@ def pathological(
 
     The name is that of McMahan et al. 2017, "Communication-efficient learning of deep networks from
     decentralized data", section 3, whose clients have at most two classes.
+
+    Parameters
+    ----------
+    classes_per_client
+        Exact number of classes per client.
     """
     if not 1 <= classes_per_client <= data.num_classes:
         raise DataError(

@@ -253,22 +253,35 @@ class Residual:
 class CSFL(Method):
     """CS-FL as its abstract describes it; its second phase sends signs, as 1-bit CS-FL does.
 
-    ``reconstruct``: in the first phase the server reconstructs the update of each of the
-    ``clients`` and averages these, or only sees the ``mean`` of their measurements. With
-    ``error_feedback`` a client adds what it has not sent to its next update; without, it is lost.
-    What comes ``down`` is the model, or measurements of how it changed, for clients that hold the
-    model of the round before; the server then moves by what they reconstruct. A client that holds
-    another version sends NaN, which is refused, so that it gets the model in the next round.
+    With ``down = "measurements"`` the server moves by what the clients reconstruct. A client that
+    holds another version of the model sends NaN, which is refused, so that it gets the model in the
+    next round.
     """
 
-    sparsity: Fraction = 0.005  # share of the numbers of an update that are not 0
-    dimension_reduction: Fraction = 0.1  # measurements per number
+    sparsity: Fraction = 0.005
+    """Fraction of the numbers of an update that are sent. All others are treated as 0."""
+    dimension_reduction: Fraction = 0.1
+    """Number of measurements per number of the update. More measurements cost more bytes."""
     reconstruct: Literal["clients", "mean"] = "clients"
-    first_phase: Share = 1.0  # share of the rounds in which measurements travel as floats
-    second_phase_lr: Positive = 1e-3  # how far the numbers move in a round of signs: mean square
+    """What the server reconstructs in the first phase.
+
+    ``clients``: each client's update, and then their average. ``mean``: only the average, from the
+    mean of all measurements.
+    """
+    first_phase: Share = 1.0
+    """Fraction of the rounds in which measurements are sent as floats. Later only their signs are.
+    """
+    second_phase_lr: Positive = 1e-3
+    """Step size of a round of signs: root mean square of the numbers that change."""
     reconstruction_steps: PositiveInt = 50
+    """Number of steps of the reconstruction (iterative hard thresholding)."""
     error_feedback: bool = True
+    """Whether a client adds what it has not sent to its next update. If false, it is lost."""
     down: Literal["model", "measurements"] = "model"
+    """What clients download: the whole model, or measurements of its change.
+
+    Measurements are for clients that have the model of the round before. They cost fewer bytes.
+    """
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()

@@ -70,16 +70,14 @@ class LogitSums:
 
 @dataclass(frozen=True)
 class FD(Method):
-    """Federated distillation.
+    """Federated distillation."""
 
-    ``leave_own_out``: a client's teacher is the mean over the others, as in Jeong et al.; else over
-    all. ``declare_classes``: classes that a client does not have cost a bit in a message; else they
-    travel as zeros.
-    """
-
-    gamma: NonNegative = 1.0  # the weight of the distance to the teacher's logits
+    gamma: NonNegative = 1.0
+    """Weight of the distance between a client's logits and the mean logits of the class."""
     leave_own_out: bool = True
+    """Whether a client learns from the mean over the other clients only, as in Jeong et al."""
     declare_classes: bool = True
+    """Whether a missing class costs one bit in a message. If false, it is sent as zeros."""
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True

@@ -21,13 +21,12 @@ from fedgist.methods.common.server_steps import ServerSteps, Stepped
 
 @dataclass(frozen=True)
 class FedAdam(Method):
-    """Federated averaging with an adaptive optimizer at the server, one for each architecture.
-
-    ``server`` is that optimizer; ``mu`` the weight of FedProx's proximal term at the clients.
-    """
+    """Federated averaging with an adaptive optimizer at the server, one for each architecture."""
 
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    """The server's optimizer."""
     mu: NonNegative = 0.0
+    """Weight of FedProx's proximal term. 0 leaves it out. Raise it if local models drift apart."""
 
     keeps: ClassVar[Part] = "none"
 

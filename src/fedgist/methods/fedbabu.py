@@ -22,7 +22,8 @@ class FedBABU(Method):
     The head is the common start's, which everybody has: it is neither kept nor sent.
     """
 
-    finetune_epochs: NonNegativeInt = 5  # before the last test; 0: no fine-tuning
+    finetune_epochs: NonNegativeInt = 5
+    """Number of epochs of fine-tuning before the last test. 0 disables fine-tuning."""
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging("body")

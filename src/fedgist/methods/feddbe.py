@@ -73,7 +73,8 @@ class Bias:
 class FedDBE(Method):
     """Domain bias eliminator on FedAvg, with momentum 1: a batch's mean stands for the client's."""
 
-    kappa: NonNegative = 50.0  # weight of the mean regularization
+    kappa: NonNegative = 50.0
+    """Weight of the mean regularization: how strongly mean features are held together."""
 
     keeps: ClassVar[Part] = "none"
     needs_classes: ClassVar[bool] = True

@@ -34,19 +34,25 @@ class Server:
 
 @dataclass(frozen=True)
 class FedLog(Method):
-    """FedLog with the exact head; the defaults are the paper's.
+    """FedLog with the exact head; the defaults are the paper's."""
 
-    ``head_start`` says what the first head is: normal numbers, or the result of one exchange with
-    the untrained bodies. ``memory`` says what the server remembers of clients that are absent from
-    a round (methods/common/sum_memory.py).
-    """
-
-    nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
+    nu: NonNegative = 1.0
+    """Pseudo-count of the prior of the head. 0 is a flat prior."""
     head_start: Literal["random", "exchange"] = "random"
+    """The first head: random numbers, or the result of one exchange with the untrained bodies."""
     solver: Literal["exact", "gradient"] = "exact"
-    head_lr: Positive = 1e-2  # of the gradient solver, which is Adam
-    head_steps: PositiveInt = 1000  # of the gradient solver
+    """How the head is found: exactly, or by Adam as in the paper."""
+    head_lr: Positive = 1e-2
+    """Learning rate of the solver ``gradient``."""
+    head_steps: PositiveInt = 1000
+    """Number of steps of the solver ``gradient``."""
     memory: Memory = "auto"
+    """What the server remembers of clients that are absent from a round.
+
+    A number from 0 to 1 is a discount of the old sums (0 is the paper's algorithm). ``auto``
+    discounts by the fraction of clients that answered. ``class`` keeps the sums of classes that
+    nobody sent. ``newest`` keeps the newest sums of every client.
+    """
 
     keeps: ClassVar[Part] = "body"
     needs_classes: ClassVar[bool] = True

@@ -29,17 +29,27 @@ from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 class FedLogC(Method):
     """FedLog with a contrastive loss: the server sends the total S, clients solve for the head.
 
-    ``alpha`` and ``beta`` are not in the paper; the defaults were chosen on validation data.
-    ``head_start`` says what the first head is: the result of one exchange with the untrained
-    bodies, or that of a random pseudo-sum. ``memory`` says what the server remembers of clients
-    that are absent from a round (methods/common/sum_memory.py).
+    The paper gives neither ``alpha`` nor ``beta``. The defaults were chosen on validation data.
     """
 
-    alpha: NonNegative = 0.1  # of the pull to the mean of a row's class
-    beta: NonNegative = 1e-4  # of the push from the means of the other classes
-    nu: NonNegative = 1.0  # the prior's pseudo-count; 0 is a flat prior
+    alpha: NonNegative = 0.1
+    """Weight of the pull of a row's features toward the mean of its class.
+
+    The right value depends on the size of the features.
+    """
+    beta: NonNegative = 1e-4
+    """Weight of the push of a row's features away from the means of the other classes."""
+    nu: NonNegative = 1.0
+    """Pseudo-count of the prior of the head. 0 is a flat prior."""
     head_start: Literal["exchange", "random"] = "exchange"
+    """The first sums: from one exchange with the untrained bodies, or random numbers."""
     memory: Memory = "auto"
+    """What the server remembers of clients that are absent from a round.
+
+    A number from 0 to 1 is a discount of the old sums (0 is the paper's algorithm). ``auto``
+    discounts by the fraction of clients that answered. ``class`` keeps the sums of classes that
+    nobody sent. ``newest`` keeps the newest sums of every client.
+    """
 
     keeps: ClassVar[Part] = "body"
     needs_classes: ClassVar[bool] = True

@@ -19,6 +19,7 @@ class FedPer(Method):
     """Base layers averaged within each architecture, ``local_layers`` personal ones on top."""
 
     local_layers: PositiveInt = 1
+    """Number of last layers that stay at the client. The layers below are averaged."""
 
     @property
     def keeps(self) -> Part:

@@ -59,18 +59,23 @@ Own = OwnClasses | Nothing
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """FedProto; the defaults are the paper's.
+    """FedProto; the defaults are the paper's."""
 
-    ``aggregate``: prototypes are averaged by the clients' rows of the class, or plainly
-    over the clients that have it, as in the authors' code. ``inference``: by the nearest global
-    prototype, or by the client's own head. ``inference_classes``: the nearest of all classes, or of
-    the client's own, those of its training rows, as in the authors' code.
-    """
-
-    lam: NonNegative = 1.0  # lambda: the weight of the distance to the prototype
+    lam: NonNegative = 1.0
+    """Weight of the distance between features and the prototype of their class (lambda)."""
     aggregate: Literal["weighted", "plain"] = "weighted"
+    """How prototypes are averaged over clients.
+
+    ``weighted``: by the number of rows of the class. ``plain``: every client that has the class
+    counts the same, as in the authors' code.
+    """
     inference: Literal["prototype", "logits"] = "prototype"
+    """How clients predict: by the nearest global prototype, or by their own head (``logits``)."""
     inference_classes: Literal["all", "own"] = "all"
+    """Which prototypes are candidates: all, or those of the client's own training classes.
+
+    ``own`` is the authors' code.
+    """
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class FedProx(Method):
     """Federated averaging with a proximal term of weight ``mu``."""
 
     mu: NonNegative = 0.01
+    """Weight of the proximal term. Raise it if local models drift apart. 0 is FedAvg."""
 
     keeps: ClassVar[Part] = "none"
     exchange: ClassVar[Exchange] = Averaging()

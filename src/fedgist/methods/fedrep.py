@@ -19,7 +19,12 @@ class FedRep(Method):
     """First the ``local_layers`` learn for ``head_epochs``, then what is below them."""
 
     local_layers: PositiveInt = 1
+    """Number of last layers that stay at the client. The layers below are averaged."""
     head_epochs: PositiveInt = 10
+    """Number of local epochs for the local layers, before the layers below are trained.
+
+    The layers below are trained for ``train.local_epochs``.
+    """
 
     @property
     def keeps(self) -> Part:

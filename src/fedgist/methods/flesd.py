@@ -134,24 +134,36 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class SimilarityDistillation:
-    """How a student learns the ensemble's similarities: Adam, for epochs over the public rows.
+    """How a student learns the similarities of the ensemble, by Adam on the public rows.
 
-    A batch of ``batch_size`` rows is compared with a queue of ``queue`` anchors, made by an encoder
-    that follows the student with ``momentum`` (zeta). ``target_temperature`` is tau_T,
-    ``temperature`` tau_S. With ``own_anchor`` that encoder encodes the batch and the queue takes it
-    before the loss, as in the paper, so that each row is its own anchor. Without, the queue takes
-    the batch after the step, and no row is compared with itself.
+    Each batch is compared with a queue of anchors. An encoder that follows the student by
+    ``momentum`` makes the anchors.
     """
 
     epochs: PositiveInt = 200
+    """Number of passes over the public rows in one distillation."""
     batch_size: PositiveInt = 128
+    """Number of public rows per step."""
     lr: Positive = 1e-3
+    """Learning rate of the distillation."""
     weight_decay: NonNegative = 0.0
+    """Weight decay of the distillation."""
     target_temperature: Temperature = 0.1
+    """Temperature of the ensemble's similarities (tau_T in the paper)."""
     temperature: Temperature = 0.1
+    """Temperature of the student's similarities (tau_S in the paper)."""
     momentum: Share = 0.999
+    """Momentum (zeta) of the encoder that makes the anchors.
+
+    Lower it for short distillations: with 0.999 the encoder needs thousands of steps.
+    """
     queue: PositiveInt = 2048
+    """Maximum number of anchors."""
     own_anchor: bool = True
+    """Whether every row is also its own anchor, as in the paper.
+
+    If true, the queue takes a batch before the loss. If false, it takes the batch after the step.
+    """
 
     def check(self, task: Task) -> None:
         """Raise MethodError if the public rows are too few for anchors."""
@@ -349,19 +361,20 @@ class Server:
 
 @dataclass(frozen=True)
 class FLESD(Method):
-    """Federated learning by ensemble similarity distillation.
-
-    ``student`` names the global model's architecture; empty: the first. Compared are embeddings
-    ``of`` the projection or of the features. Clients send their ``representations``, in the numbers
-    of ``wire``, or the ``similarities`` that these have, of each row the largest ``top`` share.
-    """
+    """Federated learning by ensemble similarity distillation."""
 
     student: str = ""
+    """Architecture of the global model. The default is the first architecture."""
     of: Outlook = "projection"
+    """Which outputs of an encoder are compared: the projection, or the features below it."""
     sends: Literal["representations", "similarities"] = "representations"
+    """What clients send: representations of the public rows, or the matrix of similarities."""
     wire: Literal["float32", "float16", "int8"] = "float32"
+    """Number format of the representations in messages. Smaller numbers cost fewer bytes."""
     top: Fraction = 1.0
+    """With ``similarities``: fraction of the largest similarities of each row that are sent."""
     distillation: SimilarityDistillation = field(default_factory=SimilarityDistillation)
+    """How the global model learns the clients' similarities."""
 
     keeps: ClassVar[str] = "all"
 

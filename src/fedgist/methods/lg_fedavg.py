@@ -108,6 +108,7 @@ class LGFedAvg(Method):
     """Local representations under ``global_layers`` averaged layers; all learn together."""
 
     global_layers: PositiveInt = 1
+    """Number of last layers that are averaged over all clients. The layers below stay local."""
 
     @property
     def keeps(self) -> Part:

@@ -53,19 +53,23 @@ class Server:
 
 @dataclass(frozen=True)
 class MergedCodist(Method):
-    """Merged codistillation, with as many steps a round as in the paper.
-
-    ``alpha`` is the weight of what clients moved, 1 - ``alpha`` that of the distillation. In the
-    first ``alpha_rounds`` rounds it moves evenly from ``first_alpha`` to ``alpha``. Where it is 1
-    nothing is distilled: the method is FedAdam. ``server`` and ``mu`` are FedAdam's.
-    """
+    """Merged codistillation, with as many steps a round as in the paper."""
 
     alpha: Share = 0.5
+    """Weight of the clients' update. The distillation has the weight 1 - alpha.
+
+    With 1 nothing is distilled, and the method is FedAdam.
+    """
     first_alpha: Share = 1.0
+    """Value of ``alpha`` before round 1, if ``alpha_rounds`` is above 0."""
     alpha_rounds: NonNegativeInt = 0
+    """Number of first rounds in which the weight moves evenly from ``first_alpha`` to ``alpha``."""
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    """The server's optimizer."""
     distillation: Distillation = field(default_factory=lambda: Distillation(steps=32))
+    """How the pools' models learn from each other at the server."""
     mu: NonNegative = 0.0
+    """Weight of FedProx's proximal term. 0 leaves it out. Raise it if local models drift apart."""
 
     keeps: ClassVar[Part] = "none"
 

@@ -46,14 +46,18 @@ class Server:
 class PeriodicCodist(Method):
     """Periodic codistillation, by default as often and as long as in the paper.
 
-    ``server`` steps in each pool, as in FedAdam; every ``period`` rounds students are distilled and
-    take the models' places, and the server's optimizers forget. ``mu`` is FedProx's.
+    Every ``period`` rounds the students of a distillation replace the pools' models, and the state
+    of the server's optimizers is reset.
     """
 
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    """The server's optimizer."""
     distillation: Distillation = field(default_factory=lambda: Distillation(steps=200))
+    """How the pools' models learn from each other at the server."""
     period: PositiveInt = 200
+    """Number of rounds between two distillations."""
     mu: NonNegative = 0.0
+    """Weight of FedProx's proximal term. 0 leaves it out. Raise it if local models drift apart."""
 
     keeps: ClassVar[Part] = "none"
 

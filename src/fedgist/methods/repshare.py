@@ -48,17 +48,17 @@ LEAST = 1e-6  # of what the rows of a class may weigh together
 
 @dataclass(frozen=True)
 class Release:
-    """What a client sets for itself: what it releases, and what it wishes to hear.
-
-    ``m_up``: observations of each class, at most the method's; ``classes``: those that it releases,
-    all if empty. ``m_down``: observations that it gets, at most the method's; ``hears``: the
-    clients that it hears, all others if empty. None: as the method has it.
-    """
+    """What a client sets for itself: what it releases, and what it wants to receive."""
 
     m_up: int | None = None
+    """Number of observations per class that the client releases, at most the method's ``m_up``."""
     classes: tuple[int, ...] = ()
+    """Numbers of the classes that the client releases anything of. The default is all."""
     m_down: int | None = None
+    """Number of observations per class that the client receives, at most the method's ``m_down``.
+    """
     hears: tuple[int, ...] = ()
+    """Numbers of the clients whose observations the client receives. The default is all others."""
 
 
 @message(reduce="each", name="fedgist.core.representation_relay:Released")
@@ -231,31 +231,46 @@ class Own:
 
 @dataclass(frozen=True)
 class RepShare(Method):
-    """Representation sharing; weights and numbers are the paper's, reductions its authors'.
-
-    ``reduction``: the terms are means over features and classes, or sums, as printed. ``draw``:
-    each observation that a client gets is of one other client, or is drawn class by class from all
-    others, or is of those whose means are nearest to its own. ``start``: before anything was shared
-    both terms are masked, or means and observations are random. ``discriminator``: the client's own
-    classifier, or a bilinear form that it learns. ``wishes``: clients say with what they release
-    how many observations they want, and of whom.
-    """
+    """Representation sharing; weights and numbers are the paper's, reductions its authors'."""
 
     lambda_kd: NonNegative = 10.0
+    """Weight of the distance between features and the global mean of their class."""
     lambda_disc: NonNegative = 1.0
-    n_avg: PositiveInt = 10  # rows in an observation, if the class has so many
-    m_up: NonNegativeInt = 1  # observations of each class that a client releases
-    m_down: PositiveInt = 1  # observations of each class that it gets
+    """Weight of the loss that classifies features by comparing them with other clients' means."""
+    n_avg: PositiveInt = 10
+    """Number of rows in one observation (a mean of a few rows of one class)."""
+    m_up: NonNegativeInt = 1
+    """Number of observations per class that a client releases in a round."""
+    m_down: PositiveInt = 1
+    """Number of observations per class that a client receives in a round."""
     reduction: Literal["mean", "paper"] = "mean"
+    """Whether the two loss terms are means over features and classes, or sums as in the paper."""
     draw: Draw = "client"
+    """Whose observations a client receives.
+
+    ``client``: all classes of one other client. ``class``: each class from a client of its own.
+    ``nearest``: those of the clients whose means are nearest to its own.
+    """
     start: Literal["masked", "random"] = "masked"
+    """What clients compare with before anything was shared: nothing, or random numbers."""
     discriminator: Literal["classifier", "learned"] = "classifier"
+    """How features and means are compared: by the client's classifier, or by a learned matrix."""
     wishes: bool = False
-    shared_width: PositiveInt | None = None  # only the first features are shared; None: all
-    release_weight: str = ""  # the annotation that says what a row weighs in what is released
-    log_bound: bool = False  # the bound on mutual information is measured at every evaluation
-    # the chance of a row to be in an observation, each by itself, in place of exactly n_avg
+    """Whether clients tell the server how many observations they want, and from whom."""
+    shared_width: PositiveInt | None = None
+    """Number of first features that are shared. Needed if bodies have different widths.
+
+    The default is all.
+    """
+    release_weight: str = ""
+    """Name of the annotation that gives each row its weight in everything that is released."""
+    log_bound: bool = False
+    """Whether every evaluation measures the lower bound on the mutual information."""
     pick_rate: Fraction | None = None
+    """Probability that a row is in an observation. It replaces ``n_avg``.
+
+    Differential privacy for records needs it.
+    """
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True

@@ -29,11 +29,18 @@ def fedlog_mnist(
 
     It has two 5x5 convolutions (10 and 20 channels) and a hidden layer of 50.
 
-    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
-    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
-
     Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and
     more flexibility", table A.1.
+
+    Parameters
+    ----------
+    dropout
+        Dropout rate after the second convolution and before the last layer.
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     _check_size(input_shape, 28)
     return nn.Sequential(
@@ -68,8 +75,17 @@ def fedlog_cifar(
     It has two 5x5 convolutions (6 and 16 channels) and hidden layers of 120 and 100 (table A.1).
     The smaller net of the paper's experiment with two architectures is ``hidden = [100]``.
 
-    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
-    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
+    Parameters
+    ----------
+    hidden
+        Widths of the hidden layers.
+    dropout
+        Dropout rate before the last layer.
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     _check_size(input_shape, 32)
     if not hidden or any(isinstance(width, bool) or width < 1 for width in hidden):
@@ -103,11 +119,18 @@ def lenet5(
 ) -> nn.Module:
     """Return a net like LeNet5, of about 30 thousand parameters, for images of at least 4x4 pixels.
 
-    The features before its last layer are 84 numbers in (-1, 1), unless ``last`` is not ``tanh``:
-    ``relu``, ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
+    The features before its last layer are 84 numbers, in (-1, 1) with ``tanh``.
 
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4.
+
+    Parameters
+    ----------
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     return nn.Sequential(
         OrderedDict(
@@ -142,13 +165,22 @@ def codist_cnn(
     It has three 3x3 convolutions and two hidden layers. With 100 classes it has the paper's 109,348
     parameters; its large net, of 410,084, has ``channels = [32, 64, 64]``, ``hidden = [128, 256]``.
 
-    ``last`` is the activation at the end of the body: ``relu``, ``tanh``, ``none``, or ``clamp`` to
-    [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
-
     Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
     codistillation", appendix E. The counts leave open where maps are padded and pooled: here the
     first two convolutions are not padded and pooled by 2, the third is padded, so that maps of 6x6
     enter the first hidden layer.
+
+    Parameters
+    ----------
+    channels
+        Numbers of channels of the convolutions.
+    hidden
+        Widths of the hidden layers.
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     _check_size(input_shape, 32)
     _check_widths("channels", channels, 3)
@@ -185,6 +217,11 @@ def conv4(
     Each is 3x3, padded, with batch norm and ReLU; the first three are pooled by 2, the last over
     the whole map. With ``channels`` as they are and three colours it has 60,688 parameters before
     its last layer.
+
+    Parameters
+    ----------
+    channels
+        Numbers of channels of the convolutions.
     """
     _check_widths("channels", channels, 4)
     if min(input_shape[1:]) < POOLED:

@@ -26,8 +26,17 @@ def mlp(
 ) -> nn.Module:
     """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer.
 
-    ``last`` is the activation after the last of them, at the end of the body: ``relu``, ``tanh``,
-    ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given) without ReLU.
+    Parameters
+    ----------
+    hidden
+        Widths of the hidden layers.
+    dropout
+        Dropout rate before the last layer.
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     if isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}")

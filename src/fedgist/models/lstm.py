@@ -25,6 +25,15 @@ def word_lstm(
 
     Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
     codistillation", appendix E; the counts are those of FedJAX's word model (Ro, Suresh, Wu 2021).
+
+    Parameters
+    ----------
+    embedding
+        Width of the word embedding.
+    hidden
+        Width of the LSTM layers.
+    layers
+        Number of LSTM layers.
     """
     if len(input_shape) != 1:
         raise ValueError(

@@ -29,8 +29,14 @@ def mobilenetv2(
 ) -> nn.Module:
     """Return MobileNetV2: 2.2 million parameters before its last layer, and 1,280 features.
 
-    ``width`` multiplies all channels, rounded to multiples of 8; those of the last convolution it
-    only raises. Images get 32 times smaller on their way.
+    Images get 32 times smaller on their way.
+
+    Parameters
+    ----------
+    width
+        Factor of all channels, rounded to multiples of 8. The last convolution is only widened.
+    dropout
+        Dropout rate before the last layer.
     """
     if isinstance(width, bool) or not width > 0:
         raise ValueError(f"width must be above 0, not {width!r}")

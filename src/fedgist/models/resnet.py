@@ -33,9 +33,19 @@ def resnet9(
 ) -> nn.Module:
     """Return ResNet9: about 2.5 million parameters with the default width and features.
 
-    ``width`` is the channels of the first convolution, and ``features`` the width of the linear
-    layer before the last, whose outputs are in (-1, 1) unless ``last`` is not ``tanh``: ``relu``,
-    ``none``, or ``clamp`` to [-``last_bound``, ``last_bound``] (2 if not given).
+    Parameters
+    ----------
+    norm
+        Normalization layers. Use ``group`` if batches are small or under private training steps.
+    width
+        Number of channels of the first convolution.
+    features
+        Number of features: width of the linear layer before the last.
+    last
+        Activation at the end of the body, before the head. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     _check_widths(width=width, features=features)
 
@@ -73,10 +83,23 @@ def resnet18(
 ) -> nn.Module:
     """Return ResNet18 with a 3x3 first convolution of ``width`` channels.
 
-    ``features`` adds a linear layer of this width and an activation before the last layer: tanh,
-    or what ``last`` says, as in ResNet9. With 256 and tanh it is the net of
+    With ``features = 256`` and tanh it is the net of
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4, of 11.3 million parameters.
+
+    Parameters
+    ----------
+    norm
+        Normalization layers. Use ``group`` if batches are small or under private training steps.
+    width
+        Number of channels of the first convolution.
+    features
+        Width of a further linear layer before the last. The default is no such layer.
+    last
+        Activation after that linear layer. ``clamp`` cuts features to
+        [-``last_bound``, ``last_bound``] without ReLU.
+    last_bound
+        Bound of ``clamp``. The default is 2.
     """
     _check_widths(width=width, features=features)
     layers: list[tuple[str, nn.Module]] = [
@@ -109,6 +132,13 @@ def resnet50(
     Its first convolution is 7x7 with stride 2 and ``width`` channels, followed by max-pooling; a
     block's stride is that of its 3x3 convolution. Layers have the names of torchvision's, so that a
     file of its weights fits ``model.weights``.
+
+    Parameters
+    ----------
+    norm
+        Normalization layers. Use ``group`` if batches are small or under private training steps.
+    width
+        Number of channels of the first convolution.
     """
     _check_widths(width=width)
     layers: list[tuple[str, nn.Module]] = [

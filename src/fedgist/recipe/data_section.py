@@ -1,4 +1,4 @@
-"""The section of a recipe about its examples."""
+"""The section of a recipe about its data."""
 
 from __future__ import annotations
 
@@ -12,20 +12,36 @@ from fedgist.recipe.section import CLOSED, OpenSection, Positive, known
 
 
 class PublicSection(OpenSection):
-    """Rows that server and sites may all see.
+    """Rows that the server and all clients may see.
 
-    So many training rows, those of one client, or of another source.
+    They are training rows, the rows of one client, or rows of another source.
     """
 
     name: Annotated[str, known(SOURCES, "data set")] | None = None
-    rows: Positive | None = None  # drawn from the run's seed; of another source all if not given
-    # with another source: as many training rows are taken out, the same as `rows` would, and not
-    # used, so that clients hold the same rows whichever source is public
+    """Another data source that supplies the public rows. Its own options are written beside it.
+
+    Without a name, the public rows come from the training set.
+    """
+    rows: Positive | None = None
+    """Number of public rows. They are drawn from the run's seed.
+
+    If no value is given, all rows of another source or of a client are public.
+    """
     unused_rows: Positive | None = None
-    # whose rows all may see, or so many `rows` of them; "largest": of the client with most rows
+    """With another source: number of training rows to remove and not use.
+
+    Clients then hold the same rows as in a run with ``rows`` of the training set. Set it to compare
+    public data from the training set with public data from elsewhere.
+    """
     client: Annotated[int, Field(ge=0)] | str | None = None
-    labelled: bool = False  # whether methods see their labels, which the data must have
+    """Number or name of a client whose training rows are public, or ``"largest"``.
+
+    The client keeps these rows. ``"largest"`` is the client with the most training rows.
+    """
+    labelled: bool = False
+    """Whether methods may see the labels of the public rows."""
     augment: tuple[Augmentation, ...] = ()
+    """Augmentations of public image rows, as in ``data.augment``."""
 
     @model_validator(mode="after")
     def _fits(self) -> PublicSection:
@@ -45,34 +61,73 @@ class PublicSection(OpenSection):
 
 
 class WordsSection(BaseModel):
-    """How texts are read: at how many places of each, and which words are known."""
+    """How texts are split into tokens, and which tokens are known."""
 
     model_config = CLOSED
 
-    length: Positive = 20  # what is longer is cut
+    length: Positive = 20
+    """Maximum number of tokens per text. Longer texts are cut."""
     tokenizer: Literal["words", "wordpiece"] = "words"
-    size: Positive = 10_000  # the most frequent of the training texts
-    file: str | None = None  # of those that are known, one in each line, in their place
+    """How a text is split: into whole words, or into pieces of words (WordPiece)."""
+    size: Positive = 10_000
+    """Vocabulary size: the most frequent tokens of all training texts are kept."""
+    file: str | None = None
+    """A file with the vocabulary, one token per line. It replaces a vocabulary built from the data.
+
+    Use it if the training texts of the clients must not be seen together.
+    """
 
 
 class Data(OpenSection):
-    """Which examples are used."""
+    """The data source, its normalization, and rows held out or public."""
 
     name: Annotated[str, known(SOURCES, "data set")] = DEFAULT_SOURCE
-    classes: tuple[str, ...] = ()  # their names in order; the source's own if not given
-    normalize: Literal["pooled", "client", "none"] = "pooled"  # over whose training rows
-    # of each channel or column of numbers, or one for all; measured if not given
+    """The data source. Its own options (``path``, ``label``, ...) are written beside it."""
+    classes: tuple[str, ...] = ()
+    """Names of all classes, in the order of their numbers. The default is the source's own order.
+
+    State them if sites hold different classes, so that a class has the same number at all sites. A
+    label that is not listed is refused.
+    """
+    normalize: Literal["pooled", "client", "none"] = "pooled"
+    """How inputs are normalized.
+
+    ``pooled`` uses the mean and standard deviation of all training rows. ``client`` uses those of
+    each client's own training rows. ``none`` leaves inputs as they are (images: 0 to 1).
+    """
     mean: tuple[float, ...] = ()
+    """Means to normalize with: one per channel or numeric column, or one for all.
+
+    They are measured if not given. With ``normalize = "client"`` they apply to the server's test
+    sets only. State them in a real federation, where the rows are never together.
+    """
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    train_rows: Positive | None = None  # only this many training rows
-    draw: Literal["first", "random"] = "first"  # which: the first, or drawn from the run's seed
-    # share of each client's training rows that is held out
+    """Standard deviations to normalize with, in the same form as ``data.mean``."""
+    train_rows: Positive | None = None
+    """Use only this number of training rows. The default is all."""
+    draw: Literal["first", "random"] = "first"
+    """Which rows ``data.train_rows`` keeps: the first, or random rows drawn from the run's seed."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    # so many training rows are held out at the server, for its own models
+    """Fraction of each client's training rows held out for validation.
+
+    The record then has the columns ``eval/validation/...``. Set it to tune or to stop early.
+    """
     held_out: Annotated[int, Field(ge=0)] = 0
+    """Number of training rows held out for validation at the server.
+
+    ``eval/validation/...`` is then the mean score of the server's models.
+    """
     augment: tuple[Augmentation, ...] = ()
-    public: PublicSection | None = None  # rows that all may see
-    words: WordsSection | None = None  # of texts
+    """Augmentations of training images. The order in the list does not matter.
+
+    ``crop`` pads by 4 pixels. ``batch_crop`` and ``batch_flip`` are drawn once per batch.
+    ``resized_crop`` keeps 0.2 to 1 of the area, ``color_jitter`` has strengths 0.8, 0.8, 0.8, 0.2
+    and applies to 80 % of the images, ``grayscale`` to 20 %.
+    """
+    public: PublicSection | None = None
+    """Rows that the server and all clients may see. Distillation methods need them."""
+    words: WordsSection | None = None
+    """How texts are split into tokens, and which tokens are known."""
 
     @model_validator(mode="after")
     def _draws_some(self) -> Data:

@@ -1,4 +1,4 @@
-"""The section of a recipe about peers: who hears whom."""
+"""The section of a recipe about peers: the graph of clients that exchange messages."""
 
 from __future__ import annotations
 
@@ -18,15 +18,27 @@ NEEDED: Mapping[str, str] = MappingProxyType(
 
 
 class GraphSection(BaseModel):
-    """Who hears whom: all through the server, as a relay, or each its neighbors alone."""
+    """Whose messages each client receives: a relay by the server, or a graph of peers."""
 
     model_config = CLOSED
 
     name: GraphName = "relay"
-    degree: Annotated[int, Field(ge=1)] | None = None  # neighbors of each, of random_regular
-    chance: Annotated[float, Field(gt=0, le=1)] | None = None  # of each pair, of erdos_renyi
-    path: str | None = None  # a file of "client,hears" or "round,client,hears" lines
-    changes: bool = False  # whether a random graph is drawn anew in every round
+    """Whose messages each client receives.
+
+    ``relay``: those of all others, through the server. The other names are graphs of peers, in
+    which a client receives the messages of its neighbors only.
+    """
+    degree: Annotated[int, Field(ge=1)] | None = None
+    """Number of neighbors of every client. Needed by ``random_regular``."""
+    chance: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Probability that two clients are neighbors. Needed by ``erdos_renyi``."""
+    path: str | None = None
+    """A CSV file with the columns ``client,hears`` or ``round,client,hears``. Needed by ``file``.
+
+    A line with a round holds from that round on.
+    """
+    changes: bool = False
+    """Whether a random graph is drawn again in every round."""
 
     @model_validator(mode="after")
     def _complete(self) -> GraphSection:

@@ -18,31 +18,57 @@ NEEDED_BY_STEPS = ("sampling_rate", "gradient_clip")
 
 
 class PrivacySection(BaseModel):
-    """What the server may see, and how much it may learn of a record or a client."""
+    """Differential privacy, and what the server may see."""
 
     model_config = CLOSED
 
-    min_replies: Positive = 1  # what comes from fewer clients is withheld from the server
-    share_measurements: bool = True  # training losses and scores leave the clients
-    # whose presence is hidden by differential privacy: one row's, or one client's
+    min_replies: Positive = 1
+    """Minimum number of clients behind anything the server sees.
+
+    Totals and single messages from fewer clients are withheld from the server. Raise it to keep the
+    server from seeing a total of few clients.
+    """
+    share_measurements: bool = True
+    """Whether clients report training losses and scores. If false, the record has none."""
     unit: Unit = "none"
-    # what the whole run may spend
+    """Whose presence differential privacy hides: one ``record`` (row) or one ``client``."""
     epsilon: Amount | None = None
+    """Privacy budget (epsilon) of the whole run, including the first exchange.
+
+    Needed with ``privacy.unit``. A smaller budget means more noise.
+    """
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    # bound of the norm of a row's features, or of a client's message
+    """Probability (delta) with which the promise of epsilon may fail. Needed with ``unit``."""
     clip: Bound | None = None
-    # noise once on the total, by a server that is trusted with sums, or at each client
+    """Clipping norm (L2): of a row's features (``record``) or a client's message (``client``).
+
+    Needed with ``privacy.unit``. A smaller norm means less noise and more distortion.
+    """
     where: Literal["central", "local"] = "central"
-    # of a simulation, which its seed repeats, or of the operating system: a run that is recorded
-    # and cannot be repeated
+    """Where noise is added: once to the total (``central``), or by each client (``local``).
+
+    ``central`` needs a server that is trusted with totals.
+    """
     noise: Literal["seed", "system"] = "seed"
-    # rounds that may be done again with other noise, after a stop: they are paid in advance
+    """Source of the noise: the run's seed, or the operating system.
+
+    A seed makes a simulation repeatable, but anyone who knows the seed can subtract the noise. Use
+    ``system`` for real private data. Such a run cannot be repeated.
+    """
     repeats: Annotated[int, Field(ge=0, le=10_000)] = 0
-    accounting: Accounting = "tight"  # or by the formula of FedLog's theorem 4
-    # of a record: the promise holds for bodies that do not depend on it, or bodies learn in private
+    """Number of rounds that may be run again after a stop. The budget pays for them in advance."""
+    accounting: Accounting = "tight"
+    """How noise is calibrated: exactly, or by the formula of FedLog's theorem 4 (``paper``)."""
     bodies: Literal["fixed", "dp_sgd"] = "fixed"
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # of rows, in a private step
-    gradient_clip: Bound | None = None  # bound of the norm of a row's gradient
+    """What the promise to records assumes about model bodies.
+
+    ``fixed``: the bodies do not depend on the record. ``dp_sgd``: no assumption, because bodies are
+    trained with noise, too.
+    """
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Probability that a row takes part in a private training step. Needed by ``dp_sgd``."""
+    gradient_clip: Bound | None = None
+    """Clipping norm (L2) of a row's gradient. Needed by ``dp_sgd``."""
 
     @field_validator(
         "epsilon", "delta", "clip", "where", "noise", "repeats", "accounting", "bodies"

@@ -50,39 +50,72 @@ class _Section(BaseModel):
 
 
 class Partitioning(OpenSection):
-    """Which client has which rows, and the options of that partition."""
+    """How the rows are divided among the clients."""
 
     name: Annotated[str, known(PARTITIONS, "partition")] = "dirichlet"
+    """How rows are divided among clients. The options of the rule are written beside it."""
 
 
 class ClientsSection(_Section):
-    """The clients: how many, with which models, from which start, and when they are online."""
+    """The clients: their number, models, random start, and when they are online."""
 
     num_clients: Positive = 10
-    # share of the clients by model; if empty, all have [model]
+    """Number of clients. With a natural partition, the data determine it."""
     architectures: dict[str, dict[str, Any] | float] = {}
-    # groups with a model each, in which a client may be several times
+    """Several model architectures: ``{mlp = 0.5, lenet5 = 0.5}``, or one table per architecture.
+
+    A table has ``model``, the options of that model, and either ``share``, the fraction of clients
+    that have it (drawn from the seed), or ``clients``, their numbers. A share of 0 is a model that
+    only the server has. If no architectures are given, all clients have ``[model]``.
+    """
     pools: dict[str, dict[str, object]] = {}
+    """Groups of clients with one model per group. A client may be in several groups."""
     init: Literal["shared", "own"] = "shared"
-    # chance to be online in a round, or a file of "round,client" lines
+    """``shared``: all clients of an architecture start from the same weights. ``own``: from
+    different random weights.
+    """
     availability: Share | str = 1.0
-    delay: Share = 0.0  # chance that a reply reaches the server a round late
-    graph: GraphSection = GraphSection()  # whom each hears, or a relay
-    max_norm: Annotated[float, Field(gt=0)] | None = None  # of messages to the server: L2
-    max_rows: Positive | None = None  # that a client may say it has
-    # what some clients set for themselves, as the method lets them
+    """Probability that a client is online in a round, or a CSV file of ``round,client`` lines.
+
+    If the file does not name round 0 (the exchange before training), round 1 is used for it.
+    """
+    delay: Share = 0.0
+    """Probability that a reply arrives one round late.
+
+    Only some methods accept late replies. All others drop them.
+    """
+    graph: GraphSection = GraphSection()
+    """Whose messages each client receives: the server's relay, or a graph of peers."""
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """Maximum norm (L2) of a message to the server, noise included. Larger messages are rejected.
+    """
+    max_rows: Positive | None = None
+    """Maximum number of rows a client may report. Messages that report more are rejected.
+
+    The default is 2,147,483,648.
+    """
     settings: dict[str, dict[str, object]] = {}
+    """Settings of single clients, where the method allows them. One table per group of clients."""
 
 
 class ModelSection(OpenSection):
     """The clients' model."""
 
     name: Annotated[str, known(MODELS, "model", "factory")] = "mlp"
-    head: str | None = None  # name of the linear layer that is the head; the last one if not given
-    weights: str | None = None  # a file whose arrays are the start, in place of random numbers
-    # the random start of linear layers and convolutions: torch's own, or a normal distribution of
-    # deviation 1 / sqrt(inputs) cut off at two deviations and biases of 0, as in Haiku
+    """The clients' model: a name, or your own ``package.module:factory``.
+
+    The options of the model are written beside it.
+    """
+    head: str | None = None
+    """Name of the linear layer that is the head. The default is the last linear layer."""
+    weights: str | None = None
+    """A file with pretrained weights (``.safetensors``, ``.pt`` or ``.pth``) to start from."""
     init: Literal["default", "truncated_normal"] = "default"
+    """Random start of linear and convolutional layers: torch's own, or a truncated normal.
+
+    The truncated normal has standard deviation 1 / sqrt(inputs), is cut at two standard deviations,
+    and sets biases to 0, as in Haiku.
+    """
 
     @model_validator(mode="after")
     def _starts_once(self) -> ModelSection:
@@ -103,24 +136,33 @@ def _well_named(name: str) -> str:
 
 
 class MethodSection(OpenSection):
-    """Which method or variant of one, ``NAME@VARIANT``, and its hyper-parameters."""
+    """The federated method and its hyper-parameters."""
 
     name: Annotated[
         str, known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
     ] = DEFAULT_METHOD
+    """The method: a name, a variant ``NAME@VARIANT``, or your own ``package.module:Class``.
+
+    The options of the method are written beside it.
+    """
 
 
 class ObjectiveSection(OpenSection):
-    """The loss that models are trained on, and the metrics by which they are judged beside it.
+    """The loss of the models, and the metrics by which they are evaluated.
 
-    Further keys are options of the objective.
+    The options of the objective are written beside its name.
     """
 
     name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
+    """What models learn: one class per row, the next word of texts, or SimCLR without labels."""
     metrics: Annotated[
         tuple[Annotated[str, known(CHOSEN_METRICS, "metric")], ...],
         Field(min_length=1),
     ] = tuple(CLASS_METRICS)
+    """Metrics of the models. The first one selects the best round. The log loss is always measured.
+
+    The default is all metrics of the objective.
+    """
 
     @model_validator(mode="after")
     def _has_metrics(self) -> ObjectiveSection:
@@ -134,10 +176,12 @@ class ObjectiveSection(OpenSection):
 
 
 class TestSet(_Section):
-    """A part of the test set: the rows of some classes, or of clients whose names match."""
+    """A part of the test set: rows of some classes, or of clients whose names match a pattern."""
 
     classes: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
-    clients: str | None = None  # such as "*/question"
+    """Numbers of the classes whose test rows form this set."""
+    clients: str | None = None
+    """A pattern of client names, such as ``"*/question"``, whose test rows form this set."""
 
     @model_validator(mode="after")
     def _is_one(self) -> TestSet:
@@ -147,28 +191,44 @@ class TestSet(_Section):
 
 
 class EvaluateSection(_Section):
-    """What is measured, and when; the last round is always measured."""
+    """What is evaluated, when, and which models are kept."""
 
     every: Annotated[Positive, _role("record")] = 1
-    # after so many rounds, and the last, copies that went through the next round's local training
-    # are tested beside the models; 0: never
+    """Number of rounds between evaluations. The last round is always evaluated.
+
+    Raise it if evaluation takes longer than training.
+    """
     trained_every: Annotated[int, Field(ge=0), _role("record")] = 0
-    # each client's own test rows, the whole test set, or the server's own models alone
+    """Every N rounds and after the last, also test copies fine-tuned by one more local training.
+
+    The column is ``eval/client/trained_accuracy_mean``, which some papers report. 0 disables it.
+    """
     on: Literal["client", "test", "global"] = "client"
-    train: bool = False  # also on each client's training rows
-    # what is trained on the features of frozen bodies and scored on all test rows
+    """What models are tested on.
+
+    ``client``: each client's own test rows. ``test``: the whole test set. ``global``: the server's
+    models only.
+    """
+    train: bool = False
+    """Whether models are also evaluated on each client's training rows."""
     probe: Literal["none", "sgd", "logistic", "knn"] = "none"
-    # further kinds of probes, each with columns of its own
+    """A classifier trained on the features of each frozen body and scored on all test rows.
+
+    ``sgd`` is a linear layer, ``logistic`` logistic regression, ``knn`` the nearest neighbors.
+    Features are standardized by the training rows. With ``simclr`` the default is ``logistic``.
+    """
     probes_beside: tuple[Literal["sgd", "logistic", "knn"], ...] = ()
-    # whose models are kept: the last round's, or those of the best one on validation data
+    """Further probes with their own columns: ``["sgd"]`` adds ``eval/client/probe_sgd_mean``."""
     keep: Literal["last", "best_validation"] = "last"
-    # rounds without a better score on validation data after which the run stops; 0: it never does
+    """Which models the run keeps: those of the last round, or of the best round by validation."""
     patience: Annotated[int, Field(ge=0)] = 0
-    sets: dict[str, TestSet] = {}  # further test sets of the server's own models, by name
-    # features of this many test rows of each client are saved at the end, for pictures
+    """Stop after this many rounds without a better validation score. 0 disables early stopping."""
+    sets: dict[str, TestSet] = {}
+    """Further test sets of the server's models, by name: ``eval/global/MODEL/NAME/...``."""
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
-    # and after these rounds, each in a file of its own
+    """Number of test rows per client whose features are saved at the end, for pictures."""
     save_features_at: Annotated[tuple[Positive, ...], _role("record")] = ()
+    """Rounds after which features are saved as well, in ``features-ROUND.safetensors``."""
 
     @model_validator(mode="after")
     def _of_some_rows(self) -> EvaluateSection:
@@ -187,42 +247,70 @@ class EvaluateSection(_Section):
 class EngineSection(_Section):
     """How the work is done.
 
-    Only ``plans`` and ``server_threads`` can change results, in their last bits: a run keeps them.
+    Only ``plans`` and ``server_threads`` can change results, in their last bits. A run keeps them.
     """
 
     name: EngineName = "local"
+    """``local`` trains stacks of clients on all cores. ``loopback`` gives each client its own site.
+
+    With ``loopback`` every message is packed into bytes, as over a network.
+    """
     device: Device = "cpu"
+    """The device to train on: ``auto`` (the GPU, if there is one), ``cpu``, ``cuda``, ``cuda:1``.
+    """
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_WORKERS)] = "auto"
+    """Number of worker processes. ``auto`` is one per core.
+
+    Never more than one per client or four per core are started.
+    """
     cohort_size: Literal["auto"] | Positive = "auto"
-    # bytes for stacks of clients; half of the machine's if not given
+    """Number of clients trained together as one stack. ``auto`` is measured before round 1.
+
+    Another value changes the last bits of results.
+    """
     memory_limit: Annotated[int, Field(ge=1)] | None = None
+    """Memory for stacks of clients, in bytes. The default is half of the machine's memory."""
     checkpoint_every: Positive = 10
-    plans: dict[str, Plan] = {}  # chosen before round 1, by architecture
-    # with which the server learns and scores its models; one for each core, chosen before round 1
+    """Number of rounds between checkpoints."""
+    plans: dict[str, Plan] = {}
+    """The execution plan of each architecture. It is measured and written into ``recipe.toml``."""
     server_threads: Literal["auto"] | Positive = "auto"
+    """Number of threads with which the server trains and tests its own models.
+
+    ``auto`` is one per core, or 1 in a sweep. Another value changes the last bits of results.
+    """
 
 
 class PaperSection(_Section):
-    """What the paper printed for this experiment; it is shown beside our numbers."""
+    """The paper's own numbers for this experiment, shown beside the results."""
 
     source: str = ""
-    target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None  # percent
-    # by method: percent, and its standard error if it is printed
+    """The paper and table that the numbers come from. This section does not change a run."""
+    target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Accuracy in percent up to which the paper counts communication."""
     accuracy: dict[str, tuple[float, float] | tuple[float]] = {}
-    communication: dict[str, float] = {}  # by method: bits both ways until the target accuracy
-    departs: tuple[str, ...] = ()  # settings that differ from the paper's, filled in by reading
+    """The paper's accuracy per method, in percent, and its standard error if printed."""
+    communication: dict[str, float] = {}
+    """The paper's bits per method until the target accuracy, both directions together."""
+    departs: tuple[str, ...] = ()
+    """Settings that differ from the paper's. Filled in when the recipe is read."""
 
 
 class TuneSection(_Section):
-    """What a search over this recipe may spend beside its trials; nothing else reads it."""
+    """Settings of a search over this recipe. Only ``fedgist tune`` reads them."""
 
-    epsilon: Amount | None = None  # under privacy, on the choice of the best trial
+    epsilon: Amount | None = None
+    """Privacy budget that ``fedgist tune`` may spend on choosing the best trial.
+
+    It is spent in addition to the budgets of the trials. Needed to search a private recipe.
+    """
 
 
 class Recipe(_Section):
     """The complete description of a run."""
 
     seed: Annotated[int, _role("seed")] = 0
+    """Seed of all randomness of the run. Use several seeds to measure the spread of results."""
     data: Data = Data()
     partition: Partitioning = Partitioning()
     clients: ClientsSection = ClientsSection()

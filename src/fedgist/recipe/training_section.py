@@ -28,15 +28,21 @@ SCHEDULE_OPTIONS: Mapping[ScheduleName, Mapping[str, float]] = MappingProxyType(
 
 
 class ScheduleSection(BaseModel):
-    """How the learning rate moves over rounds; a name alone stands for a schedule's defaults."""
+    """How the learning rate changes over rounds. A name alone is a schedule with its defaults."""
 
     model_config = CLOSED
 
     name: ScheduleName = "constant"
-    warmup_rounds: Annotated[int, Field(ge=0)] = 0  # in which the rate rises, of any schedule
+    """How the learning rate changes from round to round."""
+    warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    """Number of first rounds in which the learning rate rises evenly. For any schedule."""
     step_rounds: Positive | None = None
+    """For ``step``: number of rounds between two drops of the learning rate. Default 10."""
     step_factor: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For ``step``: the learning rate is multiplied by this factor at each drop. Default 0.1."""
     min_factor: Share | None = None
+    """For ``linear`` and ``cosine``: final learning rate as a fraction of ``train.lr``. Default 0.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -64,28 +70,60 @@ class ScheduleSection(BaseModel):
 
 
 class TrainSection(BaseModel):
-    """Training, for every method alike."""
+    """Local training at the clients. These settings apply to every method."""
 
     model_config = CLOSED
 
     num_rounds: Positive = 20
+    """Number of rounds of the run."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # how the clients of a round are drawn: so many, or each by itself with that chance
+    """Fraction of all clients selected in each round."""
     sampling: Sampling = "fixed"
+    """How clients are selected.
+
+    ``fixed``: a fixed number of the clients that are online. ``poisson``: each client independently
+    with probability ``fraction_train``, so that a round may select no client. Privacy amplification
+    needs ``poisson``.
+    """
     local_epochs: Positive = 1
+    """Number of passes over its training rows that a client makes in a round.
+
+    More epochs mean fewer messages, but local models drift further apart.
+    """
     batch_size: Positive = 10
+    """Number of training rows per local step."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of the clients' optimizer. Tune it first."""
     lr_schedule: ScheduleSection = ScheduleSection()
+    """How the learning rate changes over rounds: a name, or a table of the keys below."""
     optimizer: OptimizerName = "adam"
-    # when a client's optimizer starts anew: with each epoch or round, or never within a run
+    """The clients' optimizer."""
     optimizer_memory: Life = "round"
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # of optimizer momentum
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # 0.01 of adamw
-    # the norm to which each client's gradient is cut back in every step; 0: it never is
+    """When optimizer state is reset: every round, every epoch, or never (``run``).
+
+    Some methods override this.
+    """
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Momentum of the optimizer ``momentum``. Default 0.9."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay: added to the gradient, or with ``adamw`` subtracted from the weights.
+
+    The default with ``adamw`` is 0.01.
+    """
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Maximum gradient norm (L2) of a client in every step. 0 disables clipping."""
     class_weights: Literal["none", "balanced"] = "none"
+    """``balanced`` gives all classes of a client the same total weight in its loss.
+
+    Use it if a client's classes differ much in size.
+    """
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of each label that is spread evenly over all classes."""
     precision: Precision = "float32"
+    """Number format of training steps.
+
+    ``bfloat16`` uses torch's autocast and needs a GPU, or a CPU with AMX.
+    """
 
     @model_validator(mode="before")
     @classmethod

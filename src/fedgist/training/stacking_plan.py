@@ -35,12 +35,16 @@ GAIN = 0.98  # a less likely size must be this much faster
 
 @dataclass(frozen=True)
 class Plan:
-    """How many clients a stack has, how convolutions run, and whether the model stacks at all."""
+    """An execution plan: clients per stack, layout of convolutions, and whether to stack at all."""
 
     cohort_size: Annotated[int, Field(ge=1)]
+    """Number of clients trained together as one stack."""
     convolutions: Convolutions = "stacked"
+    """Whether convolutions run for ``each`` client or ``stacked`` for all clients of a stack."""
     stack: bool = True
+    """Whether the model can be stacked. If not, clients are trained one by one."""
     note: str = ""
+    """Why the model is not stacked."""
 
 
 Measure = Callable[[Plan], float]  # seconds per client and step

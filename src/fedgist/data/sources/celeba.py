@@ -28,23 +28,23 @@ _COLORS = 3
 
 
 def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dataset:
-    """Read CelebA in LEAF's format: faces of celebrities, who smile or not; people are clients.
+    """Read CelebA in LEAF's format: faces of celebrities, smiling or not. Each person is a client.
 
     Parameters
     ----------
     image_size
-        The size that all images get: the side of a square in pixels, or ``[height, width]``.
+        Size of all images: the side of a square in pixels, or ``[height, width]``.
 
     Notes
     -----
-    LEAF's .json files name each person's images and say of each whether the person smiles. Its
-    folders ``train`` and ``test`` are taken if they are there; otherwise all of ``all_data``, of
-    which the last fifth of each person's images is held out, in the files' order (rounded; at least
-    one image stays to train on). Images lie in ``raw/img_align_celeba``. People are the natural
-    clients, called by LEAF's numbers. Pooled normalization: mean and deviation of each channel, 0
-    to 1, over all training images.
+    LEAF's .json files list the images of each person, and whether the person smiles on them. The
+    folders ``train`` and ``test`` are used if they exist. Otherwise ``all_data`` is used, and the
+    last fifth of each person's images, in the order of the files, is held out (rounded; at least
+    one training image remains). Images are in ``raw/img_align_celeba``. Each person is a client,
+    named by LEAF's number. Pooled normalization: mean and deviation of each channel, 0 to 1, over
+    all training images.
 
-    CelebA is for research that is not commercial; its agreement stands on its page.
+    CelebA is for non-commercial research only. Its page has the agreement.
 
     Examples
     --------

@@ -101,7 +101,7 @@ def cifar100(*, root: Path | None = None, coarse: bool = False) -> Dataset:
     root
         The folder of downloaded data.
     coarse
-        Whether labels are the 20 coarse classes.
+        Whether to use the 20 coarse classes as labels.
 
     Notes
     -----

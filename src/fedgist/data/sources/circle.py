@@ -13,16 +13,15 @@ HALF_SIDE, RADIUS = 5.0, 26 / 7  # of the square, of the circle
 
 
 def circle(*, seed: int = 0) -> Dataset:
-    """Draw 80 points of a square whose class is whether they lie in a circle; two clients.
+    """Draw 80 points of a square, with two clients. The class says whether a point is in a circle.
 
     Notes
     -----
-    Points are uniform in the square from -5 to 5; those nearer to its middle than 26/7 are inside,
-    43 % on average. The client on the left has the 40 training points with the smaller first
-    coordinate. 1,000 further points to test on are divided at the same place; how many the paper
-    draws it does not say. All are drawn from the run's seed, the same on every machine, so runs of
-    several seeds have points of their own. Pooled normalization: none, coordinates stay as they
-    are.
+    Points are uniform in the square from -5 to 5. The circle has radius 26/7, and 43 % of the
+    points lie inside on average. The client on the left has the 40 training points with the smaller
+    first coordinate. 1,000 test points are divided at the same place; the paper does not say how
+    many it uses. All points are drawn from the run's seed, so every seed has different points.
+    Pooled normalization: none, coordinates are left as they are.
 
     Examples
     --------

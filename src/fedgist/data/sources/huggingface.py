@@ -58,40 +58,41 @@ def huggingface(
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Read labels and either a column of images or columns of numbers of a Hugging Face data set.
+    """Read a Hugging Face data set: labels, and a column of images or numeric columns.
 
     Parameters
     ----------
     path
-        A name on the hub, or a folder that its library saved.
+        A name on the hub, or a folder saved by the datasets library.
     config
-        Which configuration of a data set that has several.
+        The configuration, if the data set has several.
     label
-        The column of labels. If the data set names its classes, they have its names and order.
+        The column of labels. If the data set names its classes, these names and their order are
+        used.
     image
-        The column of images; either this or ``features``.
+        The column of images. Give either this or ``features``.
     features
-        The columns of numbers.
+        The numeric columns.
     client
-        The column that says whose a row is.
+        The column with the name of the client that owns a row.
     image_size
-        The size that all images get: the side of a square in pixels, or ``[height, width]``. If not
-        given, the size of the first image, which may have at most 2048x2048 pixels.
+        Size of all images: the side of a square in pixels, or ``[height, width]``. The default is
+        the size of the first image, which may have at most 2048x2048 pixels.
     train
         The split of training rows.
     test
-        The split of test rows; if not given, the one called ``test``, if there is one.
+        The split of test rows. The default is the split ``test``, if there is one.
     test_fraction
-        Share of each class that is held out as test rows, if there is no split of them.
+        Fraction of each class held out as test rows, if there is no test split.
     missing
-        ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
-        column over the training rows.
+        What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
+        column over the training rows replaces it.
     classes
         Names of the classes in the order of their numbers.
 
     Notes
     -----
-    Needs the package datasets, which is loaded by its own rules: it may fetch from the hub. Pooled
+    This source needs the package datasets, which may download data from the hub. Pooled
     normalization: mean and deviation of each column, or of each channel of images, 0 to 1, over all
     training rows, those held out for validation included.
 

@@ -47,22 +47,22 @@ def folder(
     Parameters
     ----------
     path
-        The folder that holds a folder for each class, or ``train`` and ``test`` (or ``val``) with
-        these in them.
+        The folder with one folder per class, or with ``train`` and ``test`` (or ``val``) that
+        contain these.
     image_size
-        The size that all images get: the side of a square in pixels, or ``[height, width]``. If not
-        given, the size of the first image, which may have at most 2048x2048 pixels.
+        Size of all images: the side of a square in pixels, or ``[height, width]``. The default is
+        the size of the first image, which may have at most 2048x2048 pixels.
     test_fraction
-        Share of each class that is held out as test rows, if there is no folder of test images.
+        Fraction of each class held out as test rows, if there is no folder of test images.
     classes
         Names of the classes in the order of their numbers.
 
     Notes
     -----
-    Images are .png, .jpg, .jpeg, .bmp or .webp of 8 bits a channel; hidden files are left out. If
-    all are grey they have one channel, else three. The names of the folders are the labels,
-    numbered in sorted order. Pooled normalization: mean and deviation of each channel, 0 to 1, over
-    all training images, those held out for validation included.
+    Images are .png, .jpg, .jpeg, .bmp or .webp of 8 bits a channel; hidden files are left out.
+    Images have one channel if all of them are grey, else three. The names of the folders are the
+    labels, numbered in sorted order. Pooled normalization: mean and deviation of each channel, 0 to
+    1, over all training images, those held out for validation included.
 
     Examples
     --------

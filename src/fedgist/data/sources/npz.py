@@ -31,25 +31,24 @@ def npz(
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Read the arrays x and y of a .npz file, and client, test, x_test and others if it has them.
+    """Read the arrays x and y of a .npz file, and optional arrays such as client and x_test.
 
     Parameters
     ----------
     path
         The file.
     test_fraction
-        Share of each class that is held out as test rows, if neither ``test`` nor ``x_test`` says
-        which they are.
+        Fraction of each class held out as test rows, if there is neither ``test`` nor ``x_test``.
     missing
-        ``"refuse"``: a missing number (NaN) is an error; ``"mean"``: it is replaced by the mean of
-        its column over the training rows.
+        What to do with a missing number (NaN). ``"refuse"``: it is an error. ``"mean"``: the mean
+        of its column over the training rows replaces it.
 
     classes
         Names of the classes in the order of their numbers.
 
     Notes
     -----
-    The arrays of the file; all others are ignored:
+    These arrays of the file are read; all others are ignored:
 
     ``x``
         The examples, a row each: columns of numbers (rows, columns); images of bytes (uint8) with

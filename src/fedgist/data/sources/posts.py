@@ -26,7 +26,7 @@ def stackexchange(
     test_fraction: float = 0.2,
     root: Path | None = None,
 ) -> SplitTexts:
-    """Read the posts of small Stack Exchange sites: what comes next in a sentence.
+    """Read posts of small Stack Exchange sites: sentences, to predict the next word.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ def stackexchange(
         Whether a user's questions and answers are two clients, ``SITE/USER/question`` and
         ``SITE/USER/answer``, and not one, ``SITE/USER``.
     test_fraction
-        The share of each client's sentences, the last ones, that is held out.
+        Fraction of each client's sentences, the last ones, held out as test rows.
 
     Notes
     -----
-    ``stackexchange_posts.jsonl`` has a post in each line, with ``source`` (the site), ``user``,
-    ``kind`` and ``text``. Rows are sentences; titles of questions are not among them, nor posts
-    whose user is not known (``null``). It stands in for ``stackoverflow``, which is large. Words
-    need no normalization.
+    ``stackexchange_posts.jsonl`` has one post per line, with ``source`` (the site), ``user``,
+    ``kind`` and ``text``. Rows are sentences. Titles of questions and posts of unknown users
+    (``null``) are left out. Use it in place of ``stackoverflow``, which is large. Words need no
+    normalization.
 
     Examples
     --------
@@ -76,18 +76,17 @@ def stackexchange(
 
 
 def shakespeare(*, test_fraction: float = 0.2, root: Path | None = None) -> SplitTexts:
-    """Read Shakespeare's plays, each role a client: what comes next in a sentence.
+    """Read Shakespeare's plays, to predict the next word. Each role is a client.
 
     Parameters
     ----------
     test_fraction
-        The share of each role's sentences, the last ones, that is held out.
+        Fraction of each role's sentences, the last ones, held out as test rows.
 
     Notes
     -----
-    ``shakespeare_by_role.jsonl`` has a role in each line, with ``play``, ``role`` and ``speeches``,
-    a list. Clients are ``PLAY/ROLE``: the first lord of two plays are two. Words need no
-    normalization.
+    ``shakespeare_by_role.jsonl`` has one role per line, with ``play``, ``role`` and ``speeches``, a
+    list. Each role of a play is a client, ``PLAY/ROLE``. Words need no normalization.
 
     Examples
     --------

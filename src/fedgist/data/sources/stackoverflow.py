@@ -23,12 +23,12 @@ def stackoverflow(
     root: Path | None = None,
     seed: int = 0,
 ) -> SplitTexts:
-    """Read Stack Overflow of TensorFlow Federated: what comes next in a sentence.
+    """Read TensorFlow Federated's Stack Overflow: sentences, to predict the next word.
 
     Parameters
     ----------
     users
-        How many of the 342,477 users are read, drawn from the run's seed.
+        Number of users to read, of 342,477. They are drawn from the run's seed.
     kinds
         Which posts are read: ``questions``, ``answers``, or ``both``.
     by_kind
@@ -37,10 +37,9 @@ def stackoverflow(
 
     Notes
     -----
-    The file is that of ``tff.simulation.datasets.stackoverflow``, unpacked. Rows are sentences. An
-    export of it as CSV or JSONL is read by ``text_file``, with its columns of texts and users.
-    Training rows are those of the split ``train``, test rows what the same users wrote later, in
-    ``test``. Words need no normalization.
+    The file is the unpacked file of ``tff.simulation.datasets.stackoverflow``. Rows are sentences.
+    Training rows are from the split ``train``. Test rows are later sentences of the same users,
+    from ``test``. (``text_file`` reads an export as CSV or JSONL.) Words need no normalization.
 
     Examples
     --------

@@ -52,7 +52,7 @@ def table(
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Read a table with a column of labels; the other columns are numbers or categories.
+    """Read a table with a column of labels. The other columns are numbers or categories.
 
     Parameters
     ----------
@@ -61,35 +61,36 @@ def table(
     label
         The column of labels.
     client
-        The column that says whose a row is.
+        The column with the name of the client that owns a row.
     test
-        The column that is 1 (true) in test rows and 0 (false) in the others; or a second table,
-        with the test rows.
+        A column that is 1 (true) for test rows and 0 (false) for the others, or a second table with
+        the test rows.
     test_fraction
-        Share of each class that is held out as test rows, if ``test`` is not given.
+        Fraction of each class held out as test rows, if ``test`` is not given.
     columns
-        The columns that are used, each ``"number"`` or the list of its categories, so that every
-        site encodes them alike; another category is an error. If not given: all others but those in
-        ``ignore``, and the training rows tell what they are; a category that only test rows have
-        is 0 in all of its columns.
+        The columns to use, each ``"number"`` or the list of its categories. State them if several
+        sites must encode columns in the same way; an unlisted category is then an error. The
+        default is all columns but the label and those in ``ignore``, with the types and categories
+        of the training rows. A category that occurs in test rows only is then 0 in all its columns.
     ignore
-        Columns that are not used.
+        Columns to leave out.
     annotations
-        Columns of numbers that are no inputs: they stay beside the training rows, for methods.
+        Numeric columns that are not inputs. Methods may read them for each training row.
     missing
-        ``"refuse"``: a missing number is an error; ``"mean"``: it is replaced by the mean of its
-        column over the training rows. An empty cell among categories is a category of its own.
+        What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
+        column over the training rows replaces it. An empty cell among categories is a category of
+        its own.
     classes
         Names of the classes in the order of their numbers.
 
     Notes
     -----
-    A column is one of numbers if its type in a .parquet file says so, or if each of its cells is a
-    number or says that it is missing: empty, ``na``, ``n/a``, ``nan``, ``null``, ``none``, ``?``.
-    Any other column has categories, of which each becomes a 0/1 column. Labels are whole numbers or
-    texts, and numbered in sorted order. Pooled normalization: mean and deviation of each column of
-    numbers over all training rows, those held out for validation included; 0/1 columns stay as they
-    are.
+    A column is numeric if its type in a .parquet file says so, or if each of its cells is a number
+    or one of the signs of a missing value: empty, ``na``, ``n/a``, ``nan``, ``null``, ``none``,
+    ``?``. Any other column has categories, and each category becomes a 0/1 column. Labels are whole
+    numbers or texts, numbered in sorted order. Pooled normalization: mean and deviation of each
+    column of numbers over all training rows, those held out for validation included; 0/1 columns
+    stay as they are.
 
     Examples
     --------

@@ -33,20 +33,21 @@ def text_file(
     file
         The file of the training texts.
     test_file
-        One of test texts.
+        The file of the test texts.
     text
-        The field, or column, of the text, which may be a list of texts.
+        The field or column with the text, or with a list of texts.
     client
-        That of its client; without it the texts are nobody's.
+        The field or column with the client. By default texts belong to no client.
     sentences
-        Whether a text is cut into its sentences, each a row.
+        Whether each sentence of a text is a row of its own.
     test_fraction
-        The share of each client's texts, the last ones, that is held out without ``test_file``.
+        Fraction of each client's texts, the last ones, held out as test rows if there is no
+        ``test_file``.
 
     Notes
     -----
-    Words are in lower case, marks are words. At each place a model sees what came before and says
-    what comes next (``objective.name = "next_word"``). Words need no normalization.
+    Words are changed to lower case, and punctuation marks are words. The objective is
+    ``next_word``. Words need no normalization.
 
     Examples
     --------

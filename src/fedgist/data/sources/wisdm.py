@@ -26,20 +26,20 @@ _HELD_OUT = 1 / 5  # of each person's rows of each activity
 
 
 def wisdm(*, root: Path | None = None) -> Dataset:
-    """Read WISDM 1.1: 36 people, their phones' acceleration, and which of 6 things they do.
+    """Read WISDM 1.1: phone acceleration of 36 people, labelled with one of 6 activities.
 
     Notes
     -----
-    A row is ten seconds: 43 numbers made of the acceleration along three axes. People are the
-    natural clients, with 60 to 273 rows each, 18 of them of all activities. Rows lie in blocks, one
-    activity after the other, so those held out are the last fifth of each person's rows of each
-    activity, in the file's order (rounded; at least one row stays to train on): seconds that
-    follow each other are seldom on both sides. 615 numbers are missing, all of them times between
-    peaks, and replaced by the mean of their column over the training rows. Pooled normalization:
-    mean and deviation of each column over all training rows.
+    A row is ten seconds: 43 numbers computed from the acceleration along three axes. Each person is
+    a client, with 60 to 273 rows; 18 of them have rows of all activities. Rows are ordered by
+    activity. So the last fifth of each person's rows of each activity is held out (rounded; at
+    least one training row remains). Consecutive seconds are then seldom divided between training
+    and test rows. 615 numbers are missing, all of them times between peaks. The mean of their
+    column over the training rows replaces them. Pooled normalization: mean and deviation of each
+    column over all training rows.
 
-    The laboratory asks that the paper below be cited, and that the readme.txt of the archive go
-    along wherever the data are passed on.
+    The laboratory asks users to cite the paper below, and to include the archive's readme.txt if
+    they pass the data on.
 
     Examples
     --------

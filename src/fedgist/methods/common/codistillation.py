@@ -49,24 +49,27 @@ PAIR = 2  # fewer pools have nobody to learn from
 
 @dataclass(frozen=True)
 class Distillation:
-    """How students learn; what may be a table has a number for each pool.
-
-    ``steps`` of Adam on ``batch_size`` public rows each; the rate falls evenly over the rounds to
-    ``final_factor`` of ``lr`` (the paper's decay, between 0 and 1; at 0 a distillation in the last
-    rounds does nothing). ``temperature`` is that of a teacher's predictions (T below 1
-    sharpens them), ``regularization`` (r) the weight of the student's own first predictions in its
-    target, ``labels`` that of true labels, where public rows have them. ``mixup`` is the parameter
-    of its Beta distribution; 0: rows are not mixed.
-    """
+    """Settings of a distillation. Fields that accept a table may be set per pool."""
 
     steps: PositiveInt
+    """Number of Adam steps of one distillation."""
     batch_size: PositiveInt = 128
+    """Number of public rows per step."""
     lr: PerPool[Positive] = 1e-3
+    """Learning rate of the distillation."""
     final_factor: PerPool[Share] = 1.0
+    """Final learning rate as a fraction of ``lr``. The rate falls evenly over the rounds.
+
+    With 0, a distillation in the last rounds changes nothing.
+    """
     temperature: PerPool[Temperature] = 1.0
+    """Temperature (T) of a teacher's predictions. A value below 1 sharpens them."""
     regularization: PerPool[Share] = 0.0
+    """Weight (r) of the student's own first predictions in its target."""
     labels: Share = 0.0
+    """Weight of true labels in the target. Needs ``data.public.labelled``."""
     mixup: NonNegativeInt = 0
+    """Parameter of mixup's Beta distribution. 0 disables mixup."""
 
     def optimizer(self, pool: str, ctx: Context) -> Optimizer:
         """Return a student's optimizer in a round."""

@@ -26,23 +26,29 @@ ServerRule = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
 class ServerOptimizer:
     """A server's optimizer and its settings; the defaults are FedAdam's, as Reddi et al. print it.
 
-    ``rule``: ``sgd``; ``momentum`` (FedAvgM: Hsu, Qi, Brown 2019); ``adagrad``, ``adam``, ``yogi``
-    (FedAdagrad, FedAdam, FedYogi: Reddi et al. 2021, algorithm 2). ``lr`` may be a table, a number
-    for each pool. ``beta1`` is read by all but ``sgd``, ``beta2`` by ``adam`` and ``yogi``; ``eps``
-    is what they call tau, and ``start`` the first value of the second moment. With
-    ``bias_correction``, ``adam`` is Kingma and Ba's (2015, algorithm 1), which
-    ``torch.optim.Adam`` has: moments then start from 0. The rate falls evenly over the rounds to
-    ``final_factor`` of it; 1: it stays.
+    ``momentum`` is FedAvgM (Hsu, Qi, Brown 2019); ``adagrad``, ``adam``, ``yogi`` are FedAdagrad,
+    FedAdam, FedYogi (Reddi et al. 2021, algorithm 2), whose tau is ``eps``. With
+    ``bias_correction``, ``adam`` is that of Kingma and Ba (2015, algorithm 1), as in
+    ``torch.optim.Adam``.
     """
 
     rule: ServerRule = "adam"
+    """The server's optimizer: FedAvgM (``momentum``), FedAdagrad, FedAdam, FedYogi, or plain SGD.
+    """
     lr: PerPool[Positive] = 0.01
+    """Learning rate of the server, or a table with one rate per pool."""
     beta1: Share = 0.9
+    """Decay of the first moment. Not used by ``sgd``."""
     beta2: Share = 0.99
+    """Decay of the second moment. Used by ``adam`` and ``yogi``."""
     eps: Positive = 1e-3
+    """Number added to the root of the second moment (tau in the paper)."""
     start: NonNegative = 1e-6
+    """First value of the second moment."""
     bias_correction: bool = False
+    """Whether ``adam`` corrects its moments for their start, as ``torch.optim.Adam`` does."""
     final_factor: Share = 1.0
+    """Final learning rate as a fraction of the first. 1 keeps the rate constant."""
 
     def check(self, pools: Iterable[str]) -> None:
         """Raise InputError if a pool has no learning rate, or a setting has no reader."""
