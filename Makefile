@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check pythons docs docs-links wheel fuzz format bench clean
+.PHONY: help install demo test check pythons docs docs-links wheel fuzz mutants format bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ wheel: $(STAMP) ## The package, in dist/
 
 fuzz: $(STAMP) ## 10,000 broken recipes, records, checkpoints, data files and Python arguments; CASES=... for more
 	PYTHONPATH=tests $(BIN)/python -m fuzz.suite --cases $(or $(CASES),10000)
+
+mutants: $(STAMP) ## Whether each fault of mutants.toml is caught by its test, ten minutes; ONLY=7 for one
+	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only "$(ONLY)")
 
 bench: $(STAMP) ## Time and memory against bare PyTorch loops; writes bench.json
 	$(BIN)/python bench/bench.py --out bench.json

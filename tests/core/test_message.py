@@ -256,6 +256,15 @@ def test_the_gate_names_what_is_missing_or_too_much() -> None:
     assert refuse(extra, NAMED) == "rows/c was not asked for"
 
 
+def test_the_norm_is_that_of_all_arrays_together() -> None:
+    # rejects a bound on each array by itself
+    value = Named({"a": torch.full((1,), 3.0), "b": torch.full((1,), 4.0)})
+    form = Form.of(value)
+    assert refuse(value, dataclasses.replace(form, max_norm=5.0)) is None
+    why = "its norm is 5, above clients.max_norm = 4.9"
+    assert refuse(value, dataclasses.replace(form, max_norm=4.9)) == why
+
+
 def test_a_type_is_found_by_its_registered_name_alone() -> None:
     assert registered(type_name(Pair)) is Pair
     for name in ("os:system", "fedgist.core.message:Form", ""):

@@ -12,19 +12,23 @@ from scipy import stats
 from torch import Tensor
 
 from fedgist.core import random
+from fedgist.core.counts import CountRange
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Labels, Method, Order
 from fedgist.core.privacy import (
     Privacy,
     bounded,
     clipped,
+    count_range,
     noised,
     sensitivity,
     with_central_noise,
 )
 from fedgist.core.replies import Count, Replies, Subtotal
+from fedgist.core.system_noise import FARTHEST
 from fedgist.core.tree import leaves, map_leaves, named
 from fedgist.methods import METHODS
+from fedgist.methods.common.averaging import Weights
 from fedgist.testing.small_worlds import PAIRS, blobs, federation, trace, world
 
 CLIP = 1.5
@@ -161,6 +165,14 @@ def test_clipping_keeps_what_is_small_and_shows_what_is_not_finite() -> None:
     assert bounded(z, None) is z
 
 
+@pytest.mark.parametrize("grid", [0.0, 2.0**-20])
+def test_a_message_is_clipped_by_the_norm_of_all_its_arrays(grid: float) -> None:
+    # rejects a clip of each array by itself, and one by the largest of their norms
+    privacy = Privacy("client", "central", 1.0, 0.0, grid=grid)
+    sent = clipped(Weights({"a": torch.tensor([3.0]), "b": torch.tensor([-4.0])}), privacy).arrays
+    assert torch.allclose(torch.cat([sent["a"], sent["b"]]), torch.tensor([0.6, -0.8]), atol=1e-5)
+
+
 def test_noise_is_normal_of_the_deviation_and_its_own_for_every_array_and_key() -> None:
     message = {"a": torch.zeros(20_000), "b": torch.zeros(20_000)}
     noisy = [named(_noised(message, 3.0, random.key(i))) for i in range(2)]
@@ -208,6 +220,14 @@ def test_local_noise_of_many_clients_adds_up_and_central_noise_is_added_once() -
         return float(torch.stack(totals).double().std(0).mean())
 
     assert spread("local") > 1.2 * spread("central")
+
+
+def test_counts_may_be_off_by_a_clients_own_noise_in_both_directions() -> None:
+    # rejects an upper bound without the noise, or less it: good uploads would be refused
+    assert count_range(None, 10) == CountRange(0.0, 10)
+    assert count_range(Privacy("record", "central", CLIP, 2.0), 10) == CountRange(0.0, 10)
+    noisy = count_range(Privacy("record", "local", CLIP, 2.0), 10)
+    assert -noisy.least == noisy.most - 10 == FARTHEST * 2.0
 
 
 def test_nothing_is_sent_where_there_is_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -98,6 +99,14 @@ def test_keys_with_leading_dimensions_broadcast() -> None:
 def test_other_words_give_another_key(a: tuple[int | str, ...], b: tuple[int | str, ...]) -> None:
     key = random.key(7)
     assert (int(random.fold(key, *a)) == int(random.fold(key, *b))) == (a == b)
+
+
+@pytest.mark.parametrize("word", ["", "client", "größe"])
+def test_a_word_gives_the_same_key_in_every_process(word: str) -> None:
+    # rejects Python's hash of a text, which differs from process to process
+    key, number = random.key(7), zlib.crc32(word.encode()) + (1 << 32)
+    (before,) = unsigned(key)
+    assert unsigned(random.fold(key, word)) == [splitmix64((before ^ number) * 3 + GOLDEN)]
 
 
 def test_a_key_folded_word_by_word_is_the_key_of_all_words() -> None:

@@ -47,6 +47,18 @@ def test_wide_noise_is_normal_and_reaches_every_number(sigma: float) -> None:
     assert stats.binomtest(int((draws % 2).sum()), len(draws)).pvalue > 1e-6
 
 
+def test_within_a_slice_numbers_further_out_are_rarer() -> None:
+    # rejects a chance of being kept that falls half as fast; as a whole such noise looks normal
+    sigma, width = 1024.0, 64
+    draws = system_noise.discrete_gaussian(sigma, (2_000_000,)).abs() % width
+    number = np.arange(round(12 * sigma))
+    chance = np.exp(-((number / sigma) ** 2) / 2) * np.where(number == 0, 1, 2)
+    place = number % width
+    mean = np.average(place, weights=chance)
+    spread = math.sqrt(np.average((place - mean) ** 2, weights=chance) / len(draws))
+    assert abs(float(draws.double().mean()) - mean) < 5 * spread
+
+
 def test_no_numbers_are_asked_for() -> None:
     assert system_noise.discrete_gaussian(3.0, (0, 4)).shape == (0, 4)
     assert system_noise.uniform((2, 0)).shape == (2, 0)

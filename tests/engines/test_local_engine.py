@@ -25,6 +25,7 @@ from fedgist.errors import WorkerError
 from fedgist.recipe.reading import make
 from fedgist.runs.prepare import host_settings, open_world
 from fedgist.runs.round import start_server
+from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.world.model_groups import Group
@@ -101,6 +102,13 @@ def with_model(build: type[nn.Module], method: str = "fedavg", **sections: Any) 
 def test_the_same_bits_for_one_and_two_workers(method: str) -> None:
     alone, shared_out = (trace(world(method, engine={"workers": n})) for n in (1, 2))
     assert same(alone, shared_out)
+
+
+def test_clients_with_equally_many_rows_are_stacked_in_one_order() -> None:
+    # rejects stacks in the order of asking: sums would be added up in another order
+    small_world = world("fedavg", given={"clients": list(torch.split(torch.arange(30), 6))})
+    straight = trace(small_world, rounds=2)
+    assert same(straight, trace(small_world, rounds=2, make_engine=reversed_engine))
 
 
 @pytest.mark.slow

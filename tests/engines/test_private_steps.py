@@ -148,6 +148,12 @@ def test_each_step_draws_its_own_rows() -> None:
             assert again == pytest.approx(SOME**2, abs=0.2)
 
 
+def test_steps_take_the_place_of_whole_passes_over_the_rows() -> None:
+    # rejects a number that is rounded down: rows would be seen less often than asked for
+    steps = PrivateSteps(1.0, 1.0, 0.4)
+    assert [steps.count(epochs) for epochs in (0, 1, 2, 3)] == [0, 3, 5, 8]
+
+
 def test_all_steps_that_are_taken_are_charged() -> None:
     # rejects steps of the first epoch alone
     small = private_world(PrivateSteps(1.0, 1.0, SOME), train={"local_epochs": 3, "num_rounds": 1})

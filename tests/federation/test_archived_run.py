@@ -124,6 +124,7 @@ def test_a_table_that_was_sealed_anew_is_read_with_care(tmp_path: Path) -> None:
     path = tmp_path / "seed-0.csv"
     damaged: list[tuple[list[Line], str]] = [
         ([{"round": 2}, {"round": 1}], "round 1 comes after 2"),
+        ([{"round": 1}, {"round": 1}], "round 1 comes after 1"),
         ([{"round": 1, "train/loss": float("nan")}], "its train/loss is 'nan', not a number"),
         ([{"round": 1.5}], "round 1.5 comes after -1"),
     ]

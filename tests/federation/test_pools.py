@@ -69,8 +69,9 @@ def test_each_pool_is_drawn_from_alone(sizes: list[int], online: set[int], seed:
 
 
 def test_by_chance_each_pool_has_its_own() -> None:
-    clients = [ClientInfo(i, ("few", "many")) for i in range(40)]
-    pools = {"few": Pool(40, 4), "many": Pool(40, 20)}
+    # rejects a chance by the number of all clients: "few" has ten of the forty
+    clients = [ClientInfo(i, ("few", "many") if i < 10 else ("many",)) for i in range(40)]
+    pools = {"few": Pool(10, 4), "many": Pool(40, 20)}
     training = replace(world("fedavg").server.task.training, pools=pools, sampling="poisson")
     asked = [
         order.architecture

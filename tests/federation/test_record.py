@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fedgist.core.replies import Asked
 from fedgist.errors import CheckpointError, DiskFullError, OutputError
 from fedgist.runs import atomic_files as files
 from fedgist.runs import checkpoint
-from fedgist.runs.checkpoint import Checkpoint
+from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.record import STATE, Record, read_lines, summary, to_json
 from fedgist.runs.round_record import RoundRecord
 
@@ -67,6 +68,25 @@ def test_a_checkpoint_reads_back_bit_for_bit(tmp_path: Path) -> None:
     for before, after in ((saved.server, back.server), (saved.clients, back.clients)):
         assert before.keys() == after.keys()
         assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_the_best_round_reads_back_under_its_own_number(tmp_path: Path) -> None:
+    best = Checkpoint(3, {"a": torch.ones(2)}, {"m/x": torch.zeros(3)})
+    checkpoint.save(tmp_path, replace(arrays(), best=best))
+    back = checkpoint.load(tmp_path)
+    assert back is not None
+    assert back.best is not None
+    assert (back.round, back.best.round) == (7, 3)
+    assert torch.equal(back.best.server["a"], torch.ones(2))
+    assert torch.equal(back.best.clients["m/x"], torch.zeros(3))
+
+
+def test_what_was_asked_for_between_two_rounds_is_told_by_the_next_one() -> None:
+    # rejects the line of the round before, which is written already
+    binding = Binding(raised=((2, 4, 6),), forgotten=((3, 1),))
+    told = [binding.with_events({"round": number}).get("events") for number in (2, 3, 4, 5)]
+    raised, forgot = "train.num_rounds was raised from 4 to 6", "the server forgot client 1"
+    assert told == [None, [raised], [forgot], None]
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:

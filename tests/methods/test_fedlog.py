@@ -512,13 +512,26 @@ def test_a_round_that_is_withheld_changes_nothing_not_even_by_decay() -> None:
 
 
 def test_the_expected_share_discounts_where_it_is_a_secret_who_was_drawn() -> None:
-    # rejects the number that answered, which noise is there to hide
+    # rejects the number that answered, which noise is there to hide, and the share of those asked
     method: Any = FedLog()
-    ctx = memory_context(method, clients=4, fraction=0.5)
+    ctx = memory_context(method, clients=4, fraction=0.25)
     secret = replace(ctx.task.training, sampling="poisson")
     hidden = Privacy("client", "central", 1.0, 0.0)
     ctx = replace(ctx, task=replace(ctx.task, training=secret, privacy=hidden))
     server = method.server_update(method.init_server(ctx), answered({0: some_sums(0, 1)}), ctx)
     server = method.server_update(server, answered({1: some_sums(1)}), ctx)
-    expected = some_sums(1) + 0.5 * some_sums(0, 1)
+    expected = some_sums(1) + 0.75 * some_sums(0, 1)
     torch.testing.assert_close(server.sums.total, expected)
+
+
+def test_a_class_counts_as_sent_above_the_noise_of_all_replies_together() -> None:
+    # rejects the noise of one reply, and a deviation that grows with their number, not its root
+    method: Any = FedLog(memory="class")
+    ctx = memory_context(method, clients=4)
+    noisy = Privacy("record", "local", 1.0, 1.0)
+    ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
+    server = method.init_server(ctx)
+    for of_each, kept in ((5.0, 20.0), (1.1, 4.4), (0.9, 4.4)):  # the bound is 2 * sqrt(4)
+        parts = {client: of_each * torch.eye(3, 6) for client in range(4)}
+        server = method.server_update(server, answered(parts), ctx)
+        assert float(server.sums.total[0, 0]) == pytest.approx(kept)

@@ -18,10 +18,12 @@ import fedgist
 from fedgist.core import random
 from fedgist.core.losses import contrast
 from fedgist.core.method import ClientInfo, Context, Labels, Order, Reply
+from fedgist.core.privacy import Privacy
 from fedgist.core.replies import gather
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
 from fedgist.errors import InputError
+from fedgist.methods.common.newest import Newest
 from fedgist.methods.repshare import Relay, Released, Representations, RepShare
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
@@ -237,6 +239,18 @@ def test_who_releases_nothing_or_is_forgotten_is_not_heard() -> None:
         assert owners(down) == {0}
         assert down.mean[0, 0] == 1.0
         assert not method.download(relay, Order(0, "mlp"), ctx).there.any()
+
+
+def test_a_global_mean_is_known_above_the_noise_of_all_clients_together() -> None:
+    # rejects the noise of one client, and a deviation that grows with their number, not its root
+    _, ctx = heard(RepShare(), {0: released(0, ALL)}, {})
+    noisy = Privacy("record", "local", 1.0, 1.0)
+    ctx = replace(ctx, task=replace(ctx.task, privacy=noisy))
+    bound = 2 * ctx.task.num_clients**0.5
+    for rows, known in ((bound + 0.1, 1.0), (bound - 0.1, 0.0)):
+        parts = {"total": torch.ones(1, 2, 3, 5), "rows": torch.full((1, 2, 3), rows)}
+        relay = Relay.of(Newest(parts, torch.ones(1)), ctx)
+        assert relay.known.tolist() == [known] * 3
 
 
 def test_late_messages_count_unless_a_newer_one_is_there() -> None:
