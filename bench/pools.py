@@ -28,9 +28,9 @@ from fedgist.methods.common.codistillation import Distillation
 from fedgist.models import MODELS
 from fedgist.recipe.reading import make
 from fedgist.recipe.schema import Recipe
-from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.prepare import make_engine, prepare_run
 from fedgist.runs.round import Federation, context
-from fedgist.world.world import Given, make_world
+from fedgist.world.world import Overrides, make_world
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60
@@ -92,7 +92,7 @@ def _distillation() -> Callable[[], None]:
 
 def _of_images(
     num_clients: int, per_round: Mapping[str, int], **sections: Any
-) -> tuple[Recipe, Given]:
+) -> tuple[Recipe, Overrides]:
     x = _images()
     data = Dataset("images", x, torch.arange(len(x)) % 100, x[:100], torch.arange(100), 100, 255.0)
     tables: dict[str, dict[str, Any]] = {
@@ -107,12 +107,12 @@ def _of_images(
         "method": {"name": "merged_codist"},
         "evaluate": {"on": "global", "every": 1000},
     }
-    return make(recipe | sections), Given(data=data, public=x.numpy())
+    return make(recipe | sections), Overrides(data=data, public=x.numpy())
 
 
 def _round() -> Callable[[], None]:
     """Return a function that does a round: clients of both pools, then a distillation."""
-    world, server = open_world(
+    world, server = prepare_run(
         *_of_images(
             len(_images()) // EACH,
             CLIENTS,

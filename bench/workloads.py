@@ -16,9 +16,9 @@ from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
 from fedgist.models import MODELS
 from fedgist.recipe.reading import make
-from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.prepare import make_engine, prepare_run
 from fedgist.runs.round import Federation
-from fedgist.world.world import Given, World
+from fedgist.world.world import Overrides, World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
 
@@ -108,7 +108,7 @@ def opened(
     )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
     tests = [rows[0][:1]] * work.clients
-    return open_world(recipe, Given(work.data(), clients=rows, clients_test=tests))
+    return prepare_run(recipe, Overrides(work.data(), clients=rows, clients_test=tests))
 
 
 def plans_of(work: Workload) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
 from fedgist.recipe.reading import make
-from fedgist.runs.prepare import host_settings, open_world
+from fedgist.runs.prepare import host_settings, prepare_run
 from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 from fedgist.world.model_groups import Group
-from fedgist.world.world import Given, World
+from fedgist.world.world import Overrides, World
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -378,5 +378,5 @@ def test_workers_that_would_have_nothing_to_do_are_left_out_with_a_note(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert host_settings(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
     recipe = make({"engine": {"workers": 150, "cohort_size": 2}, "clients": {"num_clients": 3}})
-    opened, _ = open_world(recipe, Given())
+    opened, _ = prepare_run(recipe, Overrides())
     assert any("engine.workers = 150 is lowered to 3: more" in n for n in opened.server.notes)

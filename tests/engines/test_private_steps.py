@@ -21,7 +21,7 @@ from fedgist.training import local_training, private_steps
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
 from fedgist.world import privacy_budget
-from fedgist.world.world import Given, World, make_world
+from fedgist.world.world import Overrides, World, make_world
 
 ALL_IN, SOME = 1.0, 0.5
 
@@ -250,4 +250,4 @@ def convolutional_world(sections: dict[str, Any]) -> World:
     raw = {k: v for k, v in sections.items() if k != "given"}
     raw |= {"method": {"name": "fedlog"}, "engine": {"workers": 1}}
     raw["train"] = raw["train"] | {"optimizer": "sgd", "num_rounds": 2}
-    return make_world(make(raw), Given(**sections["given"]))
+    return make_world(make(raw), Overrides(**sections["given"]))

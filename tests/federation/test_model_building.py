@@ -13,7 +13,7 @@ from torch import nn
 import fedgist
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import blobs, rows
-from fedgist.world.world import Given, make_world
+from fedgist.world.world import Overrides, make_world
 
 import outside_models as own  # isort: skip
 
@@ -111,7 +111,9 @@ def test_weights_may_start_from_a_truncated_normal_distribution_and_biases_from_
     else:
         recipe |= {"clients": {"pools": {"mlp": {"model": "mlp", **model}}}}
         recipe |= {"method": {"name": "fedadam"}}
-    start = make_world(make(recipe), Given(data=blobs(), clients=rows())).server.task.starts["mlp"]
+    start = make_world(make(recipe), Overrides(data=blobs(), clients=rows())).server.task.starts[
+        "mlp"
+    ]
     weight = start.params["3.weight"]
     assert weight.shape == (300, 400)
     assert float(weight.abs().max()) <= 2 / 400**0.5

@@ -29,7 +29,7 @@ from fedgist.methods.fedlog import FedLog
 from fedgist.recipe.reading import make
 from fedgist.report import run_files
 from fedgist.runs import run_rounds
-from fedgist.runs.central_privacy import central_seam
+from fedgist.runs.central_privacy import add_central_noise
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import RELEASES, read_lines
@@ -239,7 +239,7 @@ def test_private_averages_move_by_the_mean_of_the_differences(name: str) -> None
     downs = [fed.method.download(fed.server, order, ctx) for order in orders]
     answer = fed.engine.ask(ctx, orders[:4], downs[:4])  # one of five does not answer
     replies = gather(answer.subtotals, answer.each)
-    replies = central_seam(small.server, fed.server, replies, orders, ctx)
+    replies = add_central_noise(small.server, fed.server, replies, orders, ctx)
     after = named(fed.method.server_update(fed.server, replies, ctx))
     total = gather(answer.subtotals, ()).total()
     for key, array in before.items():
@@ -267,7 +267,7 @@ def test_totals_without_a_client_are_noise_over_as_many_as_are_drawn_on_average(
     small = drawn_one_by_one(privacy, architectures=TWO)
     fed = federation(small)
     ctx = fed.context("train", 1)
-    replies = central_seam(small.server, fed.server, gather((), ()), [], ctx)
+    replies = add_central_noise(small.server, fed.server, gather((), ()), [], ctx)
     (total,) = replies.totals  # one of all architectures
     assert total.architecture == "all"
     assert total.clients == ()

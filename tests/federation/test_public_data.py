@@ -15,7 +15,7 @@ from fedgist.recipe.reading import make
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.studies.tune import OBJECTIVE, Tuner
 from fedgist.testing.small_worlds import blobs, rows
-from fedgist.world.world import Given, World, make_world
+from fedgist.world.world import Overrides, World, make_world
 
 DIGITS = 1442  # training rows
 SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'
@@ -107,13 +107,13 @@ def test_so_many_rows_of_the_largest_client_may_be_public() -> None:
 
 
 def test_given_rows_take_the_place_of_the_recipes() -> None:
-    given = Given(data=blobs(), clients=rows(), public=blobs(seed=1).x.numpy())
+    given = Overrides(data=blobs(), clients=rows(), public=blobs(seed=1).x.numpy())
     recipe: dict[str, Any] = {"clients": {"num_clients": 5}}
     assert make_world(make(recipe), given).public is not None
     recipe["data"] = {"public": {"rows": 3}}
     with pytest.raises(RecipeError, match=r"data\.public names rows, and public= gives others"):
         make_world(make(recipe), given)
-    listed = Given(data=blobs(), clients=rows())
+    listed = Overrides(data=blobs(), clients=rows())
     with pytest.raises(RecipeError, match=r"data\.public.rows are taken out of the training rows"):
         make_world(make(recipe), listed)
     recipe["data"] = {"held_out": 3}

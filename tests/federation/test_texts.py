@@ -23,7 +23,7 @@ from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models.lstm import word_lstm
 from fedgist.recipe.reading import make
-from fedgist.world.world import Given, make_world
+from fedgist.world.world import Overrides, make_world
 from interrupted import gets_more_rounds
 
 WORDS, LENGTH, CLIENTS = 12, 6, 4
@@ -94,7 +94,7 @@ class Plain:
 
 def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
     data = texts()
-    small = make_world(make(recipe()), Given(data=data))
+    small = make_world(make(recipe()), Overrides(data=data))
     start = small.server.task.starts["word_lstm"]
     # whole batches, so that their order does not matter
     sections: dict[str, Any] = {"train": {"num_rounds": 1, "batch_size": 7}}
@@ -148,10 +148,10 @@ def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})
     if METHODS[method].needs_classes:
         with pytest.raises(InputError, match="needs one class for each row"):
-            make_world(make(asked), Given(data=texts()))
+            make_world(make(asked), Overrides(data=texts()))
     elif method == "flesd":
         with pytest.raises(InputError, match="texts have one at each place"):
-            make_world(make(asked), Given(data=texts()))
+            make_world(make(asked), Overrides(data=texts()))
     elif "codist" not in method:  # these need pools: below
         line = fedgist.run(asked, data=texts()).rounds[-1]
         assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0
@@ -205,7 +205,7 @@ def test_pools_of_texts_learn_from_each_other() -> None:
     assert line["server/distillation/small"] > 0
     mixed = options | {"distillation": distillation | {"mixup": 2}}
     with pytest.raises(InputError, match="mixup mixes numbers: texts cannot be mixed"):
-        make_world(make(pools("merged_codist", **mixed) | public), Given(data=texts(2)))
+        make_world(make(pools("merged_codist", **mixed) | public), Overrides(data=texts(2)))
 
 
 def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
@@ -214,14 +214,14 @@ def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
     public = {"name": "text_file", "file": str(file), "test_fraction": 0.0}
     options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
     asked = pools("merged_codist", **options) | {"data": {"public": public}}
-    world = make_world(make(asked), Given(data=texts()))
+    world = make_world(make(asked), Overrides(data=texts()))
     assert world.public is not None
     assert world.public.x.shape == (2, LENGTH)  # as long as the clients'
     wrong = {"data": {"public": public | {"tokenizer": "wordpiece"}}}
     with pytest.raises(InputError, match=r"data.public.tokenizer: unknown"):
-        make_world(make(asked | wrong), Given(data=texts()))
+        make_world(make(asked | wrong), Overrides(data=texts()))
     with pytest.raises(InputError, match="public: texts cannot be given so"):
-        make_world(make(pools("merged_codist")), Given(data=texts(), public=["w1 w2"]))
+        make_world(make(pools("merged_codist")), Overrides(data=texts(), public=["w1 w2"]))
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
     for pool, pattern in (("small", "*/answer"), ("large", "*/question")):
         asked["clients"]["pools"][pool]["clients"] = pattern
     asked["evaluate"] = {"on": "global", "sets": {"answers": {"clients": "*/answer"}}}
-    world = make_world(make(asked), Given(data=data))
+    world = make_world(make(asked), Overrides(data=data))
     assert [c.architectures for c in world.server.clients] == [("large",), ("small",)] * 2
     chosen: Any = world.server.task.test_sets["answers"]
     assert torch.equal(chosen.y, data.y_test[(owners == 1) | (owners == 3)])
@@ -252,21 +252,21 @@ def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
     assert 0.0 <= line["eval/global/large/answers/accuracy"] <= 1.0
     asked["clients"]["pools"]["large"]["clients"] = "*/title"
     with pytest.raises(InputError, match=r"'\*/title' matches none of the clients: ann/question"):
-        make_world(make(asked), Given(data=data))
+        make_world(make(asked), Overrides(data=data))
     asked["clients"]["pools"]["large"]["clients"] = "*/question"
     asked["partition"] = {"name": "iid"}
     with pytest.raises(InputError, match="the clients of this partition have no names"):
-        make_world(make(asked), Given(data=data))
+        make_world(make(asked), Overrides(data=data))
     asked["evaluate"]["sets"]["answers"] = {"clients": "*", "classes": [1]}
     with pytest.raises(InputError, match="a test set is of classes or of clients: give one"):
         make(asked)
 
 
 def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
-    world = make_world(make(recipe(data={"held_out": 12})), Given(data=texts()))
+    world = make_world(make(recipe(data={"held_out": 12})), Overrides(data=texts()))
     assert [len(world.partition.train[client]) for client in range(CLIENTS)] == [1] * CLIENTS
     with pytest.raises(InputError, match=r"held_out = 13.*each one of its own: 12 are left"):
-        make_world(make(recipe(data={"held_out": 13})), Given(data=texts()))
+        make_world(make(recipe(data={"held_out": 13})), Overrides(data=texts()))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_what_texts_do_not_have_is_refused(sections: dict[str, Any], says: str) 
     if "model" in sections:
         asked["model"] = sections["model"]
     with pytest.raises(InputError, match=says) as caught:
-        make_world(make(asked), Given(data=texts()))
+        make_world(make(asked), Overrides(data=texts()))
     assert "\n" not in str(caught.value)
 
 

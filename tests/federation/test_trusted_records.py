@@ -23,7 +23,7 @@ from fedgist.methods.fedavg import FedAvg
 from fedgist.runs import atomic_files, checkpoint, digests, run_inputs, runner
 from fedgist.runs.record import STATE, Record, read_lines
 from fedgist.testing.small_worlds import blobs
-from fedgist.world.world import Given
+from fedgist.world.world import Overrides
 
 ROUNDS = 6
 RECIPE: dict[str, Any] = {
@@ -287,7 +287,7 @@ def test_exchanged_test_sets_are_refused_on_resume_alone(tmp_path: Path) -> None
     with pytest.raises(RecipeError, match="the server's test sets changed since"):
         run(tmp_path / "run", **given, resume=True)
     # who uses its models need not have them
-    asked = Given(data=blobs(), clients=[torch.tensor(rows) for rows in ROWS])
+    asked = Overrides(data=blobs(), clients=[torch.tensor(rows) for rows in ROWS])
     assert runner.load_run(tmp_path / "run", asked)[0].round == ROUNDS
 
 

@@ -29,7 +29,7 @@ from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.recipe.reading import make, read
 from fedgist.runs import checkpoint
 from fedgist.runs import checkpointing as rounds
-from fedgist.runs.partial_round import RoundUnderWay
+from fedgist.runs.partial_round import PartialRound
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
 from fedgist.runs.round_record import RoundRecord
@@ -408,7 +408,7 @@ def test_what_is_left_of_a_round_is_copied_with_a_state_and_read_by_no_other_rou
     assert checkpoint.Checkpoint(3, arrays, arrays, under_way=left).copied().under_way == left
     small_world = pooled("merged_codist")
     fresh, stale = federation(small_world, PLAN), federation(small_world, PLAN)
-    stale.under_way = RoundUnderWay(RoundRecord(4, ("small", "large")), [], done=2)
+    stale.under_way = PartialRound(RoundRecord(4, ("small", "large")), [], done=2)
     assert without_times(stale.do_round(1)[0]) == without_times(fresh.do_round(1)[0])
 
 

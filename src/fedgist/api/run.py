@@ -28,8 +28,8 @@ from fedgist.recipe.reading import Recipe, make, read, read_recorded
 from fedgist.runs import runner
 from fedgist.runs.record import RECIPE, Line
 from fedgist.runs.round import Observer
-from fedgist.world.overrides import with_given
-from fedgist.world.world import Given
+from fedgist.world.overrides import apply_overrides
+from fedgist.world.world import Overrides
 
 
 def run(
@@ -114,7 +114,7 @@ def run(
     if method is not None:
         asked = with_method(asked, method)
     rows = clients_of(clients, "clients")
-    given = Given(
+    given = Overrides(
         data=None if data is None else in_memory(data),
         clients=rows,
         clients_test=clients_of(clients_test, "clients_test"),
@@ -125,7 +125,7 @@ def run(
         root=path_of(data_root, "data_root"),
     )
     stated = {} if recipe is None else recipe if isinstance(recipe, Mapping) else None
-    asked = with_given(asked, given, stated)
+    asked = apply_overrides(asked, given, stated)
     with watching(progress, callback, observer, _notes(asked, given, folder)) as watcher:
         done = runner.run(
             asked,
@@ -158,7 +158,7 @@ def _resumed(recipe: Recipe | Mapping[str, Any] | str | Path | None, folder: Pat
     return read_recorded(folder / RECIPE)
 
 
-def _notes(recipe: Recipe, given: Given, folder: Path | None) -> list[str]:
+def _notes(recipe: Recipe, given: Overrides, folder: Path | None) -> list[str]:
     """Return what a user should know before round 1."""
     name = recipe.method.name
     if folder is None or given.method is None or not name.startswith("__main__:"):

@@ -17,7 +17,7 @@ from fedgist.report.run_tables import rounds_sheet
 from fedgist.report.terminal import console
 from fedgist.runs.record import Line
 from fedgist.runs.round import Observer
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 ROUNDS_SHOWN = 8
 PAUSE_S = 0.2  # between two updates: a browser draws each of them
@@ -72,7 +72,7 @@ class _Started:
     notes: Sequence[str]
     callback: Callable[[Line], object] | None
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Pass the start on, and say the notes."""
         self.observer.began(server, folder, done)
         for text in self.notes:
@@ -100,7 +100,7 @@ class Silent:
     def __init__(self) -> None:
         self.begun = False
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Take note that what follows is worth a warning."""
         self.begun = True
 
@@ -117,14 +117,14 @@ class Silent:
 class NotebookTable:
     """Shows a bar and the last rounds in the output of a notebook's cell, and updates them."""
 
-    side: ServerSide | None = None
+    side: ServerContext | None = None
     lines: list[Line] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     head: str = ""
     shown_at: float = 0.0
     handle: Any = None
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Show the title."""
         self.side, self.head = server, title(server, folder)
         self.handle = importlib.import_module("IPython.display").display(self, display_id=True)

@@ -27,7 +27,7 @@ from fedgist.runs.finished.trained_models import sayable, server_net, trained_mo
 from fedgist.runs.record import to_json
 from fedgist.runs.round import Federation
 from fedgist.world.data import client_number
-from fedgist.world.world import Given, World
+from fedgist.world.world import Overrides, World
 
 
 def predict(
@@ -54,7 +54,7 @@ def predict(
 
 def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World]:
     """Return a run whose models predict."""
-    federation, world = runner.load_run(folder, Given(root=data_root))
+    federation, world = runner.load_run(folder, Overrides(root=data_root))
     if federation.task.objective.views > 1:
         raise RecipeError(
             f"{folder}: encoders predict nothing; look at them with fedgist probe, or export them"
@@ -140,7 +140,7 @@ def probe(
     kinds = [kind.strip() for kind in kinds]
     for kind in kinds:
         one_of(kind, PROBES, "probe")
-    federation, world = runner.load_run(folder, Given(root=data_root))
+    federation, world = runner.load_run(folder, Overrides(root=data_root))
     alone = client is not None and server_net(federation, world, client) is not None
     clients = list(range(len(world.partition.test)))
     if client is not None:

@@ -116,10 +116,10 @@ def export_(
     from fedgist.runs import runner
     from fedgist.runs.finished.model_files import check_format, export
     from fedgist.runs.finished.trained_models import SERVER, trained_model
-    from fedgist.world.world import Given
+    from fedgist.world.world import Overrides
 
     check_format(out)
-    federation, world = runner.load_run(folder, Given(root=data_root))
+    federation, world = runner.load_run(folder, Overrides(root=data_root))
     export(trained_model(federation, world, client), out)
     who = client if client.startswith(SERVER) else f"client {client}"
     console().print(words(f"{who} of {folder} written to {out}"))

@@ -16,13 +16,13 @@ from fedgist.report.terminal import column, say, words
 from fedgist.runs.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
 from fedgist.runs.record import Line, to_json
 from fedgist.runs.round import Observer
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 
 class Quiet:
     """Prints nothing."""
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Ignore the start."""
 
     def finished_round(self, line: Line) -> None:
@@ -35,7 +35,7 @@ class Quiet:
 class Json:
     """Prints a line of JSON for each round: the line of the record."""
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Ignore the start."""
 
     def finished_round(self, line: Line) -> None:
@@ -54,7 +54,7 @@ class Plain:
     def __init__(self) -> None:
         self.last, self.column, self.score = 0, ACCURACY, "accuracy"
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
         self.last = server.task.training.num_rounds
         self.column, self.score = main_column(server)
@@ -86,7 +86,7 @@ class Live:
         self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
         self.sent, self.accuracy, self.column, self.name = 0, "-", ACCURACY, ""
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
         self.sent, self.accuracy = 0, "-"
@@ -150,7 +150,7 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield Live(progress)
 
 
-def main_column(server: ServerSide) -> tuple[str, str]:
+def main_column(server: ServerContext) -> tuple[str, str]:
     """Return the column of the objective's first metric, and what to call it."""
     metric = server.task.objective.metrics[0]
     if server.recipe.evaluate.on != "global":
@@ -160,7 +160,7 @@ def main_column(server: ServerSide) -> tuple[str, str]:
     return column, metric.title.lower()
 
 
-def title(server: ServerSide, folder: str) -> str:
+def title(server: ServerContext, folder: str) -> str:
     """Return what runs in a line: the method, the data, the clients, and the folder if any."""
     where = f" -> {folder}" if folder else ""
     clients = f"{server.recipe.clients.num_clients} clients"

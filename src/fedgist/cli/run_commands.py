@@ -130,9 +130,9 @@ def forget(
     fedgist forget runs/mine --client 3 && fedgist run --resume runs/mine
     """
     from fedgist.runs import forgetting
-    from fedgist.world.world import Given
+    from fedgist.world.world import Overrides
 
-    number = forgetting.forget(folder, client, Given(root=data_root))
+    number = forgetting.forget(folder, client, Overrides(root=data_root))
     console().print(words(f"the server of {folder} keeps nothing of client {number}"))
 
 
@@ -147,9 +147,9 @@ def partition(
     parsed = read(find_recipe(recipe), settings or [])
     from fedgist.report.pictures import partition_png
     from fedgist.world.data import class_counts
-    from fedgist.world.world import Given, make_world
+    from fedgist.world.world import Overrides, make_world
 
-    world = make_world(parsed, Given(root=data_root))
+    world = make_world(parsed, Overrides(root=data_root))
     split = class_counts(world.data, world.partition)
     counts = split["train"]
     screen = console()

@@ -15,7 +15,7 @@ from fedgist.runs.composition import notes_on
 from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
-from fedgist.world.world import Given
+from fedgist.world.world import Overrides
 
 
 def start(
@@ -36,7 +36,9 @@ def start(
             "choose another --out"
         )
     if seeds == 1:
-        yield runner.run(recipe, Given(root=data_root), observer, folder=out, overwrite=overwrite)
+        yield runner.run(
+            recipe, Overrides(root=data_root), observer, folder=out, overwrite=overwrite
+        )
     else:
         numbers = range(recipe.seed, recipe.seed + seeds)
         for note in notes_on([recipe] * seeds):
@@ -60,7 +62,7 @@ def _seeds(
         try:
             yield runner.run(
                 recipe.model_copy(update={"seed": seed}),
-                Given(root=data_root),
+                Overrides(root=data_root),
                 observer,
                 folder=out / f"seed-{seed}",
                 overwrite=overwrite,
@@ -102,7 +104,7 @@ def resume(
             continue
         yield runner.run(
             recipe,
-            Given(root=data_root),
+            Overrides(root=data_root),
             observer,
             folder=run.folder,
             resume=True,

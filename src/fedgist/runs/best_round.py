@@ -15,7 +15,7 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe
 from fedgist.runs.columns import over_clients
 from fedgist.runs.record import Line
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def said(outcome: Mapping[str, Any]) -> list[str]:
     return [early + (what + numbers).format(**table)]
 
 
-def selection_of(side: ServerSide) -> Selection | None:
+def selection_of(side: ServerContext) -> Selection | None:
     """Return how a run's rounds are judged; None if its last round is taken, whatever it scored."""
     settings = side.recipe.evaluate
     if settings.keep == "last" and not settings.patience:

@@ -12,7 +12,7 @@ from fedgist.core.replies import EVERYBODY, Subtotal
 from fedgist.core.tree import Tree
 from fedgist.engines.message_form import upload_form
 from fedgist.runs.releases import Releases
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 
 def hides_absence(task: Task) -> bool:
@@ -21,8 +21,8 @@ def hides_absence(task: Task) -> bool:
     return central and task.training.sampling == "poisson"
 
 
-def central_seam(
-    side: ServerSide,
+def add_central_noise(
+    side: ServerContext,
     server: Tree,
     replies: Replies,
     orders: Sequence[Order],
@@ -51,7 +51,7 @@ def central_seam(
     return replies
 
 
-def _expected(side: ServerSide, orders: Sequence[Order]) -> dict[str, float]:
+def _expected(side: ServerContext, orders: Sequence[Order]) -> dict[str, float]:
     """Return over how many clients totals are, by architecture and altogether: no secret."""
     training, asked, share = side.task.training, [order.architecture for order in orders], 1.0
     if training.sampling == "poisson":  # how many were drawn is one
@@ -61,7 +61,7 @@ def _expected(side: ServerSide, orders: Sequence[Order]) -> dict[str, float]:
     return {**counts, EVERYBODY: share * len(asked)}
 
 
-def _completed(side: ServerSide, server: Tree, replies: Replies, ctx: Context) -> Replies:
+def _completed(side: ServerContext, server: Tree, replies: Replies, ctx: Context) -> Replies:
     """Add totals of zeros for groups of which no client was drawn."""
     present, absent = {total.architecture for total in replies.totals}, []
     members = {client.architectures[0]: client.id for client in side.clients}

@@ -22,7 +22,7 @@ from fedgist.runs.columns import CONFUSION, STD, of_all, of_server, over_clients
 from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import Part
 
 MOST_ROWS = 1024  # that are evaluated together
@@ -87,7 +87,7 @@ def scores_models(recipe: Recipe, task: Task) -> str:
     return "evaluate.sets" if has_named_sets(task) else ""
 
 
-def check_evaluation(side: ServerSide) -> None:
+def check_evaluation(side: ServerContext) -> None:
     """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
     check_moments(side.recipe, named_sets=has_named_sets(side.task))
     check_selection(side.recipe, holds_out=side.holds_out)

@@ -17,10 +17,10 @@ from fedgist.runs.run_directory import alone
 from fedgist.runs.runner import load_run
 from fedgist.runs.sealing import files_in, of_files
 from fedgist.world.data import client_number
-from fedgist.world.world import Given
+from fedgist.world.world import Overrides
 
 
-def forget(folder: Path, client: int | str, given: Given | None = None) -> int:
+def forget(folder: Path, client: int | str, given: Overrides | None = None) -> int:
     """Drop what the server of a stopped run keeps of a client, also of its best round.
 
     The run's checkpoint is replaced; when the run goes on, its record says what was done. What

@@ -15,7 +15,7 @@ class PausedError(Exception):
 
 
 @dataclass
-class RoundUnderWay:
+class PartialRound:
     """The record so far, who was selected, how many stages are done, and the seconds they took.
 
     ``edges`` says what crossed from peer to peer.
@@ -32,8 +32,8 @@ class RoundUnderWay:
         return asdict(self)
 
 
-def under_way(table: Line) -> RoundUnderWay:
-    """Return the round that :meth:`RoundUnderWay.plain` described."""
+def under_way(table: Line) -> PartialRound:
+    """Return the round that :meth:`PartialRound.plain` described."""
     record = dict(table["record"])
     for name in ("refused", "absent", "losses"):
         record[name] = [(Asked(*asked), value) for asked, value in record[name]]
@@ -45,5 +45,5 @@ def under_way(table: Line) -> RoundUnderWay:
         Order(o["client"], o["architecture"], None if o["hears"] is None else tuple(o["hears"]))
         for o in table["selected"]
     ]
-    rest = {f.name: table[f.name] for f in fields(RoundUnderWay)[2:]}
-    return RoundUnderWay(RoundRecord(**record), selected, **rest)
+    rest = {f.name: table[f.name] for f in fields(PartialRound)[2:]}
+    return PartialRound(RoundRecord(**record), selected, **rest)

@@ -21,14 +21,14 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import EngineSection
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.runs.round import start_server
-from fedgist.world.world import Given, World, make_world
+from fedgist.world.world import Overrides, World, make_world
 
 PER_CORE = 4  # workers: more of them only wait for each other
 USEFUL = f"more have no client of their own, or a core has more than {PER_CORE}"
 
 
-def open_world(
-    recipe: Recipe, given: Given, say: Callable[[str], None] = lambda _: None
+def prepare_run(
+    recipe: Recipe, given: Overrides, say: Callable[[str], None] = lambda _: None
 ) -> tuple[World, Any]:
     """Return the world of a recipe with its plans chosen, and the server's first state.
 

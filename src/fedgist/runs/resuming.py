@@ -23,13 +23,13 @@ from fedgist.runs.record import FEATURES
 from fedgist.runs.round import context, start_server
 from fedgist.runs.run_seals import MENDING, seal_of
 from fedgist.runs.sealing import features_in, of_file
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 ROUNDS_KEY = "train.num_rounds"
 
 
 def binding_of(
-    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint | None = None
+    side: ServerContext, inputs: Mapping[str, str], saved: Checkpoint | None = None
 ) -> Binding:
     """Return what a run is made of; the lines of its record are not known yet."""
     now = computes(side.recipe.method.name)
@@ -46,7 +46,12 @@ def binding_of(
 
 
 def check_binding(
-    side: ServerSide, inputs: Mapping[str, str], saved: Checkpoint, folder: Path, *, raising: bool
+    side: ServerContext,
+    inputs: Mapping[str, str],
+    saved: Checkpoint,
+    folder: Path,
+    *,
+    raising: bool,
 ) -> None:
     """Raise RecipeError if the run in ``folder`` was begun with something else; it names what.
 
@@ -122,7 +127,7 @@ def _check_not_cut(old: int, new: int, folder: Path) -> None:
         )
 
 
-def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
+def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     """Raise RecipeError if the number of rounds falls, or the rounds that are done depend on it."""
     old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
     _check_not_cut(old, new, folder)
@@ -142,12 +147,12 @@ def _check_rounds(side: ServerSide, saved: Checkpoint, folder: Path) -> None:
                 )
 
 
-def _with_rounds(side: ServerSide, count: int) -> Training:
+def _with_rounds(side: ServerContext, count: int) -> Training:
     return replace(side.task.training, num_rounds=count)
 
 
 def _plans(
-    one: ServerSide, other: ServerSide, number: int, start: Tree
+    one: ServerContext, other: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
     """Return what a round does in two runs, by what it is called; ``start`` is their server's."""
     sides, name = (one, other), f"method {one.recipe.method.name}"

@@ -21,15 +21,15 @@ from fedgist.engines.process_control import as_workers_do, on_threads
 from fedgist.engines.server_check import check_shapes, lost_numbers, sums_of, watched
 from fedgist.errors import TooFewRepliesError
 from fedgist.runs import evaluation
-from fedgist.runs.central_privacy import central_seam, hides_absence
+from fedgist.runs.central_privacy import add_central_noise, hides_absence
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.columns import EPSILON
-from fedgist.runs.partial_round import PausedError, RoundUnderWay, under_way
+from fedgist.runs.partial_round import PartialRound, PausedError, under_way
 from fedgist.runs.record import Line
 from fedgist.runs.releases import Releases
 from fedgist.runs.round_record import RoundRecord, edges_of
 from fedgist.training.client_store import check_alike
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 
 class Observer(Protocol):
@@ -38,7 +38,7 @@ class Observer(Protocol):
     If it has a function ``working``, that is called within long rounds, with the stage just done.
     """
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Take note that the run starts, or goes on after ``done`` rounds."""
 
     def finished_round(self, line: Line) -> None:
@@ -59,14 +59,14 @@ class Federation:
     with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
     """
 
-    side: ServerSide
+    side: ServerContext
     engine: Engine
     server: Tree
     round: int = 0
     best: Checkpoint | None = None
     releases: Releases | None = None
     edges: list[Line] = field(default_factory=list)
-    under_way: RoundUnderWay | None = None
+    under_way: PartialRound | None = None
     pause: Callable[[str], bool] = lambda _: False
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
 
@@ -141,14 +141,14 @@ class Federation:
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
-    def _do_stages(self, number: int) -> RoundUnderWay:
+    def _do_stages(self, number: int) -> PartialRound:
         """Do the stages that are left of a round, and return what came of all."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
         if self.under_way is None or self.under_way.record.number != number:
             record = RoundRecord(number, tuple(self.task.training.pools))
-            self.under_way = RoundUnderWay(record, self._select(number, stages))
+            self.under_way = PartialRound(record, self._select(number, stages))
         now = self.under_way
         before = now.seconds
         for stage in stages[now.done :]:
@@ -179,7 +179,7 @@ class Federation:
         peers = None if self.side.hears is None else self.side.hears(number)
         return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
-    def _do_stage(self, ctx: Context, now: RoundUnderWay) -> bool:
+    def _do_stage(self, ctx: Context, now: PartialRound) -> bool:
         """Do a stage; return whether it was the server's own work."""
         record, failed = now.record, now.record.failed
         able = [order for order in now.selected if order.asked not in failed]
@@ -198,7 +198,7 @@ class Federation:
             self.releases.begin_stage(ctx.round, ctx.stage)
         answer = self.engine.ask(ctx, orders, downs) if orders else Answer()
         replies = self._replies(answer, ctx, record)
-        replies = central_seam(self.side, self.server, replies, orders, ctx, self.releases)
+        replies = add_central_noise(self.side, self.server, replies, orders, ctx, self.releases)
         if replies.totals or len(replies):  # no reply changes nothing
             self._update(replies, ctx, record)
         return False
@@ -339,13 +339,13 @@ class Federation:
         self.best = self.checkpoint().copied()
 
 
-def context(side: ServerSide, number: int, stage: str) -> Context:
+def context(side: ServerContext, number: int, stage: str) -> Context:
     """Return the server's context of a stage, with a key made of seed, round and stage."""
     key = random.key(side.recipe.seed, "server", number, stage)
     return Context(key.to(side.recipe.engine.device), side.task, number, stage)
 
 
-def start_server(side: ServerSide) -> Any:
+def start_server(side: ServerContext) -> Any:
     """Return the server's state before round 1."""
     with watched(side.method, "init_server", 0, *side.task.starts.values()):
         state = side.method.init_server(context(side, 0, "init"))

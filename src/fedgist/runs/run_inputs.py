@@ -12,7 +12,7 @@ from fedgist.core import random
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.examples import Examples
 from fedgist.runs.digests import of_arrays, of_text
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import Part
 from fedgist.world.world import World
 
@@ -55,7 +55,7 @@ def _sampled(world: World) -> Tensor | None:
     return random.key(world.server.recipe.seed, "digest") if size > WHOLE else None
 
 
-def of_server(side: ServerSide) -> dict[str, str]:
+def of_server(side: ServerContext) -> dict[str, str]:
     """Return the digests of what a server knows: its task, its clients, and the models' starts."""
     task = side.task
     starts = {

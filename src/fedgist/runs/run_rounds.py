@@ -51,7 +51,7 @@ from fedgist.runs.round import Federation, Observer, start_server
 from fedgist.runs.run_inputs import of_server
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.runs.stop_signals import stoppable
-from fedgist.world.server_context import ServerSide
+from fedgist.world.server_context import ServerContext
 
 STOPPING = (
     "stopping when this stage or round is finished and saved; press Ctrl-C again to stop at once"
@@ -77,7 +77,7 @@ class Place:
 
 
 def run_server(
-    side: ServerSide,
+    side: ServerContext,
     engine: Engine,
     place: Place,
     observer: Observer,
@@ -132,7 +132,7 @@ def run_server(
     return federation, record, end
 
 
-def _releases(side: ServerSide, place: Place) -> Releases | None:
+def _releases(side: ServerContext, place: Place) -> Releases | None:
     """Return what was released before; None where the same round has the same noise.
 
     Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
@@ -178,13 +178,13 @@ def _going_on(folder: Path | None) -> Iterator[None]:
         raise
 
 
-def start_notes(side: ServerSide) -> list[str]:
+def start_notes(side: ServerContext) -> list[str]:
     """Return notes on where the models start, and on each that runs client by client."""
     plans = side.recipe.engine.plans.items()
     return [*side.notes, *(f"{name} {plan.note}" for name, plan in plans if plan.note)]
 
 
-def _corrected(side: ServerSide, binding: Binding) -> list[str]:
+def _corrected(side: ServerContext, binding: Binding) -> list[str]:
     """Return a note on each correction of the method since the run was begun."""
     missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
     return [
@@ -194,7 +194,7 @@ def _corrected(side: ServerSide, binding: Binding) -> list[str]:
     ]
 
 
-def _open_record(side: ServerSide, place: Place, binding: Binding) -> Record:
+def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
     """Open the run's record, and write down what is known before round 1."""
     saved = place.saved
     if place.folder:
@@ -291,7 +291,7 @@ def _tell(observer: Observer, notes: Sequence[str]) -> None:
 
 
 def _end_of(
-    side: ServerSide, record: Record, notes: Sequence[str], binding: Binding, seconds: float
+    side: ServerContext, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
     selection, planned = selection_of(side), side.task.training.num_rounds
@@ -322,7 +322,7 @@ def _end_of(
     }
 
 
-def _emptiness(side: ServerSide, lines: Sequence[Line]) -> list[str]:
+def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     """Return what a user must know of a run that learned nothing, or measured nothing."""
     trained = [line for line in lines if line["round"] > 0]
     notes = []

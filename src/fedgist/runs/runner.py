@@ -14,7 +14,7 @@ from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.corrections import as_begun
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
-from fedgist.runs.prepare import make_engine, open_world
+from fedgist.runs.prepare import make_engine, prepare_run
 from fedgist.runs.record import (
     FEATURES,
     PARTITION,
@@ -32,7 +32,7 @@ from fedgist.runs.run_directory import alone, enter
 from fedgist.runs.run_inputs import TEST_SETS, is_sampled, of_world
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
-from fedgist.world.world import Given, World
+from fedgist.world.world import Overrides, World
 
 ADD_UP = "its epsilon and that of this run add up"
 
@@ -55,7 +55,7 @@ class Outcome:
 
 def run(
     recipe: Recipe,
-    given: Given,
+    given: Overrides,
     observer: Observer,
     *,
     folder: Path | None = None,
@@ -101,7 +101,7 @@ def _with_rounds(recipe: Recipe, rounds: int) -> Recipe:
     return recipe.model_copy(update={"train": train})
 
 
-def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, World]:
+def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, World]:
     """Return the federation of a run directory, as its checkpoint left it, and its world.
 
     A run of a GPU is looked at on the CPU of a machine that has none.
@@ -117,7 +117,7 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     section = recipe.engine.model_copy(update={"device": device})
     recipe = recipe.model_copy(update={"engine": section})
-    world, server = open_world(recipe, given or Given())
+    world, server = prepare_run(recipe, given or Overrides())
     # models are used without the test sets that were given with them
     begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
@@ -126,11 +126,11 @@ def load_run(folder: Path, given: Given | None = None) -> tuple[Federation, Worl
     return federation, world
 
 
-def _run(recipe: Recipe, given: Given, place: Place, observer: Observer) -> Outcome:
+def _run(recipe: Recipe, given: Overrides, place: Place, observer: Observer) -> Outcome:
     for note in recipe.dropped:
         observer.note(note)
     check_precision(recipe.train.precision, recipe.engine.device)
-    world, state = open_world(recipe, given, observer.note)
+    world, state = prepare_run(recipe, given, observer.note)
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}

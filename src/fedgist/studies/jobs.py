@@ -36,8 +36,8 @@ from fedgist.runs.run_seals import seal_of
 from fedgist.runs.stop_signals import stoppable
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener, difference
-from fedgist.world.server_context import ServerSide
-from fedgist.world.world import Given
+from fedgist.world.server_context import ServerContext
+from fedgist.world.world import Overrides
 
 AGAIN = "--rerun does it again"
 
@@ -227,7 +227,7 @@ class _EventSender:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def began(self, server: ServerSide, folder: str, done: int) -> None:
+    def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Send the round after which the run goes on."""
         del server, folder
         self.connection.send(Event("began", line={"round": done}))
@@ -257,7 +257,7 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
         anew = anew or is_stale(folder)
         runner.run(
             recipe.model_copy(update={"engine": engine}),
-            Given(root=data_root),
+            Overrides(root=data_root),
             _EventSender(connection),
             folder=folder,
             resume=not anew,

@@ -23,7 +23,7 @@ from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import Line
 from fedgist.runs.round import Federation, start_server
 from fedgist.training.stacking_plan import Plan
-from fedgist.world.world import Given, World, make_world
+from fedgist.world.world import Overrides, World, make_world
 
 CLASSES = 3
 FEATURES = 6
@@ -89,7 +89,7 @@ def world(
         objects["method"] = method
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
-    made = make_world(make(raw), Given(**(objects | dict(given or {}))))
+    made = make_world(make(raw), Overrides(**(objects | dict(given or {}))))
     check_evaluation(made.server)
     return made
 

@@ -91,7 +91,9 @@ def lonely(train: Rows, objective: Objective) -> set[int]:
     return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
 
 
-def without_lonely(online: Online, train: Rows, objective: Objective) -> tuple[Online, list[str]]:
+def drop_small_clients(
+    online: Online, train: Rows, objective: Objective
+) -> tuple[Online, list[str]]:
     """Leave out clients with fewer than two rows, if views are told from those of other rows.
 
     ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.

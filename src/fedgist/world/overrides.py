@@ -10,12 +10,12 @@ from fedgist.recipe.data_section import Data
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import ModelSection, Partitioning
 from fedgist.recipe.section import GIVEN
-from fedgist.world.world import Given
+from fedgist.world.world import Overrides
 
 ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read beside any data
 
 
-def with_given(recipe: Recipe, given: Given, asked: Mapping[str, Any] | None) -> Recipe:
+def apply_overrides(recipe: Recipe, given: Overrides, asked: Mapping[str, Any] | None) -> Recipe:
     """Return the recipe with ``given`` as the name of each part that an object replaces.
 
     ``asked`` is the recipe's own text, if it was given together with the objects: then a key of it

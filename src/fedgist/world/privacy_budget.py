@@ -49,7 +49,7 @@ FOUND_IN_ROWS = {
 
 
 @dataclass(frozen=True)
-class Spending:
+class PrivacyBudget:
     """What a run spends: its releases, and the noise that keeps all of them within the budget.
 
     ``noise`` is the multiplier: the deviation of noise by the sensitivity.
@@ -116,7 +116,7 @@ def private_task(
     clients: tuple[ClientInfo, ...],
     sizes: Sequence[int],
     say: Callable[[str], None],
-) -> tuple[Task, Spending | None]:
+) -> tuple[Task, PrivacyBudget | None]:
     """Return the task with its privacy, and what the run spends; None where nothing is protected.
 
     ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
@@ -149,7 +149,7 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
-    return replace(task, privacy=privacy), Spending(section, schedule, noise, recipe.seed)
+    return replace(task, privacy=privacy), PrivacyBudget(section, schedule, noise, recipe.seed)
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from fedgist.core.method import ClientInfo, Method, Task
 from fedgist.recipe.reading import Recipe
 from fedgist.world.graph import Neighbors
-from fedgist.world.privacy_budget import Spending
+from fedgist.world.privacy_budget import PrivacyBudget
 
 Online = Callable[[int], list[ClientInfo]]  # in a round
-Hears = Callable[[int], Neighbors] | None
+NeighborsOf = Callable[[int], Neighbors] | None  # by round
 
 
 @dataclass(frozen=True, eq=False)
-class ServerSide:
+class ServerContext:
     """The recipe, the method, the task, the clients, and which of them are online in a round.
 
     ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
@@ -32,8 +32,8 @@ class ServerSide:
     data_name: str
     holds_out: bool = False
     notes: tuple[str, ...] = ()
-    spending: Spending | None = None
-    hears: Hears = None
+    spending: PrivacyBudget | None = None
+    hears: NeighborsOf = None
 
     @property
     def server_threads(self) -> int:

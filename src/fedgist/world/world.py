@@ -43,9 +43,9 @@ from fedgist.world.model_groups import (
     members_of,
     recipe_groups,
 )
-from fedgist.world.objective_choice import check_method_reads, objective_of, without_lonely
+from fedgist.world.objective_choice import check_method_reads, drop_small_clients, objective_of
 from fedgist.world.pools import architectures_by_client, members_of_pools, task_pools
-from fedgist.world.privacy_budget import Spending, check_rows, private_task
+from fedgist.world.privacy_budget import PrivacyBudget, check_rows, private_task
 from fedgist.world.public_data import (
     Public,
     client_of,
@@ -54,12 +54,12 @@ from fedgist.world.public_data import (
     rows_of_client,
     set_aside,
 )
-from fedgist.world.server_context import Hears, Online, ServerSide
+from fedgist.world.server_context import NeighborsOf, Online, ServerContext
 from fedgist.world.server_sets import TestSets, server_sets
 
 
 @dataclass(frozen=True)
-class Given:
+class Overrides:
     """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
@@ -76,7 +76,7 @@ class Given:
 class World:
     """A simulation without its state: what the server knows, and what the sites hold."""
 
-    server: ServerSide
+    server: ServerContext
     data: Dataset
     partition: Partition
     population: Population
@@ -85,10 +85,10 @@ class World:
 
 
 def make_world(
-    recipe: Recipe, given: Given | None = None, say: Callable[[str], None] = lambda _: None
+    recipe: Recipe, given: Overrides | None = None, say: Callable[[str], None] = lambda _: None
 ) -> World:
     """Make the world of a recipe; ``say`` is told what takes long."""
-    given, recipe = given or Given(), _with_device(recipe)  # found before any work
+    given, recipe = given or Overrides(), _with_device(recipe)  # found before any work
     data, public, central = _data(recipe, given)
     objective = objective_of(recipe, data)
     recipe = _with_clients(recipe, data, given)
@@ -114,20 +114,20 @@ def make_world(
         raise RecipeError(first_line(error)) from error
     online, hears, settings, lonely = _who(recipe, method, task, clients, train)
     known = data.name, len(parts.validation.rows) > 0, _notes(groups, lonely, spending)
-    side = ServerSide(recipe, method, task, clients, online, *known, spending, hears)
+    side = ServerContext(recipe, method, task, clients, online, *known, spending, hears)
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     return World(side, data, parts, _as_seen(population, recipe, data, parts), settings, public)
 
 
 def _notes(
-    groups: Mapping[str, Group], lonely: Sequence[str], spending: Spending | None
+    groups: Mapping[str, Group], lonely: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
     """Return what a user should know before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
     return (*of_models, *lonely, *(spending.notes() if spending else ()))
 
 
-def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset | None]:
+def _data(recipe: Recipe, given: Overrides) -> tuple[Dataset, Public | None, Dataset | None]:
     """Return the clients' examples, the rows that all may see, and those that the server holds."""
     data = read_data(recipe, given.data, given.root)
     own = None if given.public is None else examples_like(data, given.public, "public")
@@ -137,7 +137,7 @@ def _data(recipe: Recipe, given: Given) -> tuple[Dataset, Public | None, Dataset
     return data, public, central
 
 
-def _method(recipe: Recipe, given: Given, objective: Objective, data: str) -> Method:
+def _method(recipe: Recipe, given: Overrides, objective: Objective, data: str) -> Method:
     """Return the method, if it can work for such an objective."""
     method = given.method or build_method(recipe.method.name, recipe.method.options)
     check_method_reads(method, objective, data)
@@ -189,14 +189,14 @@ def _clients(
 
 def _who(
     recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...], train: Rows
-) -> tuple[Online, Hears, dict[int, Settings], list[str]]:
+) -> tuple[Online, NeighborsOf, dict[int, Settings], list[str]]:
     """Return who is online in a round, whom each client hears, and what clients set themselves.
 
     Also returned are notes on clients that are left out.
     """
     root, tables = random.key(recipe.seed), recipe.clients.settings
     online = availability(recipe, clients, random.fold(root, "online"))
-    online, lonely = without_lonely(online, train, task.objective)
+    online, lonely = drop_small_clients(online, train, task.objective)
     hears = neighbors_of(recipe, method, task, random.fold(root, "graph"))
     key = random.fold(root, "client settings")
     return online, hears, client_settings(tables, method, task, len(clients), key), lonely
@@ -217,7 +217,7 @@ def _with_device(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engine": section})
 
 
-def _with_clients(recipe: Recipe, data: Dataset, given: Given) -> Recipe:
+def _with_clients(recipe: Recipe, data: Dataset, given: Overrides) -> Recipe:
     """Return the recipe with the number of clients, which the user or the data may give."""
     count = None if given.clients is None else len(given.clients)
     natural = recipe.partition.name == "natural" and data.clients is not None
