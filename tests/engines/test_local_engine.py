@@ -28,7 +28,7 @@ from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.world.model_groups import Group
+from fedgist.world.models import Group
 from fedgist.world.world import Overrides, World
 
 

@@ -30,7 +30,7 @@ from fedgist.report.formatting import percent
 from fedgist.report.run_tables import by_round, overview
 from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
 from fedgist.training.stacking_plan import Plan
-from fedgist.world.pools import architectures_by_client, members_of_pools
+from fedgist.world.models import architectures_by_client, members_of_pools
 
 SMALL = {"model": "mlp", "hidden": [4]}
 LARGE = {"model": "mlp", "hidden": [8, 6], "clients": [1, 3, 4], "per_round": 2}

@@ -20,7 +20,7 @@ from fedgist.core.method import Context, Phase
 from fedgist.data.dataset import Dataset
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
 from fedgist.methods.fedavg import FedAvg
-from fedgist.runs import atomic_files, checkpoint, digests, run_inputs, runner
+from fedgist.runs import atomic_files, checkpoint, digests, resuming, runner
 from fedgist.runs.record import STATE, Record, read_lines
 from fedgist.testing.small_worlds import blobs
 from fedgist.world.world import Overrides
@@ -317,7 +317,7 @@ def test_a_changed_file_of_data_is_refused_everywhere(tmp_path: Path) -> None:
 def test_large_data_are_sampled_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(run_inputs, "WHOLE", 100)
+    monkeypatch.setattr(resuming, "WHOLE", 100)
     monkeypatch.setattr(digests, "BLOCKS", 2)
     monkeypatch.setattr(digests, "BLOCK", 8)
     notes: list[str] = []

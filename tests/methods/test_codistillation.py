@@ -28,11 +28,10 @@ from fedgist.methods.merged_codist import MergedCodist, merge
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.recipe.reading import make, read
 from fedgist.runs import checkpoint
-from fedgist.runs import checkpointing as rounds
-from fedgist.runs.partial_round import PartialRound
+from fedgist.runs import run_rounds as rounds
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
-from fedgist.runs.round_record import RoundRecord
+from fedgist.runs.round_record import PartialRound, RoundRecord
 from fedgist.testing.small_worlds import (
     SIZES,
     blobs,

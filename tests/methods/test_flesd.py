@@ -37,7 +37,7 @@ from fedgist.methods.flesd import (
     representations,
 )
 from fedgist.recipe.reading import read
-from fedgist.runs import checkpointing as rounds
+from fedgist.runs import run_rounds as rounds
 from fedgist.runs.round import Federation, start_server
 from fedgist.testing.small_worlds import (
     ALONE,

@@ -15,7 +15,7 @@ from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
 from fedgist.world.client_lists import Clients
-from fedgist.world.model_groups import Group, module_group
+from fedgist.world.models import Group, module_group
 
 
 def clients_of(clients: object, argument: str) -> Clients | None:

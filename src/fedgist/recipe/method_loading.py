@@ -1,4 +1,4 @@
-"""Methods by name, a user's own too: made from a recipe, and written into the record.
+"""Methods by name: they are built from a recipe, and described for the record.
 
 A user's own method is named ``package.module:Class``, as a model is; its fields are its keys. A
 method that is passed as an object is recorded by the same name and its fields, so that its runs can
@@ -49,7 +49,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def checked_class(cls: Any, name: str) -> type[Method]:
-    """Return a class if it is a method's, and all that it defines is used."""
+    """Return a class if it is a method's and fedgist calls every function that it defines."""
     if isinstance(cls, Method):
         raise MethodError(
             f"method {name} is an object; name its class, and give its fields as keys"

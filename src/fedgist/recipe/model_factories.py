@@ -1,4 +1,4 @@
-"""Models by name, a user's own too: the functions that make them, and their options."""
+"""Models by name: their factories, their options, and the tables that assign them to clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelOfSome:
 
 
 def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, ModelOfSome]:
-    """Return what each table of ``clients.architectures`` says."""
+    """Return the checked tables of ``clients.architectures`` by name."""
     models = {}
     for name, value in tables.items():
         where = f"clients.architectures.{name}"
@@ -86,7 +86,7 @@ def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSe
 
 @dataclass(frozen=True)
 class PoolTable:
-    """What ``[clients.pools.NAME]`` says.
+    """The checked table ``[clients.pools.NAME]``.
 
     ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
     drawn; None: all of them. ``per_round`` is
@@ -99,7 +99,7 @@ class PoolTable:
 
 
 def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
-    """Return what each table of ``clients.pools`` says."""
+    """Return the checked tables of ``clients.pools`` by name."""
     pools = {}
     for name, value in tables.items():
         where, table = f"clients.pools.{name}", dict(value)

@@ -1,4 +1,4 @@
-"""The section of a recipe about privacy: what the server may see, and what protects it."""
+"""The section of a recipe about privacy: budget, noise, and what the server sees."""
 
 from __future__ import annotations
 

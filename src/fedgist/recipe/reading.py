@@ -129,7 +129,7 @@ def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _merged(
     raw: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], set[str], list[str]]:
-    """Put the table of the method that runs, and what was set, on top of a recipe.
+    """Return a recipe in which the running method's table and the user's settings replace the rest.
 
     Return the sections, the keys that were put there, and what is said of keys that are left over.
     """

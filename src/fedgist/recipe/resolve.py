@@ -1,4 +1,4 @@
-"""The options of what a recipe names: checked against its signature, and none without a reader.
+"""Options of a recipe's data source, models and method: each is checked against their signatures.
 
 A key that nothing reads would be a lie in the record. It is an error where it was given for this
 very name; where a setting changed the name (``--set model.name=lenet5``), the old name's options
@@ -28,7 +28,7 @@ Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys 
 
 
 def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
-    """Return the recipe with its options checked, and without keys that nothing reads.
+    """Return the recipe with its options checked, and without keys that no code reads.
 
     ``changed`` are the keys that were set on top of a file, by their dotted names.
     """

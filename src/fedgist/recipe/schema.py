@@ -379,7 +379,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_named(table: str, name: str, argument: str) -> None:
-    """Raise RecipeError if a part of a recipe was given as an object, which is not at hand."""
+    """Raise RecipeError if a part of a recipe was a user's object, which is missing now."""
     if name == GIVEN:
         raise RecipeError(
             f"{table}.name = {GIVEN!r}: it was given in Python, as {argument}; only Python with "

@@ -1,4 +1,4 @@
-"""What the sections of a recipe have in common, and the bounds that several of them use."""
+"""The base of a recipe's sections, and bounds that several sections use."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class TrainSection(BaseModel):
 
 
 def training_of(t: TrainSection) -> Training:
-    """Return what a recipe says about training."""
+    """Return the training settings of a recipe as values for methods and engines."""
     if t.lr_schedule.warmup_rounds >= t.num_rounds:
         raise RecipeError(
             f"train.lr_schedule.warmup_rounds = {t.lr_schedule.warmup_rounds} leaves none of "

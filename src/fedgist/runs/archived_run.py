@@ -1,4 +1,4 @@
-"""A finished run as one small CSV file: its rounds, and above them what it was and how it ended.
+"""A finished run as one small CSV file: its rounds below a header with its recipe and its result.
 
 Lines above the table begin with ``#``. They are TOML: a digest of all the rest, so that a change
 is noticed, the command, the recipe, how the run ended, and its metrics. In files of before there
@@ -76,7 +76,7 @@ def is_archived(path: Path) -> bool:
 
 
 def of_directory(folder: Path, command: str) -> ArchivedRun:
-    """Return what is kept of the finished run in a folder."""
+    """Return the finished run in a folder, for its archive file."""
     recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
     metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
     kept = {name: metrics[name] for name in (*list(metrics)[:1], LOSS.name) if name in metrics}

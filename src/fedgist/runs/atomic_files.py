@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and files that lines are appended to."""
+"""Files that are written whole or not at all, and files to which lines are appended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which round's models a run keeps, and when it stops early: by scores on validation data alone.
+"""Selection of the best round and early stopping, by scores on validation data.
 
 Both are functions of the record's lines, so a resumed run decides as one that was not interrupted.
 """
@@ -20,7 +20,7 @@ from fedgist.world.server_context import ServerContext
 
 @dataclass(frozen=True)
 class Selection:
-    """How rounds are judged: by a column of the record, of which more or less is better.
+    """How the best round is selected: a metric column and whether higher or lower is better.
 
     ``keeps`` says whether the best round's models are kept, in place of the last one's;
     ``patience`` how many rounds may pass without a better one before the run stops, 0 for any
@@ -52,7 +52,7 @@ class Selection:
         return since >= self.patience
 
     def outcome(self, lines: Sequence[Line], planned: int) -> dict[str, Any]:
-        """Return what a run's result says about the rounds: both numbers, and what was decided."""
+        """Return the result's entry on the selected round: its score and the last round's."""
         best = self.best(lines)
         if best is None:
             return {"stopped_early": False}
@@ -81,7 +81,7 @@ def said(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def selection_of(side: ServerContext) -> Selection | None:
-    """Return how a run's rounds are judged; None if its last round is taken, whatever it scored."""
+    """Return how a run selects its best round; None if it keeps the last round."""
     settings = side.recipe.evaluate
     if settings.keep == "last" and not settings.patience:
         return None
@@ -91,7 +91,7 @@ def selection_of(side: ServerContext) -> Selection | None:
 
 
 def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
-    """Check that a run has the scores by which it is told to judge its rounds.
+    """Check that a run has the scores by which it is to select its best round.
 
     This is the one place that knows under which promises scores may be used: they are seen by the
     server, and choosing by them releases something about the rows behind them, of which the

@@ -1,4 +1,4 @@
-"""The server's seam of privacy: noise on the totals of a stage, before the method sees them."""
+"""Central privacy: noise is added to the totals of a stage before the method sees them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_central_noise(
     ctx: Context,
     releases: Releases | None = None,
 ) -> Replies:
-    """Add central noise to the totals of a stage, and say over how many clients they are expected.
+    """Add central noise to the totals of a stage, with the expected number of clients of each.
 
     Without privacy, replies stay as they are. Totals that ``releases`` has of this stage were
     released before the run was stopped: they are seen again, and no others.
@@ -52,7 +52,7 @@ def add_central_noise(
 
 
 def _expected(side: ServerContext, orders: Sequence[Order]) -> dict[str, float]:
-    """Return over how many clients totals are, by architecture and altogether: no secret."""
+    """Return the expected number of clients of a total, by architecture and in all: public."""
     training, asked, share = side.task.training, [order.architecture for order in orders], 1.0
     if training.sampling == "poisson":  # how many were drawn is one
         asked = [client.architectures[0] for client in side.clients]

@@ -41,7 +41,7 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class Binding:
-    """What a run is made of, beside its state.
+    """The recipe, inputs and files of a run that its checkpoint is bound to.
 
     ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
     what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
@@ -63,7 +63,7 @@ class Binding:
     over: bool = False
 
     def with_events(self, line: Line) -> Line:
-        """Return a round's line, which says what was asked for before it."""
+        """Return a round's line with the events that preceded the round."""
         notes = [
             (done, f"train.num_rounds was raised from {old} to {new}")
             for done, old, new in self.raised

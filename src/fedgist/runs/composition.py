@@ -1,4 +1,4 @@
-"""Composition: what several private runs on the same rows spend together."""
+"""Composition: the privacy that several private runs on the same rows spend together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PUBLIC_NOISE = "; simulated: noise from seeds, which anyone can subtract"
 
 @dataclass(frozen=True)
 class Composition:
-    """What runs promise together: ``count`` runs, and whose presence they hide."""
+    """The joint promise of ``count`` runs, and the unit whose presence they hide."""
 
     unit: str
     count: int
@@ -30,7 +30,7 @@ class Composition:
 
 
 def compositions(recipes: Sequence[Recipe]) -> list[Composition]:
-    """Return what runs spend together, one for each unit of privacy that there is among them.
+    """Return the joint promise of the runs of each unit of privacy.
 
     Gaussian mechanisms are composed exactly (:func:`fedgist.world.accounting.composed`). Where
     draws amplify privacy, or noise is that of FedLog's theorem 4, a budget is not that of one
@@ -61,7 +61,7 @@ def _is_gaussian(recipe: Recipe) -> bool:
 
 
 def notes_on(recipes: Sequence[Recipe]) -> list[str]:
-    """Return what a user should know of several runs: what they spend, if any of them is private.
+    """Return notes for the user on the privacy that several runs spend together.
 
     Runs among them that protect nobody are named: of all together nothing is promised.
     """

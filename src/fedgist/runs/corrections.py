@@ -1,4 +1,4 @@
-"""Corrections of methods after which some runs give other numbers, and which runs they concern.
+"""Numbered corrections of methods, and the runs whose numbers each correction changes.
 
 A run's result says up to which correction its method was computed (``computes``). A run that lacks
 a correction which concerns it is stale: reports call it "before correction N", never mix it with
@@ -42,7 +42,7 @@ def computes(method: str) -> int:
 
 
 def computed_by(result: Table) -> int:
-    """Return up to which correction a run was computed, by its result."""
+    """Return the number of the last correction that a run has, by its result."""
     number = result.get("computes", FIRST)
     return number if isinstance(number, int) and not isinstance(number, bool) else FIRST
 
@@ -71,7 +71,7 @@ def as_begun(recipe: Recipe, computed: int) -> Recipe:
 
 
 def assumed(method: str, computed: int) -> dict[str, object]:
-    """Return how a run computes that leaves hyper-parameters open, by their keys in a recipe."""
+    """Return the values of hyper-parameters that a run leaves open, by their keys in a recipe."""
     before = (correction.before for correction in _later(method, computed))
     return {f"method.{key}": value for some in before for key, value in some.items()}
 

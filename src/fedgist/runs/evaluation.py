@@ -1,4 +1,4 @@
-"""Turns scores into columns of the record, and scores the server's own models."""
+"""Evaluation: scores become columns of the record, and the server's models are scored."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 
 
 def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
-    """Return lines of clients in which those of the same client and split are one."""
+    """Return lines of clients, with the lines of the same client and split joined."""
     beside = {(line["client"], line["split"]): line for line in more}
     found = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
     return [*found, *beside.values()]
@@ -79,7 +79,7 @@ def has_named_sets(task: Task) -> bool:
 
 
 def scores_models(recipe: Recipe, task: Task) -> str:
-    """Return the setting for which the server's own models are scored; empty if they are not."""
+    """Return the setting that has the server's own models scored; empty if there is none."""
     if recipe.evaluate.on == "global":
         return "evaluate.on = 'global'"
     if recipe.data.held_out:

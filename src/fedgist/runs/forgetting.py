@@ -1,4 +1,4 @@
-"""Forgetting: a server that keeps what single clients sent drops what it has of one."""
+"""Forgetting: a server that keeps messages of single clients drops those of one client."""
 
 from __future__ import annotations
 

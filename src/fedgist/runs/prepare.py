@@ -1,4 +1,4 @@
-"""From a world to the engine that its recipe names, and to the plans that stack its clients."""
+"""Prepare a run: its world, its first server state, its execution plans and its engine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _server_threads(engine: EngineSection) -> int:
 
 
 def _with_engine(world: World, **chosen: object) -> World:
-    """Return the world with what was chosen about how the work is done."""
+    """Return the world with the chosen execution plans and threads in its recipe."""
     section = world.server.recipe.engine.model_copy(update=chosen)
     planned = world.server.recipe.model_copy(update={"engine": section})
     return replace(world, server=replace(world.server, recipe=planned))
@@ -118,7 +118,7 @@ def _check_loopback(world: World) -> None:
 
 
 def _useful_workers(world: World) -> int | None:
-    """Return how many workers of those that a recipe asks for have work; None: it asks for none."""
+    """Return the number of a recipe's workers that have work; None if it names no number."""
     asked = world.server.recipe.engine.workers
     most = min(len(world.server.clients), PER_CORE * usable_cores())
     return None if asked == "auto" else min(asked, max(1, most))

@@ -110,7 +110,7 @@ def lines_up_to(blob: bytes, last_round: int) -> bytes:
 
 
 def damage(path: Path, last_round: int) -> str:
-    """Return in words what is wrong with lines up to a round whose digest is wrong."""
+    """Describe what is wrong with lines up to a round whose digest does not match."""
     try:
         lines = read_lines(path)
     except DataError as error:
@@ -148,7 +148,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def read_result(folder: Path) -> dict[str, object]:
-    """Return how the run in a folder ended; nothing if it has not, or the file is not whole."""
+    """Return the result of the run in a folder; nothing if it has none, or the file is damaged."""
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def read_result(folder: Path) -> dict[str, object]:
 
 
 def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
-    """Return whether a run has no round left to do, given its result: it may have stopped early."""
+    """Return whether a run is finished, given its result; it may have stopped early."""
     early = result.get("stopped_early") is True and result.get("rounds") == done
     return done >= planned or early
 

@@ -1,4 +1,4 @@
-"""What a private run with noise of the system released: on disk before it is released.
+"""Releases of a private run with noise from the system: each is on disk before it is made.
 
 A process that dies may have released the stage it was in. Whoever goes on from a checkpoint finds
 here which stages were begun, and the totals that had their noise already, which are used again: a
@@ -43,7 +43,7 @@ class Releases:
     again: int = 0
 
     def after(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> int:
-        """Return what ``again`` is if a round is done now.
+        """Return the number of repeated rounds if a round is done now.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class Releases:
 
 
 def read_releases(folder: Path, device: str) -> Releases | None:
-    """Read what a run released; None if that is not known: there is no file, or a damaged one."""
+    """Read the releases of a run; None if the file is missing or damaged."""
     try:
         with safetensors.safe_open(folder / RELEASES, "pt") as file:
             entry = json.loads(file.metadata()[_ENTRY])

@@ -1,7 +1,8 @@
-"""What a run that goes on must share with the run that was begun, and what may change.
+"""Checks of a resumed run: its recipe, data, rows and first models must be those of the old run.
 
-The workers and the device may change. The number of rounds may be raised, if those that are done
-would have been the same in the longer run.
+Data and models are compared by digests, which a checkpoint holds. The workers and the device may
+change. The number of rounds may be raised if the rounds done so far would be the same in the longer
+run.
 """
 
 from __future__ import annotations
@@ -12,18 +13,94 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.training import Training
 from fedgist.core.tree import Tree
+from fedgist.data.examples import Examples
 from fedgist.engines.engine import EVALUATE
 from fedgist.errors import CheckpointError, RecipeError, shown
 from fedgist.recipe.reading import Recipe, defaults, flat
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
 from fedgist.runs.corrections import assumed, computes
+from fedgist.runs.digests import of_arrays, of_text
 from fedgist.runs.record import FEATURES
 from fedgist.runs.round import context, start_server
 from fedgist.runs.run_seals import MENDING, seal_of
 from fedgist.runs.sealing import features_in, of_file
 from fedgist.world.server_context import ServerContext
+from fedgist.world.server_sets import Part
+from fedgist.world.world import World
+
+TEST_SETS = "the server's test sets"
+WHOLE = 2**31  # bytes of examples up to which every byte counts
+
+
+def of_world(world: World) -> dict[str, str]:
+    """Return the digests of a simulation's data, rows and first models."""
+    data, parts = world.data, world.partition
+    arrays = {"y": data.y, "y_test": data.y_test}
+    arrays |= {
+        name: ids
+        for name, ids in (("clients", data.clients), ("clients_test", data.clients_test))
+        if ids is not None
+    }
+    arrays |= {f"annotations/{name}": values for name, values in data.annotations.items()}
+    rows = {
+        f"{split}/{what}": getattr(getattr(parts, split), what)
+        for split in ("train", "validation", "test")
+        for what in ("rows", "counts")
+    }
+    values = [data.scale, data.mean, data.std, data.classes]
+    examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
+    public = {} if world.public is None else {"x": world.public.x, "y": world.public.y}
+    return of_server(world.server) | {
+        "the data": of_text(f"{examples} {of_arrays(arrays)} {values}"),
+        "the clients' rows": of_arrays(rows),
+        **({"the public data": of_arrays(public)} if public else {}),
+    }
+
+
+def is_sampled(world: World) -> bool:
+    """Return whether the digest of the data covers only a sample of the examples."""
+    return _sampled(world) is not None
+
+
+def _sampled(world: World) -> Tensor | None:
+    size = sum(x.numel() * x.element_size() for x in (world.data.x, world.data.x_test))
+    return random.key(world.server.recipe.seed, "digest") if size > WHOLE else None
+
+
+def of_server(side: ServerContext) -> dict[str, str]:
+    """Return the digests of what a server knows: its task, its clients, and the models' starts."""
+    task = side.task
+    starts = {
+        f"{name}/{kind}/{path}": array
+        for name, net in task.starts.items()
+        for kind, arrays in (("params", net.params), ("buffers", net.buffers))
+        for path, array in arrays.items()
+    }
+    clients = [(client.id, *client.architectures) for client in side.clients]
+    own = {
+        f"{name}/{part}": getattr(rows, part)
+        for name, rows in task.test_sets.items()
+        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | Part)
+        for part in ("x", "y")
+    }
+    # a file's content is no part of the recipe
+    heard = side.hears if side.recipe.clients.graph.name == "file" else None
+    graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
+    declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
+    return {
+        "the models' start": of_arrays(starts),
+        "the clients": of_text(str(clients)),
+        "what the data are": of_text(str(declared)),
+        **({TEST_SETS: of_arrays(own)} if own else {}),
+        **({"whom clients hear": of_text(str(graphs))} if graphs else {}),
+    }
+
 
 ROUNDS_KEY = "train.num_rounds"
 
@@ -31,7 +108,7 @@ ROUNDS_KEY = "train.num_rounds"
 def binding_of(
     side: ServerContext, inputs: Mapping[str, str], saved: Checkpoint | None = None
 ) -> Binding:
-    """Return what a run is made of; the lines of its record are not known yet."""
+    """Return the binding of a run before its first line."""
     now = computes(side.recipe.method.name)
     binding = Binding(_described(side.recipe), dict(inputs), computes=now)
     if saved is None:
@@ -53,7 +130,7 @@ def check_binding(
     *,
     raising: bool,
 ) -> None:
-    """Raise RecipeError if the run in ``folder`` was begun with something else; it names what.
+    """Raise RecipeError, which names the difference, if the run in ``folder`` had other inputs.
 
     ``raising`` says whether a larger number of rounds was asked for.
     """
@@ -128,7 +205,7 @@ def _check_not_cut(old: int, new: int, folder: Path) -> None:
 
 
 def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
-    """Raise RecipeError if the number of rounds falls, or the rounds that are done depend on it."""
+    """Raise RecipeError if the number of rounds falls, or finished rounds depend on it."""
     old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
     _check_not_cut(old, new, folder)
     if side.spending is not None and new > old:
@@ -154,7 +231,7 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
 def _plans(
     one: ServerContext, other: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
-    """Return what a round does in two runs, by what it is called; ``start`` is their server's."""
+    """Return the settings of a round in two runs; ``start`` is their server's first state."""
     sides, name = (one, other), f"method {one.recipe.method.name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
@@ -172,7 +249,7 @@ def _plans(
 
 
 def _described(recipe: Recipe) -> dict[str, Any]:
-    """Return all of a recipe but how the work is done: of that only what changes bits."""
+    """Return the settings of a recipe that can change the bits of its results."""
     sections = recipe.model_dump(mode="json", exclude={"engine"})
     plans = recipe.model_dump(mode="json", include={"engine": {"plans", "server_threads"}})
     described: dict[str, Any] = json.loads(json.dumps(flat(sections | plans)))

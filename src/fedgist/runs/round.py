@@ -1,4 +1,4 @@
-"""The round loop: select, ask, aggregate, evaluate, record; checkpoint and go on.
+"""One round: select clients, train them, aggregate, evaluate, and record.
 
 It knows what a server may know: the vocabulary of methods and the verb of engines, but no
 particular method or engine. It never sees what clients hold.
@@ -24,16 +24,15 @@ from fedgist.runs import evaluation
 from fedgist.runs.central_privacy import add_central_noise, hides_absence
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.columns import EPSILON
-from fedgist.runs.partial_round import PartialRound, PausedError, under_way
 from fedgist.runs.record import Line
 from fedgist.runs.releases import Releases
-from fedgist.runs.round_record import RoundRecord, edges_of
+from fedgist.runs.round_record import PartialRound, PausedError, RoundRecord, edges_of, under_way
 from fedgist.training.client_store import check_alike
 from fedgist.world.server_context import ServerContext
 
 
 class Observer(Protocol):
-    """What is called as a run proceeds: to show progress, for instance.
+    """Functions that are called as a run proceeds, for example to show progress.
 
     If it has a function ``working``, that is called within long rounds, with the stage just done.
     """
@@ -50,7 +49,7 @@ class Observer(Protocol):
 
 @dataclass
 class Federation:
-    """A run at its server: what it knows, the engine that reaches the clients, and its state.
+    """A run at its server: its context, the engine that reaches the clients, and its state.
 
     ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
     system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
@@ -82,12 +81,12 @@ class Federation:
 
     @property
     def again(self) -> int:
-        """How many rounds were done once more with other noise, and so released more."""
+        """The number of rounds that were repeated with other noise, and so released more."""
         return self.releases.again if self.releases is not None else 0
 
     @property
     def is_spent(self) -> bool:
-        """Whether the next round would spend more privacy than there is."""
+        """Whether the next round would exceed the privacy budget."""
         spending, number = self.side.spending, self.round + 1
         if spending is None or self.releases is None:
             return False
@@ -142,7 +141,7 @@ class Federation:
         return line, details
 
     def _do_stages(self, number: int) -> PartialRound:
-        """Do the stages that are left of a round, and return what came of all."""
+        """Do the remaining stages of a round, and return the record of all."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
@@ -175,12 +174,12 @@ class Federation:
         return self._hearing(chosen, number)
 
     def _hearing(self, orders: list[Order], number: int) -> list[Order]:
-        """Return the orders with whom their clients hear in a round, where they are peers."""
+        """Return the orders with each client's neighbors of this round, if clients are peers."""
         peers = None if self.side.hears is None else self.side.hears(number)
         return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
     def _do_stage(self, ctx: Context, now: PartialRound) -> bool:
-        """Do a stage; return whether it was the server's own work."""
+        """Do a stage; return whether it was work of the server without clients."""
         record, failed = now.record, now.record.failed
         able = [order for order in now.selected if order.asked not in failed]
         with watched(self.method, "orders", ctx.round, *self._held):
@@ -204,7 +203,7 @@ class Federation:
         return False
 
     def _update(self, replies: Replies, ctx: Context, record: RoundRecord) -> None:
-        """Let the server learn; a method that insists on a total it may not see learns nothing."""
+        """Update the server's state, or keep it if a total that the method needs was withheld."""
         try:
             with watched(self.method, "server_update", ctx.round, *self._held, *sums_of(replies)):
                 server = self.method.server_update(self.server, replies, ctx)
@@ -222,7 +221,7 @@ class Federation:
 
     @property
     def _held(self) -> list[Tree]:
-        """What the server holds: its state, and the models' starts."""
+        """The server's state and the models' starts."""
         return [self.server, *self.task.starts.values()]
 
     def _downloads(self, orders: Sequence[Order], ctx: Context) -> list[Tree]:
@@ -251,7 +250,7 @@ class Federation:
         return replies
 
     def _objected(self, each: Sequence[Reply], ctx: Context) -> dict[Asked, str]:
-        """Return whose messages the method cannot use, and why."""
+        """Return the clients whose messages the method cannot use, with the reasons."""
         found = {}
         for reply in each:
             with watched(self.method, "objection", ctx.round, reply.message):
@@ -265,7 +264,7 @@ class Federation:
         return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
 
     def _evaluated(self, number: int, line: Line) -> list[Line]:
-        """Add to a round's line how good the models are; return lines of clients."""
+        """Add the models' metrics to a round's line; return the lines of clients."""
         predicts = self.task.objective.views == 1
         details = self._evaluate(number, line) if predicts else []
         if self.probe is None:
@@ -298,7 +297,7 @@ class Federation:
         return details
 
     def downloads(self, number: int) -> tuple[list[Order], list[Tree], Context]:
-        """Return what every client would receive now."""
+        """Return the next download of every client."""
         ctx, orders = self.context(EVALUATE, number), self.orders_to_each(number)
         return orders, self._downloads(orders, ctx), ctx
 

@@ -1,10 +1,10 @@
-"""The record of one round: who was asked, who answered, and what was sent."""
+"""The record of one round: its selected clients, their replies, and the bytes sent."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Method, Order, Replies
@@ -13,6 +13,46 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
 from fedgist.runs.columns import DOWN_BYTES, TRAIN_LOSS, UP_BYTES
 from fedgist.runs.record import Line
+
+
+class PausedError(Exception):
+    """A round was left between two stages."""
+
+
+@dataclass
+class PartialRound:
+    """A round that is not finished: its record so far, its clients, and its finished stages.
+
+    ``edges`` says what crossed from peer to peer.
+    """
+
+    record: RoundRecord
+    selected: list[Order]
+    done: int = 0
+    seconds: float = 0.0
+    edges: list[Line] = field(default_factory=list)
+
+    def plain(self) -> Line:
+        """Return it in JSON's types."""
+        return asdict(self)
+
+
+def under_way(table: Line) -> PartialRound:
+    """Return the round that :meth:`PartialRound.plain` described."""
+    record = dict(table["record"])
+    for name in ("refused", "absent", "losses"):
+        record[name] = [(Asked(*asked), value) for asked, value in record[name]]
+    record["asked"] = [Asked(*asked) for asked in record["asked"]]
+    record["pools"] = tuple(record["pools"])
+    if record["wire_bytes"] is not None:
+        record["wire_bytes"] = tuple(record["wire_bytes"])
+    selected = [
+        Order(o["client"], o["architecture"], None if o["hears"] is None else tuple(o["hears"]))
+        for o in table["selected"]
+    ]
+    rest = {f.name: table[f.name] for f in fields(PartialRound)[2:]}
+    return PartialRound(RoundRecord(**record), selected, **rest)
+
 
 Counts = dict[str, int]  # by architecture; plain, for a round under way is saved
 
@@ -46,7 +86,7 @@ class RoundRecord:
         return {asked for asked, _ in (*self.refused, *self.absent)}
 
     def ordered(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
-        """Count a stage's orders and what is sent with them."""
+        """Count a stage's orders and the bytes of their downloads."""
         self.asked += [order.asked for order in orders]
         sizes = {id(down): payload_bytes(down) for down in {id(d): d for d in downs}.values()}
         sent: Counter[str] = Counter()
@@ -55,7 +95,7 @@ class RoundRecord:
         self.down_bytes = _sum(self.down_bytes, sent)
 
     def answered(self, answer: Answer, used: Iterable[Asked], replies: Replies) -> None:
-        """Count what came back, of it what is ``used``, and note which totals were withheld."""
+        """Count the replies and those that are ``used``, and note withheld totals."""
         self.refused += answer.refused
         self.absent += answer.absent
         self.replied = _sum(self.replied, Counter(asked.architecture for asked in used))
@@ -121,7 +161,7 @@ def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:
 
 
 def edges_of(method: Method, server: Tree, orders: Sequence[Order], number: int) -> list[Line]:
-    """Return what crosses from peer to peer: of each whom a client hears, what it released last."""
+    """Return the messages between peers: each client receives the last release of its neighbors."""
     heard = {peer for order in orders for peer in order.hears or ()}
     kept = {peer: method.kept_of(server, peer) for peer in sorted(heard)}
     sizes = {peer: payload_bytes(message) for peer, message in kept.items() if message is not None}

@@ -1,4 +1,4 @@
-"""Entering a run directory: one process at a time, and nothing in it is lost by accident."""
+"""Run directories: one process at a time, and no run in them is lost by accident."""
 
 from __future__ import annotations
 

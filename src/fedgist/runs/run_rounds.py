@@ -1,4 +1,4 @@
-"""A run at its server, from the first line of its record to the last.
+"""All rounds of a run at its server: they are recorded, saved now and then, and can be stopped.
 
 It needs only what a server knows, and an engine, which may simulate the clients or reach them over
 a wire. A run directory written here is complete.
@@ -25,7 +25,6 @@ from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.best_round import said, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
-from fedgist.runs.checkpointing import loop, pausing
 from fedgist.runs.columns import described, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
 from fedgist.runs.record import (
@@ -46,12 +45,71 @@ from fedgist.runs.record import (
     totals,
 )
 from fedgist.runs.releases import Releases, read_releases
-from fedgist.runs.resuming import binding_of, check_binding, check_features
+from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
 from fedgist.runs.round import Federation, Observer, start_server
-from fedgist.runs.run_inputs import of_server
+from fedgist.runs.round_record import PausedError
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.runs.stop_signals import stoppable
 from fedgist.world.server_context import ServerContext
+
+SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
+
+
+def loop(
+    federation: Federation,
+    keep: Callable[[Line, Sequence[Line]], None],
+    save: Callable[[], None],
+    stop: Callable[[], bool],
+    enough: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Go through the remaining rounds; return False if asked to stop before the last one.
+
+    ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
+    ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
+    ``enough`` says so, or another round would spend more privacy than there is.
+    """
+    recipe = federation.side.recipe
+    last = federation.task.training.num_rounds
+
+    def is_last() -> bool:
+        return federation.round == last or enough() or federation.is_spent
+
+    if federation.round == 0 and federation.method.stages(federation.context("", 0)):
+        keep(*federation.do_round(0))
+    finished = is_last()
+    while not finished:
+        try:
+            lines = federation.advance()
+        except PausedError:
+            save()
+            return False
+        keep(*lines)
+        finished = is_last()
+        ending = stop() and not finished
+        if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
+            save()
+        if ending:
+            return False
+    return True
+
+
+def pausing(
+    save: Callable[[], None], stop: Callable[[], bool], observer: Observer
+) -> Callable[[str], bool]:
+    """Return the function between two stages of a round: it shows progress and may save."""
+    saved, show = [time.monotonic()], getattr(observer, "working", None)
+
+    def pause(text: str) -> bool:
+        if callable(show):
+            show(text)
+        stopping = stop()
+        if not stopping and time.monotonic() - saved[0] > SAVE_AFTER_S:
+            save()
+            saved[0] = time.monotonic()
+        return stopping
+
+    return pause
+
 
 STOPPING = (
     "stopping when this stage or round is finished and saved; press Ctrl-C again to stop at once"
@@ -60,7 +118,7 @@ STOPPING = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is kept: its folder, or None for memory, and the checkpoint it goes on from.
+    """The place of a run: its folder, or None for memory, and the checkpoint that it resumes.
 
     ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
     ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
@@ -133,7 +191,7 @@ def run_server(
 
 
 def _releases(side: ServerContext, place: Place) -> Releases | None:
-    """Return what was released before; None where the same round has the same noise.
+    """Return earlier releases; None if repeated rounds have the same noise.
 
     Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
     have got as far as its release.
@@ -169,7 +227,7 @@ def _spent(federation: Federation) -> list[str]:
 
 @contextlib.contextmanager
 def _going_on(folder: Path | None) -> Iterator[None]:
-    """Say, where the disk is full and a checkpoint is there, which command goes on."""
+    """If the disk is full and a checkpoint exists, name the command that resumes the run."""
     try:
         yield
     except DiskFullError as full:
@@ -195,7 +253,7 @@ def _corrected(side: ServerContext, binding: Binding) -> list[str]:
 
 
 def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
-    """Open the run's record, and write down what is known before round 1."""
+    """Open the run's record, and write its files that are complete before round 1."""
     saved = place.saved
     if place.folder:
         place.folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +273,7 @@ def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
 
 
 def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Binding) -> None:
-    """Have the checkpoint bind the files as they are now: the recipe may have more rounds."""
+    """Bind the checkpoint to the files as they are now: the recipe may have more rounds."""
     before = saved.binding
     files = _files(folder, record)
     if (files, binding.over) != (before.files, before.over):
@@ -323,7 +381,7 @@ def _end_of(
 
 
 def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
-    """Return what a user must know of a run that learned nothing, or measured nothing."""
+    """Return a note if a run trained no client or evaluated nothing."""
     trained = [line for line in lines if line["round"] > 0]
     notes = []
     if not any(line.get("clients/replied") for line in trained):

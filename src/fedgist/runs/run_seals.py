@@ -1,4 +1,4 @@
-"""Whether the files in a run's folder are those that its seal binds: the one judge of all readers.
+"""Check the files of a run's folder against its seal. All readers of runs use this check.
 
 A finished run is sealed by its ``result.json``, a stopped one by its checkpoint. A running one is
 not judged, for its files change. A run of before there were seals is "not sealed".
@@ -40,7 +40,7 @@ MENDING = "put the file back from a copy, or start the run again with --overwrit
 
 @dataclass(frozen=True)
 class Seal:
-    """What a run's seal says of its files.
+    """The state of a run's files by its seal.
 
     ``problems`` are sentences about what does not fit. ``behind`` says which lines a stopped run
     has behind its checkpoint: they are not sealed.
@@ -60,7 +60,7 @@ NOT_SEALED = Seal("not sealed")  # a run of before there were seals
 
 
 def seal_of(folder: Path) -> Seal:
-    """Return what the seal of the run in a folder says of its files."""
+    """Return the state of the run in a folder by its seal."""
     if is_held(folder):
         return Seal("running")
     seal = _judged(folder)
@@ -81,7 +81,7 @@ def _judged(folder: Path) -> Seal:
 
 
 def _bears_format(folder: Path) -> bool:
-    """Return whether a number of the format stands in any of a run's files."""
+    """Return whether any of a run's files has the number of the format."""
     if IN_JSON.search(_content(folder / RESULT)) or IN_TOML.search(_content(folder / RECIPE)):
         return True
     if any(IN_JSON.search(_content(folder / name)) for name in LINES):
@@ -97,7 +97,7 @@ def _content(path: Path) -> bytes:
 
 
 def _before_seals(folder: Path) -> Seal:
-    """Judge a run of a version that kept digests of its lines alone, or none."""
+    """Judge a run of an earlier version, which kept digests of its lines only, or none."""
     result = _table(folder)
     digests, last = result.get(DIGESTS), result.get("rounds")
     if not isinstance(digests, dict) or not isinstance(last, int):
@@ -109,7 +109,7 @@ def _before_seals(folder: Path) -> Seal:
 
 
 def _table(folder: Path) -> dict[str, object]:
-    """Return what ``result.json`` holds; nothing if it is no table of JSON."""
+    """Return the table in ``result.json``; nothing if it is no table of JSON."""
     try:
         table = json.loads(_content(folder / RESULT))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Runs from a recipe and what is given with it, to a record and trained models."""
+"""Runs: from a recipe and a user's objects to a record and trained models."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from fedgist.runs.record import (
     features_of,
     to_json,
 )
-from fedgist.runs.resuming import check_binding
+from fedgist.runs.resuming import TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
 from fedgist.runs.run_directory import alone, enter
-from fedgist.runs.run_inputs import TEST_SETS, is_sampled, of_world
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import Overrides, World
@@ -63,7 +62,7 @@ def run(
     overwrite: bool = False,
     rounds: int | None = None,
 ) -> Outcome:
-    """Run a recipe, with a user's own objects in place of what they replace.
+    """Run a recipe; a user's own objects replace parts of it.
 
     ``resume`` and ``overwrite`` say what to do with a run that is already in ``folder``; without
     one, nothing is written. A run that goes on has the recipe and the objects that it was begun

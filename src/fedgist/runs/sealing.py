@@ -62,7 +62,7 @@ def features_in(folder: Path) -> list[str]:
 
 
 def header_of(folder: Path) -> dict[str, object]:
-    """Return what a run's checkpoint says beside its arrays, which are not read."""
+    """Return the header of a run's checkpoint without reading its arrays."""
     path = folder / STATE
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks a run to stop when it can, the second stops it at once."""
+"""Ctrl-C and SIGTERM: the first lets a run save and stop, the second stops it at once."""
 
 from __future__ import annotations
 

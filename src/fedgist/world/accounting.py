@@ -1,4 +1,4 @@
-"""How much privacy a run spends, and how much noise keeps it within its budget.
+"""Privacy accounting: the epsilon that a run spends, and the noise that keeps it within its budget.
 
 ``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8;
 Dong, Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it
@@ -31,7 +31,7 @@ BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a run releases: of each round, from 0, how many releases and how many private steps.
+    """The numbers of releases and of private steps in each round of a run, from round 0.
 
     ``chance`` is that of a client to be in a round, where it is drawn by itself; ``rate`` that of a
     row to be in a private step. Both kinds of mechanism have the same noise multiplier: the
@@ -45,7 +45,7 @@ class Schedule:
     accounting: Accounting = "tight"
 
     def until(self, number: int) -> tuple[int, int]:
-        """Return how many releases and private steps there are up to a round."""
+        """Return the numbers of releases and private steps up to a round."""
         return sum(self.releases[: number + 1]), sum(self.steps[: number + 1])
 
 

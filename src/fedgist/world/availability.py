@@ -1,4 +1,4 @@
-"""Who is online in which round."""
+"""Availability: the clients that are online in each round."""
 
 from __future__ import annotations
 

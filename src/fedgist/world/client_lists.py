@@ -43,7 +43,7 @@ def own_rows(
 
 
 def _rows_of_each(clients: Clients, count: int, argument: str) -> dict[str, Tensor]:
-    """Return each client's rows by what messages call it."""
+    """Return each client's rows by the client's name in messages."""
     if isinstance(clients, Mapping):
         named = {f"{argument}[{name!r}]": rows for name, rows in clients.items()}
     else:

@@ -1,4 +1,4 @@
-"""What clients set for themselves: in a simulation's recipe, or in the file of a real site.
+"""Settings of single clients: from a simulation's recipe, or from the file of a real site.
 
 A method declares what can be set (``Method.own_settings``), a frozen dataclass of plain values. In
 a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for those
@@ -64,7 +64,7 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
-    """Return the settings in the own file of a site, a client: TOML, keys without a table."""
+    """Return the settings in the TOML file of a site: keys without a table."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

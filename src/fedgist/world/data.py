@@ -1,4 +1,4 @@
-"""The examples of a recipe, and the rows of each client: which, how many, and what it is called."""
+"""The examples of a run, and the rows and the name of each client."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
 
 
 def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> None:
-    """Raise RecipeError, which names ``key``, if examples cannot be changed at random so."""
+    """Raise RecipeError, which names ``key``, if these augmentations do not fit the examples."""
     if kinds and len(data.input_shape) != IMAGE:
         shape = list(data.input_shape)
         raise RecipeError(f"{key} needs images; {data.name} has examples of shape {shape}")
@@ -80,7 +80,7 @@ def _some(recipe: Recipe, data: Dataset) -> Dataset:
 
 
 def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
-    """Raise RecipeError if the server scores rows that nothing says how to normalize.
+    """Raise RecipeError if the server scores rows for which there are no moments to normalize with.
 
     ``named_sets`` says whether it has test sets of its own.
     """

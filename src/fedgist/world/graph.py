@@ -1,4 +1,4 @@
-"""Who hears whom among peers, in every round: rings, random graphs, or a file."""
+"""Graphs of peers: each client's neighbors in each round, by a rule or from a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST = 2
 def neighbors_of(
     recipe: Recipe, method: Method, task: Task, key: Tensor
 ) -> Callable[[int], Neighbors] | None:
-    """Return a function from a round to whom each client hears; None if all use the server."""
+    """Return a function from a round to each client's neighbors; None without a graph."""
     section = recipe.clients.graph
     if section.name == "relay":
         return None
@@ -75,7 +75,7 @@ def _by_chance(chance: float, count: int, key: Tensor) -> Neighbors:
 
 
 def _regular(degree: int, count: int, key: Tensor) -> Neighbors:
-    """Draw a graph in which every client has so many neighbors (Steger and Wormald 1999).
+    """Draw a graph of clients with equally many neighbors (Steger and Wormald 1999).
 
     Ends of edges are paired at random as long as any pair makes a new edge; what cannot be paired
     at last is tried again from the start.
@@ -117,7 +117,7 @@ def _of_edges(edges: set[tuple[int, int]], count: int) -> Neighbors:
 
 
 def _from_file(path: Path, count: int) -> Callable[[int], Neighbors]:
-    """Read who hears whom: the same in every round, or from the round of each line on."""
+    """Read the edges of a file: the same in every round, or from the round of each line on."""
     try:
         check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
         with path.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The grid of noise of the system: so fine that sums on it are exact (decision 0038)."""
+"""The grid of noise from the system: so fine that sums of its numbers are exact (decision 0038)."""
 
 from __future__ import annotations
 

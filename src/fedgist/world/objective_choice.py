@@ -1,4 +1,4 @@
-"""The objective of a recipe, and what a recipe and a method may not ask of it.
+"""The objective of a recipe, and checks that recipe and method fit it.
 
 Texts have a label at each place and no class; encoders learn without labels, and guess none.
 """
@@ -38,7 +38,7 @@ def objective_of(recipe: Recipe, data: Dataset) -> Objective:
 
 
 def _of_texts(recipe: Recipe) -> dict[str, bool]:
-    """Return what would need a class or numbers for each row, and whether it is asked for."""
+    """Return the settings that need a class or numbers a row, and whether they are set."""
     sets = recipe.evaluate.sets.items()
     return {
         f"partition.name = {recipe.partition.name!r}": recipe.partition.name in BY_CLASS,
@@ -51,7 +51,7 @@ def _of_texts(recipe: Recipe) -> dict[str, bool]:
 
 
 def _of_labels(recipe: Recipe) -> dict[str, bool]:
-    """Return what needs labels, or says nothing of views, and whether it is asked for."""
+    """Return the settings that need labels or ignore views, and whether the recipe has them."""
     evaluate, train = recipe.evaluate, recipe.train
     return {
         "train.class_weights = 'balanced'": train.class_weights == "balanced",
@@ -67,7 +67,7 @@ def _of_labels(recipe: Recipe) -> dict[str, bool]:
 
 
 def _check(asked: dict[str, bool], why: str) -> None:
-    """Raise RecipeError if something is asked for that ``why`` forbids."""
+    """Raise RecipeError if the recipe has a setting that ``why`` forbids."""
     if bad := [what for what, is_asked in asked.items() if is_asked]:
         raise RecipeError(f"{bad[0]} {why}")
 
@@ -86,7 +86,7 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
 
 
 def lonely(train: Rows, objective: Objective) -> set[int]:
-    """Return the places of clients with fewer than two rows, where views need others' views."""
+    """Return the places of clients with fewer than two rows, if the objective compares rows."""
     counts = train.counts.tolist() if objective.views > 1 else []
     return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
 
@@ -94,7 +94,7 @@ def lonely(train: Rows, objective: Objective) -> set[int]:
 def drop_small_clients(
     online: Online, train: Rows, objective: Objective
 ) -> tuple[Online, list[str]]:
-    """Leave out clients with fewer than two rows, if views are told from those of other rows.
+    """Leave out clients with fewer than two rows, if the objective compares rows.
 
     ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
     """

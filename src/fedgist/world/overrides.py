@@ -1,4 +1,4 @@
-"""A recipe beside a user's own objects: what they replace is recorded as given."""
+"""A user's objects that replace parts of a recipe; the record calls these parts ``given``."""
 
 from __future__ import annotations
 

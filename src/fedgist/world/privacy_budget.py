@@ -1,4 +1,4 @@
-"""What a recipe's privacy comes to in a run: its releases, their noise, and what is spent."""
+"""Privacy accounting of a run: number of releases, noise per release, and budget spent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FOUND_IN_ROWS = {
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """What a run spends: its releases, and the noise that keeps all of them within the budget.
+    """The privacy budget of a run: its releases, and the noise that keeps them within the budget.
 
     ``noise`` is the multiplier: the deviation of noise by the sensitivity.
     """
@@ -62,23 +62,23 @@ class PrivacyBudget:
 
     @property
     def delta(self) -> float:
-        """The chance that is left aside."""
+        """The delta of the budget."""
         assert self.section.delta is not None  # a complete section has one
         return self.section.delta
 
     def epsilon(self, number: int, again: int = 0) -> float:
-        """Return what is spent up to a round, ``again`` rounds of it having been done twice."""
+        """Return the epsilon spent up to a round, of which ``again`` rounds were done twice."""
         longer = repeated(self.schedule, again, number)
         return spent(longer, self.noise, self.delta, number + again)
 
     def allows(self, number: int, again: int) -> bool:
-        """Return whether a round would spend no more than there is."""
+        """Return whether the budget allows this round."""
         budget = self.section.epsilon
         assert budget is not None  # a complete section has one
         return not again or self.epsilon(number, again) <= budget * (1.0 + 1e-6)
 
     def described(self) -> dict[str, object]:
-        """Return what a run's result says about its privacy."""
+        """Return the privacy section of a run's result."""
         keys = ("unit", "where", "epsilon", "delta", "clip", "accounting", "bodies", "noise")
         releases, steps = self.schedule.until(len(self.schedule.releases))
         facts: dict[str, object] = {key: getattr(self.section, key) for key in keys}
@@ -88,7 +88,7 @@ class PrivacyBudget:
         return facts
 
     def notes(self) -> list[str]:
-        """Return what a user should know: what is promised, and on which condition."""
+        """Return notes for the user: the privacy promise and its condition."""
         s = self.section
         whose = f"one {s.unit} more or less"
         promise = (
@@ -100,7 +100,7 @@ class PrivacyBudget:
 
 
 def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
-    """Return the schedule up to a round, before it the costliest round ``again`` times."""
+    """Return the schedule up to a round, preceded by ``again`` repeats of the costliest round."""
     releases, steps = schedule.releases, schedule.steps
     return replace(
         schedule,
@@ -117,7 +117,7 @@ def private_task(
     sizes: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[Task, PrivacyBudget | None]:
-    """Return the task with its privacy, and what the run spends; None where nothing is protected.
+    """Return the task with its privacy, and the run's budget; None if nothing is protected.
 
     ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
     """
@@ -153,7 +153,7 @@ def private_task(
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
-    """Raise RecipeError if more of the training rows becomes known than what is released.
+    """Raise RecipeError if more than the releases depends on the private rows.
 
     Numbers that were measured on the rows enter every input, without noise. And each client of a
     row adds it to the total, so a row of several moves a total by more than its sensitivity. Rows
@@ -196,7 +196,7 @@ def _check_settings(recipe: Recipe) -> None:
 
 
 def _check_private_steps(recipe: Recipe, task: Task) -> None:
-    """Raise RecipeError for what a row's own gradient cannot be taken with."""
+    """Raise RecipeError for settings with which per-row gradients are not defined."""
     train, bodies = recipe.train, "privacy.bodies = 'dp_sgd'"
     if train.class_weights != "none":
         raise RecipeError(
@@ -222,7 +222,7 @@ def _check_private_steps(recipe: Recipe, task: Task) -> None:
 def _releases(
     recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
 ) -> tuple[int, ...]:
-    """Return how many releases there are in each round, from 0."""
+    """Return the number of releases of each round, from round 0."""
     name, known = recipe.method.name, {}
     counts = []
     for number in range(task.training.num_rounds + 1):
@@ -244,7 +244,7 @@ def _releases(
 
 
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return how many private steps a client takes in each round, from 0; () without them."""
+    """Return the number of a client's private steps in each round from 0; () without them."""
     assert task.privacy is not None  # that of the caller
     steps = task.privacy.steps
     if steps is None:

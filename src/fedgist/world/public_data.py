@@ -1,4 +1,4 @@
-"""Public data: rows that server and sites may all see, mostly without labels.
+"""Public data: rows that the server and all sites may see, mostly without labels.
 
 They are held out of the training set, come from another source, or were given as an array. Models
 see them as they see training rows: by the training set's moments.
@@ -173,7 +173,7 @@ def _check_given(section: PublicSection | None) -> None:
 
 
 def _seen(data: Dataset, *, labelled: bool = False) -> Public:
-    """Return rows with the labels that may be seen: those of texts are the texts themselves."""
+    """Return public rows with public labels; the labels of texts are their next tokens."""
     return Public(data.x, data.y, True) if labelled or data.text else _unlabelled(data.x)
 
 

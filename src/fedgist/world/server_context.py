@@ -1,4 +1,4 @@
-"""All that a server knows."""
+"""The server's view of a run: recipe, method, task, and clients, but no rows."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class ServerContext:
 
     @property
     def server_threads(self) -> int:
-        """On how many threads torch runs for work that the server does alone."""
+        """The number of torch's threads for work of the server."""
         chosen = self.recipe.engine.server_threads
         return 1 if chosen == "auto" else chosen

@@ -23,7 +23,7 @@ TestSets = Mapping[str, tuple[object, object]]
 
 @dataclass(frozen=True)
 class Part:
-    """Some of the test rows, ``rows`` (rows,): what a model says of them all it says of these."""
+    """A part of the test rows, ``rows`` (rows,); predictions of all rows serve it."""
 
     whole: Examples
     rows: Tensor

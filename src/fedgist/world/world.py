@@ -1,4 +1,4 @@
-"""From a recipe to a world: examples, clients, models and a method that fit each other.
+"""Make the world of a recipe: examples, clients, models and a method that fit each other.
 
 A world belongs to a simulation: it holds what the server knows and what all sites hold. A real
 server has only its own side.
@@ -35,16 +35,18 @@ from fedgist.world.client_lists import Clients
 from fedgist.world.client_settings import client_settings
 from fedgist.world.data import divide, read_data
 from fedgist.world.graph import neighbors_of
-from fedgist.world.model_building import Sizes
-from fedgist.world.model_groups import (
+from fedgist.world.models import (
     Group,
+    Sizes,
+    architectures_by_client,
     architectures_of,
     fitted,
     members_of,
+    members_of_pools,
     recipe_groups,
+    task_pools,
 )
 from fedgist.world.objective_choice import check_method_reads, drop_small_clients, objective_of
-from fedgist.world.pools import architectures_by_client, members_of_pools, task_pools
 from fedgist.world.privacy_budget import PrivacyBudget, check_rows, private_task
 from fedgist.world.public_data import (
     Public,
@@ -74,7 +76,7 @@ class Overrides:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A simulation without its state: what the server knows, and what the sites hold."""
+    """A simulation without its state: the server's context, and the sites' rows and models."""
 
     server: ServerContext
     data: Dataset
@@ -122,7 +124,7 @@ def make_world(
 def _notes(
     groups: Mapping[str, Group], lonely: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
-    """Return what a user should know before the first round."""
+    """Return notes for the user before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
     return (*of_models, *lonely, *(spending.notes() if spending else ()))
 
@@ -190,7 +192,7 @@ def _clients(
 def _who(
     recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...], train: Rows
 ) -> tuple[Online, NeighborsOf, dict[int, Settings], list[str]]:
-    """Return who is online in a round, whom each client hears, and what clients set themselves.
+    """Return who is online in a round, each client's neighbors, and clients' own settings.
 
     Also returned are notes on clients that are left out.
     """

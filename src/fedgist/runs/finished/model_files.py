@@ -60,7 +60,7 @@ def check_format(path: Path) -> str:
 
 
 def description(model: ClientModel) -> dict[str, Any]:
-    """Return what a user of the file must know: names, and how inputs are normalized.
+    """Return the description in the file: names of classes, and the normalization of inputs.
 
     ``inputs`` names each number of an example, and ``columns`` the table's own columns with their
     categories; both are empty where the data has none. The program normalizes by itself. An encoder
@@ -84,7 +84,7 @@ def description(model: ClientModel) -> dict[str, Any]:
 
 
 def outputs(model: ClientModel) -> str:
-    """Return what a program makes of examples: ``logits``, or of an encoder, ``features``."""
+    """Return the name of a program's output: ``logits``, or ``features`` of an encoder."""
     return "features" if model.arch.projects else "logits"
 
 
@@ -147,7 +147,7 @@ def _trace(model: ClientModel) -> ExportedProgram:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what torch says while it writes ONNX: of torchvision, and of its own ways."""
+    """Suppress torch's messages about torchvision and about itself while it writes ONNX."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Probes: how well classes can be told from the features of a frozen body.
+"""Probes: the accuracy of simple classifiers on the features of a frozen body.
 
 The features of all training rows are made once; what is learnt on them is scored on those of all
 test rows, so that bodies are compared by what they see, whatever head was trained on them.
@@ -89,7 +89,7 @@ def logistic(encoded: Encoded, seed: int) -> float:
 
 
 def knn(encoded: Encoded, seed: int) -> float:
-    """Return the accuracy of the 20 nearest neighbours by cosine, all alike."""
+    """Return the accuracy of a vote of the 20 nearest neighbours by cosine similarity."""
     from sklearn.neighbors import KNeighborsClassifier
 
     del seed  # nothing is drawn
@@ -105,7 +105,7 @@ PROBES: Mapping[str, Callable[[Encoded, int], float]] = MappingProxyType(
 def probe_of(
     world: World, engine: Engine
 ) -> Callable[[Federation], tuple[Line, list[Line]]] | None:
-    """Return what probes models as a run goes on, if its recipe asks for it."""
+    """Return the function that probes models during a run, if its recipe asks for it."""
     recipe = world.server.recipe
     if recipe.evaluate.probe == "none":
         return None
@@ -121,7 +121,7 @@ def probe_of(
 def evaluated(
     world: World, kinds: Sequence[str], federation: Federation
 ) -> tuple[Line, list[Line]]:
-    """Return what probes find: columns of the round's line, and lines of clients.
+    """Return the results of probes: columns of the round's line, and lines of clients.
 
     The first of ``kinds`` is called ``probe``, others ``probe_sgd`` and so on. Clients' models are
     left out where the server's alone are scored, and those of clients that have too few rows to
@@ -167,7 +167,7 @@ def _of_clients(title: str, found: Tensor) -> Line:
 
 
 def check_probes(world: World) -> None:
-    """Raise RecipeError if there are no test rows whose classes could be told from features."""
+    """Raise RecipeError if there are no labelled test rows for probes."""
     data, population = world.data, world.population
     if data.text or not len(data.y_test):
         lack = "texts" if data.text else "no test rows"
@@ -230,7 +230,7 @@ def _standardized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _features(net: Net, examples: Examples) -> Tensor:
-    """Return the features of all rows, worked out where the rows are."""
+    """Return the features of all rows, computed on the device of the rows."""
     device = examples.y.device
     at_once = ROWS_AT_ONCE if device.type == "cpu" else MOST_ROWS
     there: Net = map_leaves(lambda leaf: leaf.to(device), net)

@@ -114,7 +114,7 @@ class ClientModel(nn.Module):
 
 
 def sayable(probabilities: Tensor) -> Tensor:
-    """Return probabilities (rows, words) without padding, begin and unknown: no text goes on so."""
+    """Return probabilities (rows, words) with those of padding, begin and unknown removed."""
     return probabilities.index_fill(1, torch.tensor([PADDING, BEGIN, UNKNOWN]), 0.0)
 
 
@@ -135,7 +135,7 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
 
 
 def server_net(federation: Federation, world: World, who: int | str) -> Net | None:
-    """Return the model that is meant by ``"server/NAME"``, or None if a client is meant."""
+    """Return the server's model with the name ``"server/NAME"``, or None for a client's name."""
     name = str(who)
     if not name.startswith(SERVER) or name in world.partition.names:
         return None

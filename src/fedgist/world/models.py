@@ -1,0 +1,458 @@
+"""The models of a run: they are built from a recipe's names or a user's modules, and assigned.
+
+A factory is called as ``factory(input_shape, num_classes, **options)``, with the shape of one
+example as a tuple of whole numbers, and returns a ``torch.nn.Module`` from a batch of examples to
+logits. A factory given to ``fedgist.run`` may also take no arguments. A pretrained model starts
+with the numbers of a file. A pool is a group of clients with a model of its own; a client may be in
+several pools.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedgist.core import random
+from fedgist.core.net import Architecture, Net, head_of, split
+from fedgist.core.objective import Objective
+from fedgist.core.training import Pool
+from fedgist.core.tree import map_leaves
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.file_sizes import check_memory
+from fedgist.data.sources.locations import existing
+from fedgist.data.sources.weights_file import classes_of, read_weights
+from fedgist.errors import DataError, InputError, RecipeError, first_line, listed, printable, shown
+from fedgist.options import check_options
+from fedgist.recipe.model_factories import (
+    Factory,
+    PoolTable,
+    check_models,
+    check_pools,
+    model_factory,
+    sizes_of,
+)
+from fedgist.recipe.schema import ModelSection, Recipe, check_named
+from fedgist.world.client_lists import named_like
+
+# the largest size of a weights file in sizes of its model: checkpoints keep moments in float64
+_TIMES = 8
+_SLACK = 64 << 20  # bytes that it may have beside
+_COUNTER = "num_batches_tracked"  # of torch's batch norm: nothing here reads it
+_SHOWN, _LONGEST = 5, 80  # names in a message, and how much of each
+
+
+def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple[Build, str]:
+    """Return a builder whose modules hold the arrays of a file, and a note on those that do not.
+
+    A file's names may have a common beginning (``module.``) that the model's have not. The head
+    keeps its random start where the file has another one, or none: with other classes, it has to.
+    A file of ``fedgist export`` says what its classes are called.
+
+    Parameters
+    ----------
+    head
+        Name of the linear layer that is the head; the last one if None.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            whole = build()
+        state = whole.state_dict()
+        layer = head_of(whole, sizes.outputs, type(whole).__name__, head)[0]
+        size = sum(array.numel() * array.element_size() for array in state.values())
+        file = existing(path)
+        found = read_weights(file, _TIMES * size + _SLACK)
+        others = _other_classes(classes_of(file), sizes)
+        arrays, note = _fitting(_renamed(found, state), state, layer, others)
+    except (InputError, ValueError, TypeError, RuntimeError) as error:
+        raise RecipeError(f"model.weights = {path!r}: {first_line(error)}") from error
+
+    def loaded() -> nn.Module:
+        module = build()
+        module.load_state_dict(arrays, strict=False)
+        return module
+
+    return loaded, f"{Path(path).name}: {note}" if note else ""
+
+
+def _renamed(arrays: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return arrays without the beginning that all names share, while no name is known."""
+    while arrays and not any(name in known for name in arrays):
+        firsts = {name.partition(".")[0] for name in arrays}
+        if len(firsts) > 1 or not all("." in name for name in arrays):
+            break
+        arrays = {name.partition(".")[2]: array for name, array in arrays.items()}
+    return arrays
+
+
+def _fitting(
+    arrays: Mapping[str, Tensor], state: Mapping[str, Tensor], head: str, others: str
+) -> tuple[dict[str, Tensor], str]:
+    """Return the arrays that fit, and a note on the head and on what is left over.
+
+    A head of ``others`` (classes, if that is no empty text) does not fit.
+    """
+    fitting, random = {}, []
+    in_head = f"{head}." if head else ""  # a linear layer alone is all head
+    for name, own in state.items():
+        problem = _problem(name, arrays.get(name), own)
+        if others and name.startswith(in_head):
+            problem = others
+        if not problem:
+            fitting[name] = arrays[name]
+        elif name.startswith(in_head):
+            random.append(problem)
+        elif not name.endswith(_COUNTER):
+            hint = "" if name in arrays else f"; it has {_listed(arrays)}"
+            raise ValueError(problem + hint)
+    over = [n for n in arrays if n not in state and not n.endswith(_COUNTER)]
+    notes = [f"the head keeps its random start: {random[0]}"] if random else []
+    notes += [f"not used: {_listed(over)}"] if over else []
+    return fitting, "; ".join(notes)
+
+
+def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
+    """Return how a file's classes differ from the data's; nothing if equal or without names."""
+    own = sizes.classes
+    unnamed = [tuple(map(str, range(len(names)))) for names in (said, own)]
+    if sizes.projects or said == own or said in unnamed or own in unnamed:
+        return ""
+    kind, kinds = ("word", "words") if sizes.text else ("class", "classes")
+    problem = f"the file has {len(said)} names of {kinds}, the data {len(own)}"
+    if len(said) == len(own):
+        place = next(i for i, name in enumerate(said) if name != own[i])
+        theirs, ours = (printable(names[place][:_LONGEST]) for names in (said, own))
+        problem = f"{kind} {place} is {theirs!r} in the file, {ours!r} in the data"
+    if sizes.text:
+        raise ValueError(problem)
+    return problem
+
+
+def _problem(name: str, array: Tensor | None, own: Tensor) -> str:
+    """Return why an array cannot take the place of a model's own; nothing if it can."""
+    if array is None:
+        return f"the file has no {name}"
+    if array.shape != own.shape:
+        return f"{name} is {list(array.shape)} in the file, {list(own.shape)} in the model"
+    if array.is_floating_point() != own.is_floating_point() or array.is_complex():
+        return f"{name} is of type {array.dtype} in the file, {own.dtype} in the model"
+    if array.is_floating_point() and not bool(torch.isfinite(array.to(own.dtype)).all()):
+        return f"{name} holds numbers that are not finite"
+    return ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the names of a file, which may hold anything, for a message."""
+    return listed((printable(name[:_LONGEST]) for name in names), _SHOWN)
+
+
+def members_of_pools(
+    pools: Mapping[str, PoolTable], num_clients: int, key: Tensor, names: Sequence[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """Return the clients of each pool, in order; those that are not named are drawn by the key.
+
+    ``names`` are the clients' own, where they have any.
+    """
+    members: dict[str, tuple[int, ...]] = {}
+    for name, pool in pools.items():
+        asked, where = pool.clients, f"clients.pools.{name}.clients"
+        if isinstance(asked, int):
+            if asked > num_clients:
+                raise RecipeError(f"{where} = {asked}: there are {num_clients} clients")
+            members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
+            continue
+        if isinstance(asked, str):
+            members[name] = named_like(asked, names, where)
+            continue
+        members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
+        if strange := [client for client in members[name] if client >= num_clients]:
+            raise RecipeError(
+                f"{where}: client {strange[0]} does not exist, there are {num_clients}"
+            )
+    if alone := set(range(num_clients)).difference(*members.values()):
+        raise RecipeError(f"clients.pools: client {min(alone)} is in no pool")
+    return members
+
+
+def architectures_by_client(
+    members: Mapping[str, Sequence[int]], num_clients: int
+) -> list[tuple[str, ...]]:
+    """Return each client's pools, the smallest first: the client holds that pool's model."""
+    found: list[list[str]] = [[] for _ in range(num_clients)]
+    for name in sorted(members, key=lambda pool: len(members[pool])):
+        for client in members[name]:
+            found[client].append(name)
+    return [tuple(names) for names in found]
+
+
+def task_pools(
+    recipe: Recipe, pools: Mapping[str, PoolTable], members: Mapping[str, Sequence[int]]
+) -> dict[str, Pool]:
+    """Return the size of each pool, and the number of its clients that are selected in a round."""
+    if pools and recipe.privacy.unit != "none":
+        raise RecipeError(
+            f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
+            "client may release several messages a round"
+        )
+    out = {}
+    for name, pool in pools.items():
+        size = len(members[name])
+        asked = pool.per_round or max(1, round(recipe.train.fraction_train * size))
+        if asked > size:
+            raise RecipeError(
+                f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
+            )
+        out[name] = Pool(size, asked)
+    return out
+
+
+Build = Callable[[], nn.Module]
+_COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes of inputs and outputs of every model of a task.
+
+    ``projects``: whether outputs are embeddings, for which a hidden layer comes before the last.
+    ``classes``: what the classes are called, or the words of a text.
+    """
+
+    input_shape: tuple[int, ...]
+    outputs: int
+    text: bool
+    projects: bool
+    classes: tuple[str, ...] = field(default=(), repr=False)
+
+    @staticmethod
+    def of(data: Dataset, objective: Objective) -> Sizes:
+        """Return the sizes that models need for this data and this objective."""
+        shape, projects = tuple(data.input_shape), objective.views > 1
+        return Sizes(shape, objective.outputs, data.text, projects, data.names)
+
+
+def builder(
+    factory: Factory, sizes: Sizes, options: Mapping[str, Any], where: str, *, bare: bool = False
+) -> Build:
+    """Return a function that makes the model of some sizes; ``where`` begins its messages.
+
+    Parameters
+    ----------
+    bare
+        Whether the factory is called without arguments if it can be.
+    """
+    given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
+    if not _takes(factory, given, options):
+        named = "".join(f", {name}=..." for name in options)
+        raise RecipeError(
+            f"{where}: a factory is called as f(input_shape, num_classes{named}), and this one is "
+            f"f{inspect.signature(factory)}"
+        )
+
+    def build() -> nn.Module:
+        try:
+            module: object = factory(*given, **options)
+        except ValueError as error:  # it says what does not fit
+            raise RecipeError(f"{where}: {first_line(error)}") from error
+        except Exception as error:  # a user's code may fail in any way
+            raise RecipeError(
+                f"{where} failed: {type(error).__name__}: {first_line(error)}"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise RecipeError(f"{where} returned a {type(module).__name__}, not a torch.nn.Module")
+        return module
+
+    stated = ", ".join(f"{key} = {shown(value)}" for key, value in options.items())
+    _check_size(build, f"{where} ({stated})" if stated else where)
+    return build
+
+
+def truncated_normal(build: Build) -> Build:
+    """Return a builder whose linear layers and convolutions start as Haiku's do.
+
+    Weights are ``s`` times a standard normal number cut off at -2 and 2, with ``s = 1 / sqrt(n)``
+    for a layer of n inputs (of a convolution, those of one output); biases are 0.
+    """
+
+    def started() -> nn.Module:
+        module = build()
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                deviation = layer.weight[0].numel() ** -0.5
+                cut = 2 * deviation
+                nn.init.trunc_normal_(layer.weight, std=deviation, a=-cut, b=cut)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+        return module
+
+    return started
+
+
+def _takes(factory: Factory, given: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C: only a call can tell
+        return True
+    try:
+        signature.bind(*given, **options)
+    except TypeError:
+        return False
+    return True
+
+
+def _check_size(build: Build, where: str) -> None:
+    """Raise RecipeError if a model is too large, counted without making its numbers."""
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            module = build()
+        arrays = [*module.parameters(), *module.buffers()]
+        count = sum(array.numel() for array in arrays)
+        size = sum(array.numel() * array.element_size() for array in arrays)
+    except (ValueError, RuntimeError):  # not every model can be made so; a real one will tell
+        return
+    what = f"{where}: {count:,} parameters, with their gradients and moments,"
+    try:
+        check_memory(_COPIES * size, what)
+    except DataError as error:
+        raise RecipeError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients of one architecture: their model's builder, and their numbers or their share of all.
+
+    ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
+    should know of its start.
+    """
+
+    build: Build
+    share: float = 1.0
+    clients: tuple[int, ...] | None = None
+    head: str | None = None
+    note: str = ""
+
+
+def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
+    """Return the groups of clients by architecture that a recipe describes."""
+    if recipe.clients.pools:
+        pools = check_pools(recipe.clients.pools)
+        return {n: _group(p.section, sizes, f"clients.pools.{n}") for n, p in pools.items()}
+    if not recipe.clients.architectures:
+        model = recipe.model or ModelSection()
+        return {
+            model.name.rpartition(":")[2]: _group(model, sizes, "model"),
+        }
+    return {
+        name: replace(
+            _group(model.section, sizes, f"clients.architectures.{name}"),
+            share=model.share,
+            clients=model.clients,
+        )
+        for name, model in check_models(recipe.clients.architectures).items()
+    }
+
+
+def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
+    """Return the group of clients that have a model, whose start may be read from a file."""
+    check_named(table, section.name, "model=")
+    factory = model_factory(section.name)
+    options = check_options(factory, section.options, section.name, table, sizes_of(factory))
+    build = builder(factory, sizes, options, f"model {section.name}")
+    if section.weights is None:
+        start = truncated_normal(build) if section.init == "truncated_normal" else build
+        return Group(start, head=section.head)
+    build, note = pretrained(build, section.weights, sizes, section.head)
+    return Group(build, head=section.head, note=note)
+
+
+def module_group(
+    module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
+) -> Group:
+    """Return the group of a user's module, whose numbers are the start, or of a factory."""
+    members = None if clients is None else tuple(clients)
+    if not isinstance(module, nn.Module):
+        return Group(module, clients=members)
+
+    def build() -> nn.Module:
+        fresh = copy.deepcopy(module)
+        for layer in fresh.modules() if own_start else ():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        return fresh
+
+    return Group(build, clients=members)
+
+
+def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
+    """Return a user's groups of clients, whose factories may take the sizes of the data."""
+    return {
+        name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
+        for name, group in groups.items()
+    }
+
+
+def architectures_of(
+    recipe: Recipe, sizes: Sizes, groups: Mapping[str, Group], device: str
+) -> tuple[dict[str, Architecture], dict[str, Net]]:
+    """Return each group's architecture and its common start, on a device."""
+    architectures, starts = {}, {}
+    for name, group in groups.items():
+        try:
+            arch = split(
+                group.build,
+                sizes.input_shape,
+                sizes.outputs,
+                name=name,
+                head=group.head,
+                text=sizes.text,
+                projects=sizes.projects,
+            )
+        except RecipeError:
+            raise
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise RecipeError(f"model {name}: {first_line(error)}") from error
+        start = arch.start(int(random.key(recipe.seed, "start", name)))
+        architectures[name] = arch
+        starts[name] = map_leaves(lambda leaf: leaf.to(device), start)
+    return architectures, starts
+
+
+def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
+    """Return the name of each client's architecture.
+
+    Groups have the clients that they list or, drawn at random, their shares of all clients, rounded
+    by largest remainders.
+    """
+    if all(g.clients is not None for g in groups.values()):
+        by_client = {c: name for name, g in groups.items() for c in g.clients or ()}
+        listed = [c for group in groups.values() for c in group.clients or ()]
+        if twice := sorted({c for c in listed if listed.count(c) > 1}):
+            raise RecipeError(
+                f"every client needs exactly one model; client {twice[0]} is listed twice"
+            )
+        if sorted(by_client) != list(range(num_clients)):
+            missing = sorted(set(range(num_clients)) ^ set(by_client))
+            problem = "has none" if missing[0] in range(num_clients) else "does not exist"
+            raise RecipeError(
+                f"every client needs exactly one model; client {missing[0]} {problem}"
+            )
+        return [by_client[i] for i in range(num_clients)]
+    total = sum(g.share for g in groups.values())
+    exact = {name: g.share / total * num_clients for name, g in groups.items()}
+    counts = {name: int(value) for name, value in exact.items()}
+    left_over = num_clients - sum(counts.values())
+    for name in sorted(exact, key=lambda n: counts[n] - exact[n])[:left_over]:
+        counts[name] += 1
+    names = [name for name, count in counts.items() for _ in range(count)]
+    out = [""] * num_clients
+    for place, name in zip(random.permutation(key, num_clients).tolist(), names, strict=True):
+        out[place] = name
+    return out
