@@ -71,13 +71,6 @@ def flesd(**options: Any) -> FLESD:
 def after_train(small_world: World) -> tuple[Federation, Context]:
     """Return a federation whose clients of round 1 have been heard, and the next stage."""
     fed = federation(small_world, PLAN)
-    seen: list[str] = []
-
-    def pause(text: str) -> bool:
-        seen.append(text)
-        return False
-
-    fed.pause = pause
     ctx = fed.context("train", 1)
     orders = fed.method.orders(
         fed.server, fed.method.select(fed.server, small_world.server.clients, ctx), ctx

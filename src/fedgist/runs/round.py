@@ -53,9 +53,8 @@ class Federation:
 
     ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
     system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
-    peer in the last round. ``under_way`` is a round that was left between two stages.
-    ``pause`` is called after each stage that the server did by itself, where the round goes on,
-    with words for it, and returns whether to leave it there. ``probe`` tells what probes find.
+    peer in the last round. ``under_way`` is a round that was left between two stages. ``probe``
+    trains probes on features of the models, and returns their columns and clients' lines.
     """
 
     side: ServerContext
@@ -66,7 +65,6 @@ class Federation:
     releases: Releases | None = None
     edges: list[Line] = field(default_factory=list)
     under_way: PartialRound | None = None
-    pause: Callable[[str], bool] = lambda _: False
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None
 
     @property
@@ -108,11 +106,16 @@ class Federation:
         """Return the server's context of a stage of a round: by default of the last one done."""
         return context(self.side, self.round if number is None else number, stage)
 
-    def advance(self) -> tuple[Line, list[Line]]:
-        """Do the next round; return its line and the clients' lines of its evaluation."""
+    def advance(self, pauses: Callable[[str], bool] = lambda _: False) -> tuple[Line, list[Line]]:
+        """Do the next round; return its line and the clients' lines of its evaluation.
+
+        ``pauses`` is called between two stages after work of the server, with a text about the
+        progress. If it returns True, PausedError is raised; :meth:`checkpoint` has the finished
+        stages.
+        """
         self.round += 1
         try:
-            return self.do_round(self.round)
+            return self.do_round(self.round, pauses)
         except PausedError:
             self.round -= 1
             raise
@@ -120,9 +123,11 @@ class Federation:
     # the server's sums do not depend on the cores, and a waiting thread of torch's takes a
     # worker's core
     @as_workers_do()
-    def do_round(self, number: int) -> tuple[Line, list[Line]]:
+    def do_round(
+        self, number: int, pauses: Callable[[str], bool] = lambda _: False
+    ) -> tuple[Line, list[Line]]:
         """Do one round, or the rest of it; round 0 is what a method does before training."""
-        now = self._do_stages(number)
+        now = self._do_stages(number, pauses)
         begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
         if self.side.hears is not None:
@@ -140,7 +145,7 @@ class Federation:
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
-    def _do_stages(self, number: int) -> PartialRound:
+    def _do_stages(self, number: int, pauses: Callable[[str], bool]) -> PartialRound:
         """Do the remaining stages of a round, and return the record of all."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
         if self.releases is not None:
@@ -155,7 +160,7 @@ class Federation:
             now.done += 1
             between = number > 0 and now.done < len(stages)
             now.seconds = before + time.perf_counter() - began
-            if alone and between and self.pause(f"{stage}, {now.done} of {len(stages)}"):
+            if alone and between and pauses(f"{stage}, {now.done} of {len(stages)}"):
                 raise PausedError
         self.under_way = None
         return now

@@ -7,7 +7,6 @@ a wire. A run directory written here is complete.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -55,62 +54,6 @@ from fedgist.world.server_context import ServerContext
 SAVE_AFTER_S = 60.0  # within a round with long work of the server's own
 
 
-def loop(
-    federation: Federation,
-    keep: Callable[[Line, Sequence[Line]], None],
-    save: Callable[[], None],
-    stop: Callable[[], bool],
-    enough: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Go through the remaining rounds; return False if asked to stop before the last one.
-
-    ``keep`` takes each round's lines. ``save`` writes a checkpoint: every
-    ``engine.checkpoint_every`` rounds, when stopped, and at the end, which is also reached when
-    ``enough`` says so, or another round would spend more privacy than there is.
-    """
-    recipe = federation.side.recipe
-    last = federation.task.training.num_rounds
-
-    def is_last() -> bool:
-        return federation.round == last or enough() or federation.is_spent
-
-    if federation.round == 0 and federation.method.stages(federation.context("", 0)):
-        keep(*federation.do_round(0))
-    finished = is_last()
-    while not finished:
-        try:
-            lines = federation.advance()
-        except PausedError:
-            save()
-            return False
-        keep(*lines)
-        finished = is_last()
-        ending = stop() and not finished
-        if ending or finished or federation.round % recipe.engine.checkpoint_every == 0:
-            save()
-        if ending:
-            return False
-    return True
-
-
-def pausing(
-    save: Callable[[], None], stop: Callable[[], bool], observer: Observer
-) -> Callable[[str], bool]:
-    """Return the function between two stages of a round: it shows progress and may save."""
-    saved, show = [time.monotonic()], getattr(observer, "working", None)
-
-    def pause(text: str) -> bool:
-        if callable(show):
-            show(text)
-        stopping = stop()
-        if not stopping and time.monotonic() - saved[0] > SAVE_AFTER_S:
-            save()
-            saved[0] = time.monotonic()
-        return stopping
-
-    return pause
-
-
 STOPPING = (
     "stopping when this stage or round is finished and saved; press Ctrl-C again to stop at once"
 )
@@ -142,8 +85,7 @@ def run_server(
     *,
     state: Tree = None,
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
-    after_round: Callable[[Federation], None] = lambda _: None,
-    at_end: Callable[[Federation], None] = lambda _: None,
+    save_features: Callable[[Federation, int | None], None] = lambda _, __: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
     """Do the rounds that are left; return the federation, its record, and how it ended.
 
@@ -152,11 +94,9 @@ def run_server(
     state
         The server's state before round 1; made here if not given.
     probe
-        What trains probes on the features of models, where the recipe asks for it.
-    after_round
-        Called after each round.
-    at_end
-        Called after the last round, before the result is written.
+        Trains probes on the features of models, if the recipe asks for it.
+    save_features
+        Called after each round with its number, and with None before the result is written.
     """
     began = time.perf_counter()
     inputs = of_server(side) if place.inputs is None else place.inputs
@@ -167,9 +107,8 @@ def run_server(
     with _going_on(place.folder):
         record = _open_record(side, place, binding)
         try:
-            federation = Federation(side, engine, start_server(side) if state is None else state)
-            federation.releases = releases
-            federation.probe = probe
+            state = start_server(side) if state is None else state
+            federation = Federation(side, engine, state, releases=releases, probe=probe)
             if place.saved:
                 federation.restore(place.saved)
             if callable(start := getattr(engine, "start", None)):
@@ -177,10 +116,10 @@ def run_server(
             observer.began(side, str(place.folder or ""), federation.round)
             notes = [*place.notes, *start_notes(side), *_corrected(side, binding)]
             _tell(observer, notes)
-            _go(federation, record, place.folder, observer, binding, after_round)
+            _go(federation, record, observer, binding, save_features)
             if federation.best is not None:
                 federation.restore(federation.best)
-            at_end(federation)
+            save_features(federation, None)
             empty = [*_emptiness(side, record.rounds), *_spent(federation)]
             _tell(observer, empty)
             end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
@@ -289,56 +228,100 @@ def _files(folder: Path, record: Record) -> dict[str, str]:
 def _go(
     federation: Federation,
     record: Record,
-    folder: Path | None,
     observer: Observer,
     binding: Binding,
-    after_round: Callable[[Federation], None],
+    save_features: Callable[[Federation, int | None], None],
 ) -> None:
     """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
-    problems: list[Exception] = []
-    selection = selection_of(federation.side)
+    with stoppable(lambda: observer.note(STOPPING)) as stop:
+        rounds = _Rounds(federation, record, observer, binding, save_features, stop)
+        whole = rounds.do_all()
+    if rounds.problems:
+        raise rounds.problems[0]
+    if not whole:
+        raise Stopped(record.folder)
 
-    def keep(line: Line, details: Sequence[Line]) -> None:
-        record.add(binding.with_events(line), details, federation.edges)
-        after_round(federation)
-        if selection and selection.keeps and selection.best(record.rounds) is line:
+
+@dataclass
+class _Rounds:
+    """The remaining rounds of a run: each is recorded, and the run is saved now and then.
+
+    ``problems`` are exceptions of the observer. They are raised when the round is saved.
+    """
+
+    federation: Federation
+    record: Record
+    observer: Observer
+    binding: Binding
+    save_features: Callable[[Federation, int | None], None]
+    asked_to_stop: Callable[[], bool]
+    problems: list[Exception] = field(default_factory=list)
+    saved: float = field(default_factory=time.monotonic)
+
+    def do_all(self) -> bool:
+        """Go through the remaining rounds; return False if asked to stop before the last one.
+
+        A checkpoint is saved every ``engine.checkpoint_every`` rounds, when the run is stopped, and
+        at its end. The run ends early if its scores or its privacy budget say so.
+        """
+        federation = self.federation
+        if federation.round == 0 and federation.method.stages(federation.context("", 0)):
+            self._keep(*federation.do_round(0))
+        finished = self._is_over()
+        while not finished:
+            try:
+                lines = federation.advance(self._pauses)
+            except PausedError:
+                self._save()
+                return False
+            self._keep(*lines)
+            finished = self._is_over()
+            ending = self._stops() and not finished
+            every = federation.side.recipe.engine.checkpoint_every
+            if ending or finished or federation.round % every == 0:
+                self._save()
+            if ending:
+                return False
+        return True
+
+    def _keep(self, line: Line, details: Sequence[Line]) -> None:
+        """Record a round."""
+        federation, selection = self.federation, selection_of(self.federation.side)
+        self.record.add(self.binding.with_events(line), details, federation.edges)
+        self.save_features(federation, federation.round)
+        if selection and selection.keeps and selection.best(self.record.rounds) is line:
             federation.keep_this_round()
         try:
-            observer.finished_round(line)
+            self.observer.finished_round(line)
         except Exception as problem:  # noqa: BLE001  # it is raised again when the round is saved
-            problems.append(problem)
+            self.problems.append(problem)
 
-    def enough() -> bool:
-        return selection is not None and selection.stops(record.rounds)
+    def _pauses(self, text: str) -> bool:
+        """Show the progress within a round, and save now and then; return whether to pause."""
+        if callable(show := getattr(self.observer, "working", None)):
+            show(text)
+        stopping = self._stops()
+        if not stopping and time.monotonic() - self.saved > SAVE_AFTER_S:
+            self._save()
+        return stopping
 
-    save = functools.partial(_save, folder, federation, record, binding, enough)
-    with stoppable(lambda: observer.note(STOPPING)) as stop:
-        federation.pause = pausing(save, stop, observer)
-        whole = loop(
-            federation,
-            keep,
-            save,
-            lambda: bool(problems) or stop(),
-            enough,
-        )
-    if problems:
-        raise problems[0]
-    if not whole:
-        raise Stopped(folder)
+    def _stops(self) -> bool:
+        return bool(self.problems) or self.asked_to_stop()
 
+    def _is_over(self) -> bool:
+        federation, selection = self.federation, selection_of(self.federation.side)
+        if federation.round == federation.task.training.num_rounds or federation.is_spent:
+            return True
+        return selection is not None and selection.stops(self.record.rounds)
 
-def _save(
-    folder: Path | None,
-    federation: Federation,
-    record: Record,
-    binding: Binding,
-    enough: Callable[[], bool],
-) -> None:
-    """Write a checkpoint into the folder, if there is one."""
-    if folder:
-        last = federation.round == federation.task.training.num_rounds
-        over = federation.under_way is None and (last or enough() or federation.is_spent)
-        now = replace(binding, lines=record.seal(), files=_files(folder, record), over=over)
+    def _save(self) -> None:
+        """Write a checkpoint into the folder, if there is one."""
+        self.saved = time.monotonic()
+        federation, record, folder = self.federation, self.record, self.record.folder
+        if not folder:
+            return
+        over = federation.under_way is None and self._is_over()
+        now = replace(self.binding, lines=record.seal(), files=_files(folder, record), over=over)
         now = replace(now, again=federation.again)
         checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
 

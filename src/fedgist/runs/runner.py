@@ -135,14 +135,13 @@ def _run(recipe: Recipe, given: Overrides, place: Place, observer: Observer) -> 
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
     settings = world.server.recipe.evaluate
 
-    def save_features(federation: Federation) -> None:
-        if place.folder and settings.save_features:
+    def save_features(federation: Federation, number: int | None) -> None:
+        if not place.folder:
+            return
+        if number is None and settings.save_features:
             saved_features.save(federation, world, place.folder / FEATURES)
-
-    def save_features_at(federation: Federation) -> None:
-        if place.folder and federation.round in settings.save_features_at:
-            name = features_of(federation.round)
-            saved_features.save(federation, world, place.folder / name)
+        if number in settings.save_features_at:
+            saved_features.save(federation, world, place.folder / features_of(federation.round))
 
     engine = make_engine(world)
     federation, record, end = run_server(
@@ -152,7 +151,6 @@ def _run(recipe: Recipe, given: Overrides, place: Place, observer: Observer) -> 
         observer,
         state=state,
         probe=probe_of(world, engine),
-        after_round=save_features_at,
-        at_end=save_features,
+        save_features=save_features,
     )
     return Outcome(record.rounds, record.clients, end, place.folder, federation, world)
