@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: help install demo test check pythons docs docs-links wheel fuzz mutants format bench clean
+.PHONY: help install demo test test-all test-rest check pythons docs docs-links wheel fuzz mutants format bench clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -27,14 +27,23 @@ demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty cli
 	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --png runs/demo/accuracy.png
 	$(BIN)/fedgist report runs/demo/fedlog runs/demo/local runs/demo/fedavg --title "The demo" -o runs/demo/report.html
 
-# three workers on two cores: now and then one waits, for a process, a browser or a registry
-test: $(STAMP) ## All that CI runs: format, lint, types, imports, and the whole test suite
-	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 
-check: $(STAMP) ## The quick gate, under two minutes: lint, types, imports, tests that are not slow
+# three workers on two cores: now and then one waits, for a process
+test: $(STAMP) ## What a change needs: lint, types, imports, and the tests of fedgist itself
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
+	$(PYTEST) -n 3 --durations=20 -m "not environment"
+
+test-all: $(STAMP) ## Also what tries the environment (browser, wheel, notebooks, LaTeX) and every subject
+	$(MAKE) --no-print-directory lint
+	$(PYTEST) -n 3 --durations=20
+
+test-rest: $(STAMP) ## What test-all runs and test does not
+	$(PYTEST) -n 3 -v --durations=20 -m environment
+
+check: $(STAMP) ## The quick gate, 90 seconds: lint, types, imports, tests that are not slow
+	$(MAKE) --no-print-directory lint
+	$(PYTEST) -n 2 -q -m "not slow and not environment"
 
 pythons: ## The tests on each Python from 3.11 to 3.13 that is here; only some: make pythons PICK='-m "not slow"'
 	.ci/pythons $(PICK)

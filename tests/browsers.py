@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,10 +14,17 @@ from commands import HANG_S
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-BROWSER = pytest.mark.skipif(
+_THERE = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"
 )
 HANG_MS = HANG_S * 1000
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def in_browser(test: Test) -> Test:
+    """Mark a test that opens a browser: `make test-all` runs it, where there is a browser."""
+    marked: Test = pytest.mark.environment(pytest.mark.slow(_THERE(test)))
+    return marked
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 
@@ -12,8 +12,17 @@ from fedgist.testing.example_methods import EXAMPLES
 METHOD_OBJECTS = {name: cls() for name, cls in METHODS.items()} | dict(EXAMPLES)
 # one of each kind of message: weights, sums, classes declared, relayed
 QUICK = ("fedavg", "fedlog", "fedproto", "relay")
+# one of each mechanism, for `make test`; a test of the laws says what each of these stands for
+CHOSEN = (*QUICK, "centralized", "local", "fedrep", "fedadam", "cs_fl", "two_stages", "digest")
+EVERYWHERE = (pytest.mark.slow, pytest.mark.environment)
 
 
-def each(names: Iterable[str] = METHOD_OBJECTS) -> list[object]:
-    """Return names for a test of every method; the quick gate tries one of each kind."""
-    return [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in names]
+def each(names: Iterable[str] = METHOD_OBJECTS, chosen: Collection[str] = CHOSEN) -> list[object]:
+    """Return names for a test of every method: few for the quick gate, ``chosen`` for the next."""
+
+    def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+        if name in QUICK:
+            return ()
+        return (pytest.mark.slow,) if name in chosen else EVERYWHERE
+
+    return [pytest.param(name, marks=marks(name)) for name in names]

@@ -12,6 +12,7 @@ from fedgist.recipe.reading import read
 
 
 @pytest.mark.slow
+@pytest.mark.environment
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_fedlog_reaches_97_percent_within_five_rounds_and_stays_there(
     data_sets: Path, seed: int

@@ -165,6 +165,7 @@ def test_watching_what_is_finished_ends(cli: Cli, swept: Path) -> None:
     assert all("round 10/10" in line and line.endswith("finished") for line in lines)
 
 
+@pytest.mark.environment
 def test_a_table_is_reproduced_beside_the_papers(cli: Cli, place: Path, data_sets: Path) -> None:
     args = (
         "reproduce",

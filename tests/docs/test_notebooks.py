@@ -36,6 +36,7 @@ def shown(notebook: Any) -> list[tuple[list[str], str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.environment
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_holds_what_it_gives(path: Path, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from browsers import BROWSER, new_page, open_browser
+from browsers import in_browser, new_page, open_browser
 from commands import call
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")])
 MODULES = [p for p in (ROOT / "src").rglob("*.py") if p.name not in {"__init__.py", "__main__.py"}]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.environment]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def away(url: str) -> bool:
     return not url.startswith(("file:", "data:", "about:", "blob:"))
 
 
-@BROWSER
+@in_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_opens_from_the_disk_and_needs_no_network(site: Path, width: int) -> None:
     with open_browser() as browser:
@@ -75,7 +75,7 @@ def test_it_opens_from_the_disk_and_needs_no_network(site: Path, width: int) -> 
         assert troubles == []
 
 
-@BROWSER
+@in_browser
 def test_its_search_finds(site: Path) -> None:
     with open_browser() as browser:
         address = (site / "search.html").as_uri() + "?q=map_head"

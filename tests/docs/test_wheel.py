@@ -16,7 +16,7 @@ from commands import call
 ROOT = Path(__file__).resolve().parents[2]
 PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.environment]
 
 
 def skip_without_registry(done: subprocess.CompletedProcess[str]) -> None:

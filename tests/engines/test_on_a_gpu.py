@@ -16,6 +16,7 @@ TELLS = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 
 @pytest.mark.slow
+@pytest.mark.environment
 @pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
 def test_rounds_are_those_on_the_cpu() -> None:
     done = call([sys.executable, TESTS / "pretended_gpu.py"], TESTS)
@@ -23,6 +24,7 @@ def test_rounds_are_those_on_the_cpu() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.environment
 @pytest.mark.skipif(not TELLS, reason="this torch knows no device that is made in Python")
 def test_what_mixes_devices_fails() -> None:
     mixed = """

@@ -41,6 +41,7 @@ def test_a_fault_can_be_made_and_its_test_is_quick(mutant: Mutant) -> None:
     path, _, name = mutant.test.partition("::")
     found = marks(ROOT / path, name.partition("[")[0])
     assert "pytest.mark.slow" not in " ".join(found)
+    assert "pytest.mark.environment" not in " ".join(found)
 
 
 def test_a_fault_is_picked_by_its_number_or_a_text() -> None:

@@ -36,12 +36,14 @@ def run(place: Path, code: int) -> str:
     return call([place / ".ci" / "pythons", "-x"], place, code, **env).stdout
 
 
+@pytest.mark.environment
 def test_pythons_that_are_absent_are_said(place: Path) -> None:
     lines = run(place, 1).splitlines()
     assert lines[:3] == [f"Python 3.{minor}: not on this machine" for minor in (11, 12, 13)]
     assert lines[-1] == "tested: none; failed: none"
 
 
+@pytest.mark.environment
 @pytest.mark.parametrize(("fails", "code"), [("3.99", 0), ("3.13", 1)])
 def test_each_python_gets_an_environment_and_the_arguments(
     place: Path, fails: str, code: int

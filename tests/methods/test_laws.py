@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,10 +81,45 @@ SUBJECTS = {
 SUBJECTS["digest, batch norm and dropout"] = Subject(Digest(), {"architectures": NORMED})
 
 
+# a subject for each mechanism, tried in `make test`; `make test-all` tries all subjects
+MECHANISMS = {
+    "weights averaged within each architecture": "fedavg",
+    "sums over classes that all architectures share": "fedlog",
+    "sums with the classes that a client declares": "fedproto",
+    "messages one by one, and a state at each client": "relay",
+    "clients merged into one": "centralized",
+    "no message": "local",
+    "two phases, and layers that stay at the client": "fedrep",
+    "layers averaged over architectures": "lg_fedavg",
+    "late sums of some of the clients": "shared_bodies",
+    "steps of an optimizer at the server": "fedadam",
+    "pools, and stages of the server alone": "merged_codist, every option",
+    "residuals at clients": "cs_fl",
+    "several stages with clients": "two_stages",
+    "noise of a client's own on rows that it sends": "repshare, every option",
+    "encoders, and messages that are quantized": "flesd, quantized",
+    "an average within each architecture beside sums over all": "feddbe, dropout",
+    "rows of another batch through batch norm and dropout": "digest, batch norm and dropout",
+}
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
-@pytest.mark.parametrize("name", each(SUBJECTS))
+@pytest.mark.parametrize("name", each(SUBJECTS, MECHANISMS.values()))
 def test_law(name: str, law: Law) -> None:
     law.try_on(SUBJECTS[name])
+
+
+def test_every_kind_of_exchange_and_of_state_is_a_mechanism() -> None:
+    def kinds(methods: Collection[Method]) -> dict[str, set[object]]:
+        return {
+            "exchange": {type(m.exchange) for m in methods},
+            "keeps": {m.keeps for m in methods},
+            "accepts_late": {m.accepts_late for m in methods},
+            "merges_clients": {m.merges_clients for m in methods},
+        }
+
+    chosen = [SUBJECTS[name].method for name in MECHANISMS.values()]
+    assert kinds(chosen) == kinds([subject.method for subject in SUBJECTS.values()])
 
 
 @message(reduce="each")

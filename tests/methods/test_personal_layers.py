@@ -145,6 +145,7 @@ def test_a_layer_with_a_bias_and_one_without_are_not_averaged() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.environment
 @pytest.mark.parametrize(
     "method",
     [LGFedAvg(2), FedPer(1), FedRep(1, head_epochs=1)],

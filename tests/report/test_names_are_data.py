@@ -140,6 +140,7 @@ def test_numbers_are_mathematics_in_latex_and_names_are_not() -> None:
     assert latex_text("[/red] a_b--c") == r"{[}/red{]} a\_b-{}-c"
 
 
+@pytest.mark.environment
 @pytest.mark.skipif(LATEX is None, reason="no TeX on this machine: apt-get install texlive")
 def test_latex_compiles_whatever_the_names(tmp_path: Path) -> None:
     for seed in range(3):

@@ -25,7 +25,7 @@ from fedgist.report.run_files import find
 from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION
 
-from browsers import BROWSER, new_page, open_browser  # isort: skip
+from browsers import in_browser, new_page, open_browser  # isort: skip
 from written import write_run  # isort: skip
 
 SPLIT = {"classes": ["cat", "<dog>"], "train": [[3, 0], [1, 9]]}
@@ -247,8 +247,7 @@ class OpenPage:
         self.page.goto(path.as_uri())
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_opens_from_the_disk_without_a_word_or_a_request(
@@ -271,8 +270,7 @@ def test_it_opens_from_the_disk_without_a_word_or_a_request(
     assert shot.stat().st_size > 10_000
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
     table = opened.page.locator("table.sortable").first
@@ -294,8 +292,7 @@ def test_tables_hold_the_numbers_and_sort_by_a_click(browser: Any, written: Path
     assert costs.locator("tbody tr td:first-child").all_inner_texts()[0] == "local"
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
     box = opened.page.locator(".legend input").nth(1)
@@ -311,8 +308,7 @@ def test_a_row_ticked_off_disappears_from_every_figure(browser: Any, written: Pa
     assert opened.page.locator("#by-round .row-1").first.is_visible()
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 1280, "light")
     opened.page.locator("#theme").click()
@@ -334,8 +330,7 @@ def test_light_and_dark_by_a_button_and_files_by_links(browser: Any, written: Pa
     assert opened.said == []
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 def test_the_main_column_stays_in_sight_on_a_phone(browser: Any, written: Path) -> None:
     opened = OpenPage(browser, written, 390, "light")
     for place in range(3):
@@ -354,8 +349,7 @@ def test_the_main_column_stays_in_sight_on_a_phone(browser: Any, written: Path) 
         assert main["x"] >= names["x"] + names["width"] - 1  # beside each other, not one over one
 
 
-@pytest.mark.slow
-@BROWSER
+@in_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_text_in_pictures_can_be_read(browser: Any, written: Path, width: int) -> None:
     # seen: on a phone the numbers of an axis were six pixels high
