@@ -55,7 +55,7 @@ __all__ = [
     "run",
 ]
 
-# these load torch, which takes a second: only what is used is imported
+# these load torch, which takes a second: each is imported at its first use
 _WHEN_USED: Registry[Any] = Registry(
     {
         "Method": "fedgist.core.method:Method",

@@ -1,21 +1,21 @@
-"""All of fedgist's exceptions, and the messages about unknown names.
+"""Exceptions of fedgist, and helpers for their messages.
 
 ::
 
     FedgistError
     +-- InputError (a ValueError)    an argument or a file cannot be used
-    |   +-- RecipeError              a recipe, or an object given in place of a part of it
+    |   +-- RecipeError              a recipe, or an object that replaces a part of it
     |   +-- DataError                a data set, or a file of examples
-    |   +-- MethodError              a method that breaks the vocabulary, or does not fit the task
-    |   +-- MessageError             bytes that are not a message, or not the one expected
-    |   +-- CheckpointError          a checkpoint that cannot be read
-    |   +-- ReportError              a folder that holds no run that can be shown
-    |   |   +-- SealError            runs of which none fits its seal
-    |   +-- OutputError              a path that cannot be written to
-    |       +-- DiskFullError        there is no room to write it
-    +-- TooFewRepliesError           a method asked for a total over fewer clients than allowed
+    |   +-- MethodError              a method breaks its interface, or does not fit the task
+    |   +-- MessageError             bytes are no message, or not the expected one
+    |   +-- CheckpointError          a checkpoint cannot be read
+    |   +-- ReportError              a folder holds no run that can be shown
+    |   |   +-- SealError            no run matches its seal
+    |   +-- OutputError              a path cannot be written to
+    |       +-- DiskFullError        the disk is full
+    +-- TooFewRepliesError           a sum over fewer clients than allowed was requested
     +-- WorkerError (a RuntimeError) a worker process failed or died
-    +-- JobsError                    some of many runs failed; the others are done
+    +-- JobsError                    some of many runs failed; the others are complete
 
 Every message is one line that names the key, the value and the choices.
 """
@@ -28,7 +28,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-WIDEST = 80  # characters of a value in a message
+WIDEST = 80  # maximal number of characters of a value in a message
 
 
 class FedgistError(Exception):
@@ -43,7 +43,7 @@ class InputError(FedgistError, ValueError):
 
 
 class RecipeError(InputError):
-    """A recipe cannot be used, or an object given in place of a part of it."""
+    """A recipe, or an object that replaces a part of it, cannot be used."""
 
 
 class DataError(InputError):
@@ -51,11 +51,11 @@ class DataError(InputError):
 
 
 class MethodError(InputError):
-    """A method breaks the vocabulary, or does not fit the task."""
+    """A method breaks the ``Method`` interface, or does not fit the task."""
 
 
 class MessageError(InputError):
-    """Bytes are not a message, or not the one expected."""
+    """Bytes are no message, or not the expected message."""
 
 
 class CheckpointError(InputError):
@@ -67,7 +67,7 @@ class ReportError(InputError):
 
 
 class SealError(ReportError):
-    """None of the runs to be shown fits its seal."""
+    """No run of the given folders matches its seal."""
 
 
 class OutputError(InputError):
@@ -75,7 +75,7 @@ class OutputError(InputError):
 
 
 class DiskFullError(OutputError):
-    """There is no room to write a file; with room, ``command`` goes on with what was being done."""
+    """The disk is full; once there is space, ``command`` resumes the interrupted work."""
 
     def __init__(self, what: str, command: str = "") -> None:
         super().__init__(f"{what}; go on with: {command}" if command else what)
@@ -83,9 +83,9 @@ class DiskFullError(OutputError):
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
-    """A run was stopped early, and its checkpoint written.
+    """A run was stopped early at the user's request, and its checkpoint was written.
 
-    ``folder`` is the run directory to resume, None if the run was kept in memory only.
+    ``folder`` is the run directory to resume, or None if the run was kept only in memory.
     """
 
     def __init__(self, folder: Path | None, *options: str) -> None:
@@ -94,24 +94,24 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
         self.folder = folder
 
 
-class Interrupted(Exception):  # noqa: N818  # no error: somebody asked
-    """Many runs were stopped; what was running is saved."""
+class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
+    """Several runs were stopped; the progress of each is saved."""
 
 
 class TooFewRepliesError(FedgistError):
-    """A total was asked for over fewer clients than ``privacy.min_replies``."""
+    """A sum over fewer clients than ``privacy.min_replies`` was requested."""
 
 
 class WorkerError(FedgistError, RuntimeError):
-    """A worker process failed or died; the message holds its traceback, if it left one."""
+    """A worker process failed or died; the message holds its traceback if there is one."""
 
 
 class JobsError(FedgistError):
-    """Some runs failed; the others are done."""
+    """Some of many runs failed; the others are complete."""
 
 
 def resume_command(folder: Path, *options: str) -> str:
-    """Return the command that goes on with a run, quoted for a shell."""
+    """Return the command that resumes a run, quoted for a shell."""
     return shlex.join(["fedgist", "run", "--resume", str(folder), *options])
 
 
@@ -121,7 +121,7 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
     Raises
     ------
     InputError
-        If it is not; the message names the nearest choice, and all of them.
+        If it is not; the message names the most similar choice, and all choices.
     """
     known = list(choices)
     if name in known:
@@ -130,7 +130,7 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, and all of them."""
+    """Return the end of a message about an unknown name: the most similar name, and all names."""
     choices = list(known)
     near = nearest(name, choices)
     hint = f"did you mean {near!r}? " if near else ""
@@ -143,7 +143,7 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
-    """Return names with commas between them: the first ``most``, and how many more there are."""
+    """Return names joined by commas: the first ``most``, and the number of the others."""
     shown = [str(name) for name in names]
     more = [f"... ({len(shown) - most} more)"] if len(shown) > most else []
     return ", ".join(shown[:most] + more) or "nothing"
@@ -156,26 +156,26 @@ def first_line(error: BaseException) -> str:
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return in words what ran out, if an error says so: memory, or Python's stack."""
+    """Return what an error says is exhausted, memory or Python's stack; None for other errors."""
     if isinstance(error, RecursionError):
         return "values or models are nested too deeply"
-    # torch has no class of its own for what the CPU's allocator says
+    # torch has no exception class for a failure of its CPU allocator
     torchs = ("allocate memory", "out of memory")
     says = isinstance(error, RuntimeError) and any(words in str(error) for words in torchs)
     return "this machine has not enough memory" if says or isinstance(error, MemoryError) else None
 
 
 def printable(text: str) -> str:
-    """Return a text as one line, with escapes for characters that cannot be printed."""
+    """Return a text as one line, with escapes for unprintable characters."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def shown(value: object) -> str:
-    """Return a value as it is printed in a message: its repr, cut at 80 characters."""
+    """Return a value for a message: its repr, cut at 80 characters."""
     brief = reprlib.Repr()
     brief.maxstring = brief.maxlong = brief.maxother = WIDEST
     try:
         text = brief.repr(value)
-    except ValueError:  # Python does not print a number of thousands of digits
+    except ValueError:  # Python refuses to print numbers with thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."

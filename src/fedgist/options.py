@@ -1,7 +1,7 @@
-"""Values that users give, checked: by the type hints of what will take them.
+"""Check users' values against the type hints of the functions that take them.
 
-A value must have the type that is asked for: ``true`` and ``"12"`` are not numbers, and numbers are
-finite. A whole number fits where a number is wanted, and a list where a tuple is.
+A value must have the hinted type: ``true`` and ``"12"`` are not numbers, and numbers are finite.
+An int is accepted as a float, and a list as a tuple.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pydantic_core import ErrorDetails
 
 from fedgist.errors import RecipeError, did_you_mean, shown
 
-Options = dict[str, Any]  # by their names
-LARGEST = 2**63 - 1  # of a whole number in TOML, and in torch
-DEEPEST = 32  # tables in tables
+Options = dict[str, Any]  # values by the options' names
+LARGEST = 2**63 - 1  # the largest whole number in TOML, and in torch
+DEEPEST = 32  # maximal depth of nested tables
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -37,7 +37,7 @@ _WORDS = {
 
 
 def plain(value: object, where: str = "", depth: int = 0) -> Any:
-    """Return a value in JSON's types: tuples become lists, paths text, NumPy's scalars numbers."""
+    """Return a value in JSON types: tuples become lists, paths text, NumPy scalars numbers."""
     problem = ""
     if value is None or isinstance(value, str | bool):
         return value
@@ -64,7 +64,7 @@ def plain(value: object, where: str = "", depth: int = 0) -> Any:
 
 
 def checked(kind: Any, value: object, where: str = "") -> Any:
-    """Return ``value`` as the type ``kind``, which may be a pydantic model."""
+    """Return ``value`` converted to the type ``kind``, which may be a pydantic model."""
     text = json.dumps(plain(value, where))
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
@@ -79,13 +79,13 @@ def check_options(
     table: str,
     aside: Sequence[str] = (),
 ) -> Options:
-    """Return the options that a function takes as keywords, each checked by its type hint.
+    """Return a function's keyword options, each checked against its type hint.
 
-    An option that is a dataclass is given as a table of those of its fields that differ from the
-    option's default.
+    An option that is a dataclass is given as a table of its fields; omitted fields keep the values
+    of the option's default.
 
-    ``name`` is what recipes call the function, ``table`` is where the options were given, and
-    ``aside`` are parameters that are not options.
+    ``name`` is the function's name in recipes, ``table`` is the recipe's table with the options,
+    and ``aside`` names parameters that are not options.
     """
     known, open_ended = options_of(function, aside)
     hints, out = _hints(function), {}
@@ -105,9 +105,9 @@ def check_options(
 
 
 def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tuple[Options, bool]:
-    """Return a function's options with their defaults, and whether it takes any other as well.
+    """Return a function's options with their defaults, and whether it accepts any other option.
 
-    The default of an option that is needed is ``inspect.Parameter.empty``.
+    The default of a required option is ``inspect.Parameter.empty``.
     """
     parameters = inspect.signature(function).parameters.values()
     made = {
@@ -124,7 +124,7 @@ def options_of(function: Callable[..., object], aside: Sequence[str] = ()) -> tu
 
 
 def _fields(value: object) -> Options:
-    """Return the fields of a dataclass by name; of something else there are none."""
+    """Return the fields of a dataclass by name, and nothing for other objects."""
     if not dataclasses.is_dataclass(value):
         return {}
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -133,12 +133,12 @@ def _fields(value: object) -> Options:
 def _hints(function: Callable[..., object]) -> Options:
     try:
         return get_type_hints(function, include_extras=True)
-    except Exception:  # noqa: BLE001  # a user's annotations may name anything
+    except Exception:  # noqa: BLE001  # users' annotations may contain undefined names
         return {}
 
 
 def _first(error: ValidationError, value: object, where: str, kind: object) -> str:
-    """Return the first problem in one line; what a choice of types wants is joined by "or"."""
+    """Return the first problem in one line; the alternatives of a union are joined by "or"."""
     errors = error.errors()
     path, given = _locate(errors[0], value)
     same = [e for e in errors if _locate(e, value)[0] == path]
@@ -149,12 +149,12 @@ def _first(error: ValidationError, value: object, where: str, kind: object) -> s
     if first["type"] == "missing":
         return f"{key} is missing"
     wanted = " or ".join(dict.fromkeys(_words(e) for e in same))
-    named = first["type"] == "value_error" and shown(given) in wanted  # by words of our own
+    named = first["type"] == "value_error" and shown(given) in wanted  # one of fedgist's messages
     return f"{key}: {wanted}" if named else f"{key} = {shown(given)}: {wanted}"
 
 
 def _locate(error: ErrorDetails, value: Any) -> tuple[list[str], object]:
-    """Return the keys that lead to a problem, without the names of a choice's types."""
+    """Return the keys that lead to a problem, without the type names of a union."""
     path: list[str] = []
     for part in error["loc"]:
         inside = isinstance(value, Mapping) and part in value
@@ -180,7 +180,7 @@ def _words(error: ErrorDetails) -> str:
 
 
 def _keys(model: object, path: Sequence[str]) -> list[str]:
-    """Return the keys of the model that a path of keys leads to; none if it leads elsewhere."""
+    """Return the keys of the model at a path of keys; an empty list if there is no model."""
     for part in path:
         fields = getattr(model, "model_fields", {})
         model = fields[part].annotation if part in fields else None

@@ -1,7 +1,7 @@
-"""Named things that are imported when they are first asked for.
+"""Registries of functions and classes that are imported at their first use.
 
-A table of names and places costs nothing to read; what the names stand for may cost a second,
-because it loads torch. So a command can list, check and suggest names at once.
+A table of names and import paths is cheap to read, but importing an entry may load torch, which
+takes a second. So a command can list, check and suggest names without delay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Functions or classes by name, each given by its place, ``"package.module:attribute"``.
+    """Functions or classes by name, each with its import path ``"package.module:attribute"``.
 
     >>> roots = Registry({"square": "math:sqrt", "cubic": "math:cbrt"})
     >>> list(roots), roots["square"](9.0)
@@ -28,12 +28,12 @@ class Registry(Mapping[str, T]):
         self._places = dict(places)
 
     def __getitem__(self, name: str) -> T:
-        """Return what is called ``name``; KeyError if nothing is."""
+        """Import and return the entry ``name``; raise KeyError if there is none."""
         found: T = load(self._places[name])
         return found
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names, in order."""
+        """Iterate over the names, in the order of registration."""
         return iter(self._places)
 
     def __len__(self) -> int:
@@ -41,16 +41,16 @@ class Registry(Mapping[str, T]):
         return len(self._places)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is such a name; nothing is imported."""
+        """Return whether ``name`` is registered; nothing is imported."""
         return name in self._places
 
     def summaries(self) -> dict[str, str]:
-        """Return by name the first paragraph of a function's docstring, or of a class's module."""
+        """Return the first paragraph of each entry's docstring, or of a class's module, by name."""
         return {name: _summary(place) for name, place in self._places.items()}
 
 
 def load(place: str) -> Any:
-    """Import ``package.module:attribute`` and return it, whatever it is.
+    """Import ``package.module:attribute`` and return the attribute.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def load(place: str) -> Any:
 
 
 def _summary(place: str) -> str:
-    """Read the docstring from the source file: to import it would load torch."""
+    """Read the docstring from the source file, because an import would load torch."""
     module, _, attribute = place.partition(":")
     spec = find_spec(module)
     origin = getattr(spec, "origin", None)

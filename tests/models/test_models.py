@@ -232,9 +232,9 @@ def test_mobilenet_stacks() -> None:
         ),
         (
             {"name": "mlp", "hidden": [], "last": "tanh"},
-            "model.last = 'tanh': without hidden layers",
+            "model.last = 'tanh' needs a hidden layer",
         ),
-        ({"name": "resnet18", "last": "clamp"}, "model.last = 'clamp': without model.features"),
+        ({"name": "resnet18", "last": "clamp"}, "model.last = 'clamp' applies to the layer of"),
         ({"name": "logistic", "last": "tanh"}, "model.last: unknown key of logistic"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The Python interface: fedgist.run with a user's own objects, its progress and its result."""
+"""Python API: ``fedgist.run`` with a user's own objects, its progress display and its result."""

@@ -1,4 +1,4 @@
-"""The arguments of fedgist.run: what each may be, and one line about what it may not be."""
+"""Validate the arguments of ``fedgist.run``, with one-line errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedgist.world.models import Group, module_group
 
 
 def clients_of(clients: object, argument: str) -> Clients | None:
-    """Return what is given for each client, whatever it is: in order, or by name.
+    """Return the values given for each client: a list in order, or a mapping by name.
 
     Raises
     ------
     RecipeError
-        If it is neither a mapping nor a list or another iterable, or is empty; ``argument`` begins
-        the message.
+        If ``clients`` is neither a mapping nor an iterable, or is empty. The message starts with
+        ``argument``.
     """
     if clients is None:
         return None
@@ -46,14 +46,14 @@ def clients_of(clients: object, argument: str) -> Clients | None:
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:
-    """Return the recipe with a method object's name and fields written into it.
+    """Return the recipe with the name and the fields of a method object.
 
     Raises
     ------
     MethodError
         If ``method`` is not a method object.
     RecipeError
-        If the recipe gives hyper-parameters as well.
+        If the recipe also sets hyper-parameters of the method.
     """
     if isinstance(method, str):
         raise MethodError(
@@ -67,8 +67,8 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
     if recipe.method.options:
         key = next(iter(recipe.method.options))
         raise RecipeError(
-            f"method.{key} is given in the recipe, and a method object as well: give only one of "
-            "the two"
+            f"method.{key} is in the recipe, but a method object is given as well: set {key} on "
+            "the object, and remove it from the recipe"
         )
     name, options = identity(method)
     return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
@@ -77,14 +77,14 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
 def groups_of(
     model: object, clients: Clients | None, *, own_start: bool
 ) -> dict[str, Group] | None:
-    """Return the groups of clients given by a module, a factory, or a mapping of these.
+    """Return the groups of clients with one model each, from a module, a factory or a mapping.
 
-    A group's clients are numbers or, where ``clients`` is a mapping, its names.
+    A group lists its clients by number, or by name if ``clients`` is a mapping.
 
     Raises
     ------
     RecipeError
-        If ``model`` is none of these, or a group names a client that is not there.
+        If ``model`` is none of these, or a group lists an unknown client.
     """
     if model is None:
         return None
@@ -117,7 +117,7 @@ def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) 
 
 
 def _module(model: Any, where: str) -> Any:
-    """Return a module or a factory."""
+    """Return ``model`` if it is a module or a factory; raise RecipeError otherwise."""
     if isinstance(model, str):
         raise RecipeError(
             f"{where} is the text {model!r:.80}: give a module, or name it in the recipe's [model]"
@@ -130,12 +130,12 @@ def _module(model: Any, where: str) -> Any:
 
 
 def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
-    """Return further test sets by name.
+    """Return the server's additional test sets by name.
 
     Raises
     ------
     RecipeError
-        If they are not a mapping of names to pairs (x, y), or a name is the server's own.
+        If ``test_sets`` is no mapping of names to pairs (x, y), or uses a reserved name.
     """
     if test_sets is None:
         return None
@@ -155,12 +155,12 @@ def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
 
 
 def path_of(path: object, argument: str) -> Path | None:
-    """Return a path that an argument names.
+    """Return the path given by an argument, or None.
 
     Raises
     ------
     RecipeError
-        If it is neither a path nor a text that can be one.
+        If ``path`` is neither a path nor a text that names one.
     """
     if path is None:
         return None

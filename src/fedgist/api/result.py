@@ -1,4 +1,4 @@
-"""What ``fedgist.run`` returns: a line in a terminal, a table in a notebook."""
+"""Result of ``fedgist.run``: a line in a terminal, a table in a notebook."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROUNDS_SHOWN = 12
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A run that is finished: its record and its trained models.
+    """A finished run: its record and its trained models.
 
-    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
-    the run ended. ``folder`` is None if nothing was written.
+    ``rounds`` holds one line per round, and ``clients`` one line per client and evaluation.
+    ``summary`` describes the end of the run. ``folder`` is None if nothing was written.
     """
 
     rounds: list[Line]
@@ -37,24 +37,24 @@ class Result:
 
     @property
     def ledger(self) -> list[Line]:
-        """The payload bytes of each round, up and down."""
+        """Payload bytes of each round, uploaded and downloaded."""
         columns = ("round", UP_BYTES, DOWN_BYTES)
         return [{name: line.get(name, 0) for name in columns} for line in self.rounds]
 
     def model(self, client: int | str) -> ClientModel:
         """Return a client's final model: an ``nn.Module`` from raw examples to logits.
 
-        ``client`` is its number, or a text: its name, or its number; or ``"server/NAME"``, a model
-        of the server's.
+        ``client`` is a client's number, its name, its number as a text, or ``"server/NAME"`` for a
+        model of the server. The model maps examples (rows, ...) to logits (rows, classes).
         """
         return trained_model(self.federation, self.world, client)
 
     def __repr__(self) -> str:
-        """Return a line: what ran, its last score over clients, and the bytes sent."""
+        """Return one line: the run's title, its last score over clients, and the bytes sent."""
         return f"<fedgist.Result: {self._line()}>"
 
     def _repr_html_(self) -> str:
-        """Return the line with a table of rounds, for a notebook."""
+        """Return the line and a table of rounds as HTML, for a notebook."""
         column, score = main_column(self.federation.side)
         table = rounds_sheet("", self.rounds, column, score, ROUNDS_SHOWN)
         return paragraph(self._line()) + html_table(table)

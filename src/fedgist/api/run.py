@@ -1,4 +1,4 @@
-"""``fedgist.run``: a recipe's names, or a user's own objects in their place."""
+"""``fedgist.run``: run a recipe, with a user's own objects in place of its named parts."""
 
 from __future__ import annotations
 
@@ -54,58 +54,59 @@ def run(
     callback: Callable[[Line], object] | None = None,
     observer: Observer | None = None,
 ) -> Result:
-    """Run a federation.
+    """Run a federation and return its record and its trained models.
 
     Parameters
     ----------
     recipe
-        A file, a mapping with the same keys, or nothing (FedLog on digits).
+        A file, a mapping with the same keys, or None for the defaults (FedLog on digits).
     data
-        Instead of the recipe's: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
+        Replaces the recipe's data: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
         set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array
-        (rows, ...) or a data frame, encoded as a table's columns are. ``y``
-        (rows,) holds whole numbers from 0 on, or names of classes.
+        (rows, ...), or a data frame, whose columns are encoded like those of a table. ``y`` (rows,)
+        holds whole numbers from 0 on, or names of classes.
     clients, clients_test
-        Instead of the recipe's partition: each client's training rows, and test rows (the whole
-        test set if not given), as row numbers or as masks, in order or by the clients' names.
-        Clients may share rows; each has at least one training row, and none twice.
+        Replace the recipe's partition: each client's training rows and test rows, as row numbers or
+        as masks, in order or by the clients' names. Without ``clients_test`` every client is tested
+        on the whole test set. Clients may share rows. Each client needs at least one training row,
+        and no row twice.
     model
-        Instead of the recipe's: a module (its numbers are the start), a factory, or for groups of
-        clients, by number or name, ``{"small": (module, [0, 1]), "large": (factory, ["north"])}``.
+        Replaces the recipe's model: a module (with its initial weights), a factory, or groups of
+        clients by number or name, ``{"small": (module, [0, 1]), "large": (factory, ["north"])}``.
     method
-        A :class:`~fedgist.core.method.Method` object, registered or not. It is recorded by its
-        class and its fields.
+        A :class:`~fedgist.core.method.Method` object, registered or not. The record holds its class
+        and its fields.
     test_sets
-        Further test sets of the server's own, ``{"rare": (x, y)}``: its models are scored on each.
+        Additional test sets for the server's models, ``{"rare": (x, y)}``.
     public
-        Rows without labels that server and clients may all see, in the form of ``x``: for methods
-        that learn from each other's predictions on them.
+        Unlabelled rows that the server and all clients may see, in the form of ``x``. Distillation
+        methods exchange predictions on these rows.
     out
-        The run directory; without one, nothing is written.
+        The run directory. Without it nothing is written.
     resume, overwrite
-        What to do with a run that is already in ``out``. A run goes on with the recipe, the data
-        and the models that it was begun with; without ``recipe``, with that of its folder.
+        Continue or replace a run that is already in ``out``. A resumed run keeps its recipe, data
+        and models; without ``recipe`` the recipe is read from ``out``.
     rounds
-        The number of rounds to which a run that goes on is raised, if its rounds so far would have
-        been the same in the longer run.
+        A larger number of rounds for a resumed run. It is refused if the longer run would have had
+        different earlier rounds.
     data_root
-        The folder of downloaded data sets.
+        Folder of downloaded data sets.
     progress
-        Whether rounds are shown as they are done: a table in a notebook, a bar in a terminal, lines
-        in a pipe. By default in a notebook only.
+        Whether to show rounds as they end: a table in a notebook, a bar in a terminal, lines in a
+        pipe. The default is to show them only in a notebook.
     callback
-        Called with the line of each round, after it was recorded. If it raises, the run is saved
-        and stops with the same exception: with ``resume=True`` it goes on after that round.
+        Called with each round's line after it was recorded. If it raises, the run is saved and
+        stops with that exception; ``resume=True`` continues after that round.
     observer
-        In place of ``progress``: an :class:`~fedgist.runs.round.Observer`.
+        Replaces ``progress``: an :class:`~fedgist.runs.round.Observer`.
 
     Raises
     ------
     ValueError
-        If the recipe or the data cannot be used: one line that names the key, the value and the
-        choices.
+        If the recipe or the data cannot be used. The message is one line that names the key, the
+        value and the choices.
     Stopped
-        After Ctrl-C or SIGTERM, when the round, or the stage of it that the server does alone, was
+        After Ctrl-C or SIGTERM, as soon as the round, or the server's current stage of it, is
         finished and saved.
     """
     check_flags(resume=resume, overwrite=overwrite)
@@ -152,14 +153,14 @@ def _parse(recipe: Recipe | Mapping[str, Any] | str | Path | None) -> Recipe:
 
 
 def _resumed(recipe: Recipe | Mapping[str, Any] | str | Path | None, folder: Path | None) -> Recipe:
-    """Return the recipe asked for; without one, that of the run in a folder."""
+    """Return the given recipe, or the recipe of the run in the folder if none is given."""
     if recipe is not None or folder is None or not (folder / RECIPE).exists():
         return _parse(recipe)
     return read_recorded(folder / RECIPE)
 
 
 def _notes(recipe: Recipe, given: Overrides, folder: Path | None) -> list[str]:
-    """Return what a user should know before round 1."""
+    """Return the notes to show before round 1."""
     name = recipe.method.name
     if folder is None or given.method is None or not name.startswith("__main__:"):
         return []

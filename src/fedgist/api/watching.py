@@ -1,4 +1,4 @@
-"""How a run is watched from Python: a table in a notebook, a bar in a terminal, a callback."""
+"""Progress displays of ``fedgist.run``: a notebook table, a terminal bar, or a callback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def watching(
     observer: Observer | None,
     notes: Sequence[str] = (),
 ) -> Iterator[Observer]:
-    """Yield the observer that shows what was asked for; ``notes`` are said when the run begins.
+    """Yield the observer for the arguments; it shows ``notes`` when the run starts.
 
     Raises
     ------
@@ -66,26 +66,26 @@ def _check(progress: object, callback: object, observer: object) -> None:
 
 @dataclass(frozen=True)
 class _Started:
-    """An observer that first hears the notes, and after each round calls the callback."""
+    """An observer that shows the notes first, and calls the callback after each round."""
 
     observer: Observer
     notes: Sequence[str]
     callback: Callable[[Line], object] | None
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Pass the start on, and say the notes."""
+        """Pass the start on, and show the notes."""
         self.observer.began(server, folder, done)
         for text in self.notes:
             self.note(text)
 
     def finished_round(self, line: Line) -> None:
-        """Pass the round on, then call back."""
+        """Pass the round on, then call the callback."""
         self.observer.finished_round(line)
         if self.callback is not None:
             self.callback(line)
 
     def working(self, text: str) -> None:
-        """Pass on how far a long round is, if that is shown."""
+        """Pass the progress within a long round on, if the observer shows it."""
         if callable(show := getattr(self.observer, "working", None)):
             show(text)
 
@@ -95,20 +95,20 @@ class _Started:
 
 
 class Silent:
-    """Shows nothing; notes on slow models, and what it is told at the start, become warnings."""
+    """Shows nothing; notes that arrive after the start become warnings."""
 
     def __init__(self) -> None:
         self.begun = False
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Take note that what follows is worth a warning."""
+        """Turn all notes from now on into warnings."""
         self.begun = True
 
     def finished_round(self, line: Line) -> None:
         """Ignore the round."""
 
     def note(self, text: str) -> None:
-        """Warn."""
+        """Warn with the note if the run has started."""
         if self.begun:
             warnings.warn(text, stacklevel=2)
 
@@ -130,7 +130,7 @@ class NotebookTable:
         self.handle = importlib.import_module("IPython.display").display(self, display_id=True)
 
     def finished_round(self, line: Line) -> None:
-        """Show the round, unless the one before has just been shown."""
+        """Show the round, unless the table was updated a moment ago."""
         self.lines.append(line)
         self.notes += troubles(line)
         assert self.side is not None  # it has begun

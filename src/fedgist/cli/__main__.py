@@ -1,4 +1,4 @@
-"""``python -m fedgist.cli``."""
+"""Entry point of ``python -m fedgist.cli``."""
 
 from fedgist.cli.main import main
 

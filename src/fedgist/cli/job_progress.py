@@ -1,4 +1,4 @@
-"""Jobs done with their progress shown: bars in a terminal, a line for each end in a pipe."""
+"""Run jobs and show their progress: bars in a terminal, one line per finished job in a pipe."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def do_jobs(
     archive: Archive | None = None,
     rerun: bool = False,
 ) -> dict[str, str]:
-    """Do the jobs, showing their progress; return the names of those that failed, and why.
+    """Run the jobs and show their progress; return the names of failed jobs with the reasons.
 
-    ``rerun`` does those again whose files do not fit their seal; else they fail. Shown is the
-    column ``metric``, by default that of each job's main metric.
+    ``rerun`` repeats jobs whose files do not match their seal; without it those jobs fail.
+    ``metric`` is the column to show, by default the column of each job's main metric.
     """
-    # both load torch, which --help and a mistake in a recipe do without
+    # both load torch, which --help and the check of a recipe do not need
     from fedgist.engines.worker_pool import default_workers
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
@@ -47,7 +47,7 @@ def do_jobs(
     for note in dict.fromkeys(note for job in known for note in job.recipe.dropped):
         say(note, error=True)
     for job in known:
-        # what holds another run is refused before anything runs
+        # a folder with another run is refused before any job starts
         if not fault_of(job, archive) and not (archive and archive.holds(job)):
             is_done(job)
     with display(count, metric, quiet=quiet) as show:
@@ -69,7 +69,7 @@ def do_jobs(
 
 
 def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
-    """Raise JobsError if ``at_least`` jobs failed; those of the same reason share a line."""
+    """Raise JobsError if ``at_least`` jobs failed; jobs with the same reason share a line."""
     if len(failed) < max(1, at_least):
         return
     names_by_reason: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:
 
 @contextlib.contextmanager
 def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener]:
-    """Yield the listener that shows the jobs' events where the output goes."""
+    """Yield a listener that shows the jobs' events on standard error."""
     screen = console(stderr=True)
     if quiet:
         yield lambda _job, _event: False
@@ -100,13 +100,13 @@ def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener
 
 
 def score_of(job: Job, line: Line | None, metric: str) -> float | None:
-    """Return what a line says of a job's models: the column ``metric``, or its main metric."""
+    """Return a job's score in a round's line: the column ``metric``, or the job's main metric."""
     columns = (metric,) if metric else of_main(job.recipe.objective.metrics[0])
     return next((line[name] for name in columns if line and name in line), None)
 
 
 class _Lines:
-    """A line for each job that ends."""
+    """Prints one line for each job that ends."""
 
     def __init__(self, count: int | None, metric: str) -> None:
         self.metric = metric
@@ -131,7 +131,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for all jobs, and one for each that is running."""
+    """Shows a bar for all jobs, and one for each running job."""
 
     def __init__(self, progress: Progress, count: int | None, metric: str) -> None:
         self.progress, self.metric = progress, metric

@@ -1,4 +1,4 @@
-"""The program ``fedgist``: its commands, and what it says and returns when they fail."""
+"""The program ``fedgist``: its commands, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.worker
 
 
 def main() -> None:
-    """Run the command line: bad input is one line and exit code 2, Ctrl-C is exit code 130."""
-    # "fedgist run RECIPE --no-code" is what one types: the option may stand anywhere
+    """Run the command line: bad input prints one line with exit code 2; Ctrl-C exits with 130."""
+    # users type "fedgist run RECIPE --no-code": the option may stand anywhere
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
     use_plain_signs()
     try:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _tell() -> Callable[[str, str], None]:
-    """Return what says which module of a user's is imported, once for each."""
+    """Return a function that announces each imported user module once."""
     told: set[str] = set()
 
     def tell(key: str, place: str) -> None:
@@ -106,15 +106,15 @@ def options(
         bool,
         typer.Option(
             NO_CODE,
-            help="Refuse recipes and runs that name code of their own (package.module:thing).",
+            help="Refuse recipes and runs that name user code (package.module:object).",
         ),
     ] = False,
 ) -> None:
     """Federated learning that shares the gist, not the weights.
 
-    fedgist run demo, then fedgist show runs/demo-fedlog; --help of each command teaches the rest.
+    Start with fedgist run demo, then fedgist show runs/demo-fedlog. Every command has --help.
     """
-    del version_, no_code  # read before the commands are
+    del version_, no_code  # main reads both before the commands start
 
 
 def _fail(message: str, code: int) -> None:
@@ -124,9 +124,16 @@ def _fail(message: str, code: int) -> None:
 
 @app.command("list", rich_help_panel=START)
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes")],
+    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes.")],
 ) -> None:
-    """List the methods, datasets, models, partitions or recipes."""
+    """List the available methods, datasets, models, partitions or recipes.
+
+    Use it to look up the names that recipes and --set accept.
+
+    Examples
+    --------
+    fedgist list methods
+    """
     tables: dict[str, Callable[[], dict[str, str]]] = {
         "methods": METHODS.summaries,
         "datasets": SOURCES.summaries,

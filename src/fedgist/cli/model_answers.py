@@ -1,4 +1,4 @@
-"""What trained models answer on a user's examples: predictions, and metrics."""
+"""Apply trained models to a user's examples: predictions, metrics and probes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedgist.world.world import Overrides, World
 def predict(
     folder: Path, data: Path, client: str, out: Path | None, data_root: Path | None
 ) -> None:
-    """Write a client's predictions as CSV; say how many are right where labels are known."""
+    """Write a client's predictions as CSV, and print the accuracy if labels are available."""
     federation, world = _predicting(folder, data_root)
     model, names = trained_model(federation, world, client), world.data.names
     if world.data.text:
@@ -53,7 +53,7 @@ def predict(
 
 
 def _predicting(folder: Path, data_root: Path | None) -> tuple[Federation, World]:
-    """Return a run whose models predict."""
+    """Load a run; raise RecipeError if its models are encoders, which predict no labels."""
     federation, world = runner.load_run(folder, Overrides(root=data_root))
     if federation.task.objective.views > 1:
         raise RecipeError(
@@ -71,12 +71,12 @@ def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:
 
 
 def _field(world: World) -> str:
-    """Return the field of texts in files, as the recipe has it."""
+    """Return the name of the text field in the recipe's data files."""
     return str(world.server.recipe.data.options.get("text", "text"))
 
 
 def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
-    """Print which share of the examples is right, or why that cannot be said."""
+    """Print the accuracy on standard error, or the reason why it is unknown."""
     try:
         y = _labels(data, world)
     except DataError as error:
@@ -89,7 +89,7 @@ def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
 
 
 def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
-    """Return the examples in a file, and their labels, if there are any."""
+    """Return the examples (rows, ...) of a file, and their labels (rows,) or None."""
     if world.data.text:
         cut = bool(world.server.recipe.data.options.get("sentences", True))
         return further_texts(read_further(data, _field(world), sentences=cut), world.data)
@@ -104,7 +104,7 @@ def _labels(data: Path, world: World) -> Tensor | None:
 def evaluate(
     folder: Path, data: Path, client: str | None, data_root: Path | None, *, as_json: bool
 ) -> None:
-    """Print the metrics of a client's final model, or of all, on labelled examples."""
+    """Print the metrics of one client's final model, or of every client's, on labelled examples."""
     federation, world = _predicting(folder, data_root)
     x, y = _labelled(data, world)
     if y is None:
@@ -136,7 +136,7 @@ def probe(
     starts: bool,
     as_json: bool,
 ) -> None:
-    """Print the accuracies of probes on the features of a client's body, or of all."""
+    """Print the probe accuracies of one client's body, or of every client's."""
     kinds = [kind.strip() for kind in kinds]
     for kind in kinds:
         one_of(kind, PROBES, "probe")
@@ -146,7 +146,7 @@ def probe(
     if client is not None:
         clients = [] if alone else [client_number(world.partition, client)]
     found = probed(federation, world, clients, kinds, starts=starts)
-    # the server's models come with all clients, and with one of them
+    # the server's models are probed with every request
     wanted = (client, *(f"start/{name}" for name in federation.task.starts)) if alone else ()
     scores = {who: values for who, values in found if not wanted or who in wanted}
     if as_json:
@@ -159,7 +159,7 @@ def probe(
 
 
 def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return each metric's mean over the clients for which it is defined."""
+    """Return each metric's mean over the clients that have a defined value."""
     names = next(iter(scores.values()))
     defined = {n: [v[n] for v in scores.values() if not math.isnan(v[n])] for n in names}
     return {n: statistics.fmean(values) if values else math.nan for n, values in defined.items()}

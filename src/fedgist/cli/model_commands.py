@@ -1,4 +1,4 @@
-"""The commands that use trained models: predict, evaluate, probe, export."""
+"""Commands that use trained models: predict, evaluate, probe, export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def predict(
 ) -> None:
     """Predict labels and probabilities with a client's own final model, as CSV.
 
-    Where the examples have labels, the accuracy is printed on standard error.
+    Use it to apply a trained model to new examples. If the examples have labels, the accuracy is
+    printed on standard error.
+
+    Examples
+    --------
+    fedgist predict runs/mine new.csv --client 3 -o predictions.csv
     """
     from fedgist.cli import model_answers
 
@@ -50,9 +55,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Score final models on labelled examples of your own, by the run's own metrics.
+    """Score final models on your own labelled examples, with the run's metrics.
 
-    Labels are the array y of a .npz file, the label column of a table, or the folders of images.
+    Labels are the array y of a .npz file, the label column of a table, or the names of image
+    folders.
 
     Examples
     --------
@@ -72,18 +78,19 @@ def probe(
         str, typer.Option("--client", help="A client's name or number, server/NAME, or all.")
     ] = ALL,
     by: Annotated[
-        str, typer.Option(help="sgd, logistic, knn, or several with commas between.")
+        str, typer.Option(help="sgd, logistic, knn, or several separated by commas.")
     ] = "sgd",
     starts: Annotated[
-        bool, typer.Option("--starts", help="Also bodies as they were before any training.")
+        bool, typer.Option("--starts", help="Also probe the bodies before any training.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     data_root: DataRoot = None,
 ) -> None:
     """Train a linear layer on the features of frozen bodies, and score it on all test rows.
 
-    It learns on all training rows: sgd is a linear layer by SGD, logistic scikit-learn's logistic
-    regression, knn the nearest neighbours. The server's own models are probed beside the clients'.
+    Use it to compare the features that methods learn. The layer is trained on all training rows:
+    sgd is a linear layer trained by SGD, logistic is scikit-learn's logistic regression, knn is
+    k-nearest neighbours. The server's models are probed too.
 
     Examples
     --------
@@ -106,7 +113,9 @@ def export_(
     ],
     data_root: DataRoot = None,
 ) -> None:
-    """Write a client's own final model, or one of the server's, to a file that needs no fedgist.
+    """Write a final model of a client or of the server to a file that needs no fedgist.
+
+    Use it to deploy a model. The file's suffix selects the format.
 
     Examples
     --------

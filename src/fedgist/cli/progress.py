@@ -1,4 +1,4 @@
-"""How a run's progress is shown: a bar in a terminal, lines in a pipe, JSON, or nothing."""
+"""Progress display of a run: a bar in a terminal, lines in a pipe, JSON, or nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quiet:
 
 
 class Json:
-    """Prints a line of JSON for each round: the line of the record."""
+    """Prints each round's line of the record as JSON."""
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Ignore the start."""
@@ -44,7 +44,7 @@ class Json:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Print a note on standard error, so that standard output is JSON alone."""
+        """Print a note on standard error, so that standard output holds only JSON."""
         say(text, error=True)
 
 
@@ -103,7 +103,7 @@ class Live:
         )
 
     def working(self, text: str) -> None:
-        """Say beside the bar how far a long round is."""
+        """Show the progress within a long round beside the bar."""
         self.progress.update(self.bar, description=f"{self.name}: {printable(text)}", refresh=True)
 
     def finished_round(self, line: Line) -> None:
@@ -129,7 +129,7 @@ class Live:
 
 @contextlib.contextmanager
 def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Observer]:
-    """Yield the observer that was asked for, or the one that fits where the output goes."""
+    """Yield the requested observer: a bar in a terminal and plain lines elsewhere by default."""
     simple: Callable[[], Observer] | None = (
         Quiet if quiet else Json if as_json else None if console.is_terminal else Plain
     )
@@ -145,13 +145,13 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         column("{task.fields[sent]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    # no thread of its own: workers are forked while it is shown
+    # no refresh thread: workers are forked while the bar is shown
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         yield Live(progress)
 
 
 def main_column(server: ServerContext) -> tuple[str, str]:
-    """Return the column of the objective's first metric, and what to call it."""
+    """Return the column of the objective's first metric, and its title in lower case."""
     metric = server.task.objective.metrics[0]
     if server.recipe.evaluate.on != "global":
         return over_clients("client", metric.name), metric.title.lower()
@@ -161,7 +161,7 @@ def main_column(server: ServerContext) -> tuple[str, str]:
 
 
 def title(server: ServerContext, folder: str) -> str:
-    """Return what runs in a line: the method, the data, the clients, and the folder if any."""
+    """Return a one-line title: method, data, number of clients, models, seed and folder."""
     where = f" -> {folder}" if folder else ""
     clients = f"{server.recipe.clients.num_clients} clients"
     models = ", ".join(server.task.architectures)
@@ -170,14 +170,14 @@ def title(server: ServerContext, folder: str) -> str:
 
 
 def troubles(line: Line) -> list[str]:
-    """Return a sentence for each upload refused, client absent, or total withheld in a round."""
+    """Return one sentence for each refused upload, absent client and withheld total of a round."""
     refused = [
         f"client {upload['client']}{_of_pool(upload)}: upload refused, {upload['reason']}"
         for upload in line.get("refused", [])
     ]
     absent: dict[str, list[str]] = {}
     for entry in line.get("absent", []):
-        if entry["reason"] != LATE:  # simulated, and asked for in the recipe
+        if entry["reason"] != LATE:  # simulated lateness is not a problem: the recipe sets it
             absent.setdefault(entry["reason"], []).append(str(entry["client"]))
     gone = [f"absent: {_clients(numbers)}, {reason}" for reason, numbers in absent.items()]
     return [*refused, *gone, *line.get("events", [])]

@@ -1,4 +1,4 @@
-"""The recipes that come with fedgist."""
+"""Find recipes, tables and search spaces: by path, or by the name of one shipped with fedgist."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NONE_GIVEN = f"no recipe given: this is {DEFAULT}, which comes with fedgist"
 
 
 def folder() -> Path:
-    """Return the folder of the recipes: in the package once installed, else beside ``src``."""
+    """Return the folder of shipped recipes: inside the installed package, or next to ``src``."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def find_recipe(name: str | None) -> Path:
-    """Return a recipe's file by its path, or by a shipped name such as ``fedlog/mnist``."""
+    """Return the path of a recipe: a file, or a shipped name such as ``fedlog/mnist``."""
     if name is None:
         name = DEFAULT
     elif Path(name).is_file():
@@ -34,7 +34,7 @@ def find_recipe(name: str | None) -> Path:
 
 
 def find_table(name: str) -> Path:
-    """Return a table's file by its path, or by a shipped table's name such as ``fedlog/table1``."""
+    """Return the path of a paper's table: a file, or a shipped name such as ``fedlog/table1``."""
     if Path(name).is_file():
         return Path(name)
     tables = [recipe for recipe in shipped() if is_table(folder() / f"{recipe}.toml")]
@@ -44,7 +44,7 @@ def find_table(name: str) -> Path:
 
 
 def find_space(name: str) -> Path:
-    """Return a search space's file by its path, or by the name of a shipped one."""
+    """Return the path of a search space: a file, or the name of a shipped one."""
     if Path(name).exists():
         return Path(name)
     root = folder() / SPACES
@@ -57,7 +57,7 @@ def find_space(name: str) -> Path:
 
 
 def shipped() -> dict[str, str]:
-    """Return the shipped recipes by name, with the first line of each."""
+    """Return the first line of each shipped recipe, by the recipe's name."""
     root = folder()
     return {
         path.relative_to(root).with_suffix("").as_posix(): path.read_text(encoding="utf-8")

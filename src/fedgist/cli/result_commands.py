@@ -1,4 +1,4 @@
-"""The commands that look at runs: show, compare, report, watch."""
+"""Commands that show and compare runs: show, compare, report, watch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMATS: dict[str, Format] = {form: form for form in get_args(Format)}
 Reference = Annotated[
     str | None,
     typer.Option(
-        "--reference", metavar="ROW", help="Row to compare the others with: its label or method."
+        "--reference", metavar="ROW", help="Row to compare all others with: its label or method."
     ),
 ]
 Metric = Annotated[
@@ -56,13 +56,13 @@ Target = Annotated[
         min=0,
         max=100,
         metavar="PERCENT",
-        help="Count rounds and bytes until this accuracy. Default: the paper's target, if any.",
+        help="Report rounds and bytes until this accuracy. Default: the paper's target, if any.",
     ),
 ]
 TwoSided = Annotated[
     bool,
     typer.Option(
-        "--two-sided", help="Test for any difference, not for the reference being better."
+        "--two-sided", help="Two-sided test. Default: one-sided, that the reference is better."
     ),
 ]
 
@@ -71,11 +71,18 @@ TwoSided = Annotated[
 def show(
     folders: Folders,
     png: Annotated[
-        Path | None, typer.Option(help="File to draw the curves into, instead of the terminal.")
+        Path | None, typer.Option(help="PNG file for the curves. Default: draw in the terminal.")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG."""
+    """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG.
+
+    Use it for a first look at one or a few runs.
+
+    Examples
+    --------
+    fedgist show runs/demo --png accuracy.png
+    """
     found = run_files.find(folders, trust=trust)
     runs, problems = run_files.readable(found)
     screen = console()
@@ -94,7 +101,7 @@ def show(
 
 
 def _end(found: Sequence[RunFiles]) -> None:
-    """End a command: with exit code 1 if a run was left out."""
+    """Exit with code 1 if a run was left out."""
     if not all(run.usable for run in found):
         raise typer.Exit(1)
 
@@ -116,7 +123,7 @@ def compare(
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
 
-    Runs that differ in nothing but the seed are one row. Differences are paired by seed.
+    Runs that differ only in their seed form one row. Differences are paired by seed.
 
     Examples
     --------
@@ -127,7 +134,7 @@ def compare(
     found = run_files.find(folders, trust=trust)
     study = _study(found, reference, metric, target_accuracy, two_sided=two_sided)
     output = render(study, chosen_form)
-    if out is not None or chosen_form == "csv":  # which shows no notes
+    if out is not None or chosen_form == "csv":  # CSV has no place for notes
         for problem in run_files.problems_of(found):
             say(f"! {problem}", error=True)
     if out is not None:
@@ -176,7 +183,7 @@ def report(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="Also draw the metric over this setting; may be given several times.",
+            help="Also draw the metric against this setting; may be given several times.",
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Federated runs",
@@ -185,12 +192,14 @@ def report(
         typer.Option(
             "--figures",
             metavar="DIR",
-            help="Folder to write each figure into, too, as PNG, SVG and CSV.",
+            help="Also write each figure to this folder, as PNG, SVG and CSV.",
         ),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write one page about runs: tables, curves, partitions, bytes, time and settings.
+    """Write one HTML page about runs: tables, curves, partitions, bytes, time and settings.
+
+    Use it to share results. The page is a single file.
 
     Examples
     --------
@@ -215,8 +224,8 @@ def report(
 @app.command("watch", rich_help_panel=LOOK)
 def watch_(
     folders: Folders,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -228,8 +237,8 @@ def watch_(
 ) -> None:
     """Watch runs until all are finished, and send their rounds to TensorBoard or MLflow.
 
-    Reads the runs' files alone: they may run in another terminal, on another machine with a shared
-    disk, or be finished.
+    Only files are read: the runs may be in another terminal, on another machine with a shared disk,
+    or finished.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The commands about runs themselves: run, forget, partition."""
+"""Commands that start and change runs: run, forget, partition."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from fedgist.world.world import World
 
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Start anew in a folder that already holds a run.")
+    bool, typer.Option("--overwrite", help="Replace a run that is already in the folder.")
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print a line of JSON for each round, and for the result.")
+    bool, typer.Option("--json", help="Print one line of JSON per round, and one for the result.")
 ]
 
 
@@ -40,7 +40,7 @@ def run(
         int,
         typer.Option(
             min=1,
-            help="Number of seeds, starting at the recipe's seed; each has a folder of its own.",
+            help="Number of seeds, counted from the recipe's seed. Each seed gets its own folder.",
         ),
     ] = 1,
     out: Annotated[
@@ -51,14 +51,14 @@ def run(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="With --resume: raise the number of rounds to this."),
+        typer.Option(min=1, help="With --resume: the new, larger number of rounds."),
     ] = None,
     overwrite: Overwrite = False,
     data_root: DataRoot = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe; without one, the demo: FedLog on scikit-learn's digits, twenty clients.
+    """Run a recipe. Without one, run the demo: FedLog on scikit-learn's digits, twenty clients.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def run(
             )
         folders = [resume] if resume else []
         for result in results:
-            assert result.folder is not None  # the command line always has one
+            assert result.folder is not None  # every run of the command line has a folder
             folders += [] if resume else [result.folder]
             if as_json:
                 sys.stdout.write(
@@ -109,8 +109,8 @@ def _print_overview(folders: Sequence[Path]) -> None:
 def _check_rounds(rounds: int | None, resume: Path | None) -> None:
     if rounds is not None and resume is None:
         raise RecipeError(
-            "--rounds raises the rounds of a run that goes on (--resume DIR); a new one takes "
-            f"--set train.num_rounds={rounds}"
+            "--rounds needs --resume DIR: it raises the rounds of an earlier run; use "
+            f"--set train.num_rounds={rounds} for a new run"
         )
 
 
@@ -120,10 +120,10 @@ def forget(
     client: ClientId,
     data_root: DataRoot = None,
 ) -> None:
-    """Drop what a stopped run's server keeps of one client, before the run goes on.
+    """Delete what a stopped run's server stores about one client, before the run is resumed.
 
-    Servers that relay (repshare, fd) keep what each client sent last. What others learned from it
-    stays with them.
+    The servers of relaying methods (repshare, fd) store each client's latest message. Models that
+    other clients trained with that message do not change.
 
     Examples
     --------
@@ -140,10 +140,17 @@ def forget(
 def partition(
     recipe: RecipeOrDemo = None,
     settings: Settings = None,
-    png: Annotated[Path | None, typer.Option(help="File to draw it into, too.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also draw the partition in this PNG.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Print and draw how many rows of each class each client has, before any training."""
+    """Show the number of rows of each class at each client, before any training.
+
+    Use it to check how heterogeneous the clients' data are.
+
+    Examples
+    --------
+    fedgist partition demo --set partition.classes_per_client=2 --png partition.png
+    """
     parsed = read(find_recipe(recipe), settings or [])
     from fedgist.report.pictures import partition_png
     from fedgist.world.data import class_counts

@@ -1,4 +1,4 @@
-"""Runs that are started, one for each seed, and runs that go on."""
+"""Start one run per seed, and resume the runs in a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def start(
     *,
     overwrite: bool,
 ) -> Iterator[runner.Outcome]:
-    """Run a recipe, with each of so many seeds; yield the results as they come."""
+    """Run a recipe with ``seeds`` consecutive seeds; yield the result of each run when it ends."""
     keep_memory()
     other = any(out.glob(f"seed-*/{RECIPE}")) if seeds == 1 else (out / RECIPE).exists()
     if other and not overwrite:
@@ -84,7 +84,7 @@ def resume(
     observer: Observer,
     rounds: int | None = None,
 ) -> Iterator[runner.Outcome]:
-    """Go on with the run in a folder, or with the seeds in it; yield the results as they come."""
+    """Resume the run in a folder, or each seed's run in it; yield each result when it is ready."""
     keep_memory()
     _check_resumed_settings(settings)
     runs = run_files.find([folder])
@@ -110,7 +110,7 @@ def resume(
             resume=True,
             rounds=rounds,
         )
-    if runs[0].folder != folder:  # seeds that had not begun
+    if runs[0].folder != folder:  # seeds that have not started
         begun = {run.recipe["seed"] for run in runs}
         missing = [seed for seed in range(min(begun), min(begun) + seeds) if seed not in begun]
         yield from _seeds(recipe, missing, folder, data_root, observer, count=seeds)

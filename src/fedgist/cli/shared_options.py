@@ -1,4 +1,4 @@
-"""The application that the commands register with, and the options they share."""
+"""The Typer application of all commands, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-# the commands in the order of a journey, in the panels of --help
+# the commands in the order of first use, in the panels of --help
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
 JOURNEY = (
     *("list", "partition", "run", "forget"),
@@ -21,7 +21,7 @@ JOURNEY = (
 
 
 class Journey(TyperGroup):
-    """The commands, in the order in which one meets them."""
+    """Lists the commands in the order of first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -62,11 +62,11 @@ DataRoot = Annotated[
 ]
 ClientId = Annotated[
     str,
-    typer.Option("--client", help="The client: its name, or number from 0."),
+    typer.Option("--client", help="A client's name, or its number from 0."),
 ]
 ModelId = Annotated[
     str,
-    typer.Option("--client", help="Whose model: a client's name or number from 0, or server/NAME."),
+    typer.Option("--client", help="The model: a client's name or number from 0, or server/NAME."),
 ]
 Folders = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders that hold them.")
@@ -77,13 +77,13 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Show runs whose files do not fit their seal, too, marked. Default: they are left "
-        "out and named, and the exit code is 1.",
+        help="Also show runs whose files do not match their seal, with a mark. Default: such runs "
+        "are left out and named, and the exit code is 1.",
     ),
 ]
 
 
-# options that say where and how runs are done, not which; and whether a value follows
+# options about where and how runs are executed; True if a value follows
 OF_THIS_MACHINE = {
     **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive", "--format"), True),
     **dict.fromkeys(("--quiet", "-q"), False),
@@ -91,7 +91,7 @@ OF_THIS_MACHINE = {
 
 
 def same_runs() -> str:
-    """Return the command that was given, without what only says where and how runs are done."""
+    """Return the given command without the options of this machine, quoted for a shell."""
     words, skip = ["fedgist"], False
     for word in sys.argv[1:]:
         name, equals, _ = word.partition("=")
@@ -102,5 +102,5 @@ def same_runs() -> str:
 
 
 def same_command() -> str:
-    """Return the command that was given, quoted for a shell: what is done is not done again."""
+    """Return the given command, quoted for a shell; finished runs are not repeated by it."""
     return shlex.join(["fedgist", *sys.argv[1:]])

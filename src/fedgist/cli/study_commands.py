@@ -1,4 +1,4 @@
-"""The commands that do many runs: sweep, tune, reproduce."""
+"""Commands that start many runs: sweep, tune, reproduce."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fedgist.studies.tune import OBJECTIVE, Tuner, storing
 AtOnce = Annotated[
     int | None,
     typer.Option(
-        "--jobs", "-j", min=1, help="Runs at a time, one core each. Default: as many as cores."
+        "--jobs", "-j", min=1, help="Runs at a time, one core each. Default: the number of cores."
     ),
 ]
 Seeds = Annotated[
-    int, typer.Option(min=1, help="Number of seeds of each cell, starting at the recipe's seed.")
+    int, typer.Option(min=1, help="Number of seeds per cell, counted from the recipe's seed.")
 ]
 RecipeName = Annotated[
     str,
@@ -46,16 +46,14 @@ RecipeName = Annotated[
         metavar="RECIPE", help="A recipe file, or the name of one that comes with fedgist."
     ),
 ]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but the table and errors.")
-]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the table and errors.")]
 
 ArchiveFolder = Annotated[
     Path | None,
     typer.Option(
         "--archive",
-        help="Folder of finished runs as small CSV files: those found there are not run again, and "
-        "each run that ends is added.",
+        help="Folder of finished runs as small CSV files. Runs in it are not repeated, and each "
+        "run that ends is added.",
     ),
 ]
 
@@ -63,12 +61,12 @@ Rerun = Annotated[
     bool,
     typer.Option(
         "--rerun",
-        help="Run again what does not fit its seal. Default: it is left out and named, and the "
-        "exit code is 1.",
+        help="Repeat runs whose files do not match their seal. Default: such runs are left out and "
+        "named, and the exit code is 1.",
     ),
 ]
 
-MOST_TIES = 3  # that are named
+MOST_TIES = 3  # number of ties that are named
 SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
 REPRODUCE_FORMATS: dict[str, table_formats.Format] = {
     "terminal": "terminal",
@@ -85,7 +83,7 @@ def sweep(
         typer.Option(
             "--grid",
             metavar="SECTION.KEY=V,V...",
-            help="Values of a key; may be given several times, for every combination.",
+            help="Values of a key. Several --grid options give every combination.",
         ),
     ],
     settings: Settings = None,
@@ -104,17 +102,17 @@ def sweep(
     rerun: Rerun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid of settings and seeds side by side, and compare them.
+    """Run a grid of settings and seeds in parallel, and compare the results.
 
-    Finished runs are skipped and stopped ones go on: after Ctrl-C or a kill, give the same command
-    again.
+    Use it to study the effect of a few settings. Finished runs are skipped and stopped runs are
+    resumed: after Ctrl-C or a kill, give the same command again.
 
     Examples
     --------
     fedgist sweep demo --grid method.name=fedlog,fedavg,local --grid train.lr=1e-3,1e-2 --seeds 5
     """
     path = find_recipe(recipe)
-    # sweeps of one recipe may differ in settings that are no part of a cell's name
+    # sweeps of one recipe may differ in settings that are not in the names of their cells
     out = out or Path("runs") / (archive.name if archive else f"sweep-{path.stem}")
     todo = grid(path, settings or [], axes, seeds, out)
     if not quiet:
@@ -141,7 +139,7 @@ def tune(
         ),
     ],
     trials: Annotated[
-        int, typer.Option(min=1, help="Number of trials, those of earlier calls included.")
+        int, typer.Option(min=1, help="Number of trials, including those of earlier calls.")
     ] = 20,
     settings: Settings = None,
     seeds: Seeds = 1,
@@ -152,12 +150,12 @@ def tune(
     data_root: DataRoot = None,
     quiet: Quiet = False,
 ) -> None:
-    """Search hyper-parameters by Optuna, on validation data only; bad trials are stopped early.
+    """Search hyper-parameters with Optuna on validation data only; bad trials are stopped early.
 
     If the recipe holds out no validation data, a fifth of each client's training rows is held out.
-    The study goes on after Ctrl-C or a kill: give the same command again. The recipe with the best
-    settings is written to best.toml. Under privacy trials are random, none is stopped early, and
-    the best is chosen by report noisy max, paid from tune.epsilon.
+    After Ctrl-C or a kill, the same command resumes the study. The recipe with the best settings is
+    written to best.toml. Under privacy, trials are random and run to their end, and report noisy
+    max chooses the best trial with the privacy budget tune.epsilon.
 
     Examples
     --------
@@ -185,7 +183,7 @@ def tune(
 
 
 def print_best(tuner: Tuner, out: Path) -> None:
-    """Print the best trial and those that tie with it, and write its recipe."""
+    """Print the best trial and its ties, and write the recipe with the best settings."""
     screen = console()
     best, best_recipe = tuner.best(), tuner.best_recipe()
     if best is None or best_recipe is None:
@@ -253,9 +251,10 @@ def reproduce(
     rerun: Rerun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every cell of a paper's table and print our numbers beside the paper's.
+    """Run every cell of a paper's table, and print fedgist's numbers next to the paper's.
 
-    Resumable: after Ctrl-C or a kill, give the same command again.
+    Use it to check an implementation against its paper. After Ctrl-C or a kill, give the same
+    command again.
 
     Examples
     --------
@@ -293,17 +292,17 @@ def reproduce(
 
 
 def _places(jobs: Sequence[Job], archive: Archive | None) -> list[Path]:
-    """Return where the runs of jobs are to be read."""
+    """Return the folder to read each job's run from: its own, or the archive's."""
     return [archive.found(job) if archive else job.folder for job in jobs]
 
 
 def _column(job: Job) -> str:
-    """Return the experiment of a paper's table to which a cell's run belongs."""
+    """Return the experiment of a paper's table that a cell's run belongs to."""
     return job.folder.parents[1].name
 
 
 def _say_budgets(jobs: Sequence[Job]) -> None:
-    """Say what the runs of each experiment spend together."""
+    """Print the total privacy budget that the runs of each experiment spend."""
     for name in dict.fromkeys(map(_column, jobs)):
         for note in notes_on([job.recipe for job in jobs if _column(job) == name]):
             say(f"{name}: {note}", error=True)
@@ -315,7 +314,7 @@ def _studies_by_column(
     reference: str | None,
     archive: Archive | None,
 ) -> dict[str, Study]:
-    """Return a study of each column's runs; the reference counts if it is among the methods run."""
+    """Return a study of each column's runs; a reference that was not run is ignored."""
     methods = {job.folder.parent.name for job in jobs}
     studies = {}
     for name, recipe in recipes.items():
@@ -323,7 +322,7 @@ def _studies_by_column(
         column = [job for job in jobs if _column(job) == name]
         runs = run_files.find(_places(column, archive))
         if any(run.seal.is_broken for run in runs) and not any(run.usable for run in runs):
-            continue  # each is named as one that failed
+            continue  # the failures are already named
         studies[name] = comparison.study(
             runs,
             reference=reference if reference in methods else None,

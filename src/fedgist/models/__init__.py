@@ -1,7 +1,7 @@
-"""The models, one file per family: functions that return a plain ``nn.Module``.
+"""Models, one file per family: functions that return a plain ``nn.Module``.
 
-Each takes the shape of one input, the number of classes and its own options. The module maps
-``(batch, *input)`` to logits (batch, classes), and its last layer is linear. A user's own model is
+Each function takes the shape of one input, the number of classes and its own options. The module
+maps (batch, *input) to logits (batch, classes), and its last layer is linear. A user's own model is
 ``"package.module:function"``, a function with the same signature.
 """
 

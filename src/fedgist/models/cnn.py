@@ -1,7 +1,7 @@
-"""Small convolutional nets of the papers.
+"""Small convolutional networks of the papers.
 
-Where a paper has ReLU before max-pooling, pooling comes first here: the result is the same, and
-ReLU has a quarter of the numbers to go through.
+If a paper has ReLU before max-pooling, pooling comes first here: the result is the same, and ReLU
+has a quarter of the values to process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from fedgist.models.last_activation import Last, last_activation
 
-POOLED = 8  # pixels of a side that can be pooled thrice by 2
+POOLED = 8  # smallest side, in pixels, that can be pooled by 2 three times
 
 
 def fedlog_mnist(
@@ -25,7 +25,7 @@ def fedlog_mnist(
     last: Last = "relu",
     last_bound: float | None = None,
 ) -> nn.Module:
-    """Return FedLog's MNIST net, for images of 28x28 pixels.
+    """Return FedLog's MNIST network, for images of 28x28 pixels.
 
     It has two 5x5 convolutions (10 and 20 channels) and a hidden layer of 50.
 
@@ -70,10 +70,10 @@ def fedlog_cifar(
     last: Last = "relu",
     last_bound: float | None = None,
 ) -> nn.Module:
-    """Return FedLog's CIFAR net, for images of 32x32 pixels.
+    """Return FedLog's CIFAR network, for images of 32x32 pixels.
 
     It has two 5x5 convolutions (6 and 16 channels) and hidden layers of 120 and 100 (table A.1).
-    The smaller net of the paper's experiment with two architectures is ``hidden = [100]``.
+    ``hidden = [100]`` gives the smaller network of the paper's experiment with two architectures.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def fedlog_cifar(
     _check_size(input_shape, 32)
     if not hidden or any(isinstance(width, bool) or width < 1 for width in hidden):
         raise ValueError(
-            f"model.hidden must hold widths of at least 1, one or more, not {list(hidden)}"
+            f"model.hidden must hold widths of at least 1, and at least one, not {list(hidden)}"
         )
     widths = (400, *hidden)
     layers: list[tuple[str, nn.Module]] = [
@@ -117,9 +117,9 @@ def lenet5(
     last: Last = "tanh",
     last_bound: float | None = None,
 ) -> nn.Module:
-    """Return a net like LeNet5, of about 30 thousand parameters, for images of at least 4x4 pixels.
+    """Return a variant of LeNet5 with about 30,000 parameters, for images of at least 4x4 pixels.
 
-    The features before its last layer are 84 numbers, in (-1, 1) with ``tanh``.
+    It has 84 features before its last layer, in (-1, 1) with ``tanh``.
 
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
     section 4.
@@ -163,12 +163,13 @@ def codist_cnn(
     """Return codistillation's CNN, for images of 32x32 pixels.
 
     It has three 3x3 convolutions and two hidden layers. With 100 classes it has the paper's 109,348
-    parameters; its large net, of 410,084, has ``channels = [32, 64, 64]``, ``hidden = [128, 256]``.
+    parameters. The paper's large network, with 410,084 parameters, has
+    ``channels = [32, 64, 64]`` and ``hidden = [128, 256]``.
 
     Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
-    codistillation", appendix E. The counts leave open where maps are padded and pooled: here the
-    first two convolutions are not padded and pooled by 2, the third is padded, so that maps of 6x6
-    enter the first hidden layer.
+    codistillation", appendix E. The paper does not state padding and pooling. Here the first two
+    convolutions are unpadded and pooled by 2, and the third is padded, so maps of 6x6 enter the
+    first hidden layer.
 
     Parameters
     ----------
@@ -212,11 +213,11 @@ def conv4(
     *,
     channels: Sequence[int] = (16, 32, 64, 64),
 ) -> nn.Module:
-    """Return a small encoder of four convolutions, for images of at least 8x8 pixels.
+    """Return a small encoder with four convolutions, for images of at least 8x8 pixels.
 
-    Each is 3x3, padded, with batch norm and ReLU; the first three are pooled by 2, the last over
-    the whole map. With ``channels`` as they are and three colours it has 60,688 parameters before
-    its last layer.
+    Each convolution is 3x3 and padded, with batch norm and ReLU. The first three are pooled by 2,
+    the last over the whole map. With the default ``channels`` and three colours it has 60,688
+    parameters before its last layer.
 
     Parameters
     ----------

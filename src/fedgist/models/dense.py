@@ -1,4 +1,4 @@
-"""Fully connected nets, for inputs of any shape."""
+"""Fully connected networks, for inputs of any shape."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mlp(
     last: Last = "relu",
     last_bound: float | None = None,
 ) -> nn.Module:
-    """Return linear layers of widths ``hidden`` with ReLU, then dropout and the last layer.
+    """Return a multilayer perceptron: ReLU layers of widths ``hidden``, dropout, a linear layer.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def mlp(
     end = last_activation(last, last_bound)
     if last != "relu" and not hidden:
         raise ValueError(
-            f"model.last = {last!r}: without hidden layers the body ends with the input"
+            f"model.last = {last!r} needs a hidden layer: set model.hidden, or remove model.last"
         )
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(input_shape)

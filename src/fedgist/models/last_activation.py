@@ -1,4 +1,4 @@
-"""The activation at the end of a model's body, before its head: it says how large features are."""
+"""Activation at the end of a model's body, before its head: it bounds the features."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 from torch import nn
 
 Last = Literal["relu", "tanh", "clamp", "none"]
-LARGEST = 1e30  # float32 ends at 3e38
-BOUND = 2.0  # of "clamp", where a recipe does not say: FedLog's b
+LARGEST = 1e30  # the largest allowed bound; float32 ends at 3e38
+BOUND = 2.0  # default bound of "clamp": FedLog's b
 LAYERS = MappingProxyType({"relu": nn.ReLU, "tanh": nn.Tanh, "none": nn.Identity})
 
 
 def last_activation(last: Last, bound: float | None) -> nn.Module:
-    """Return ReLU, tanh, the clamp to [-``bound``, ``bound``], or nothing: ``last`` says which.
+    """Return the activation ``last``: ReLU, tanh, the clamp to [-``bound``, ``bound``], or none.
 
-    Before the clamp there is no ReLU.
+    The clamp is not preceded by ReLU. The module maps any shape to the same shape.
     """
     if last != "clamp" and last not in LAYERS:
         raise ValueError(f"model.last must be 'relu', 'tanh', 'clamp' or 'none', not {last!r}")

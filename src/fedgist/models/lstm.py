@@ -1,4 +1,4 @@
-"""Recurrent nets for texts: after each word they say what comes next."""
+"""Recurrent networks for texts: they predict the next word after each word."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def word_lstm(
     hidden: int = 70,
     layers: int = 1,
 ) -> nn.Module:
-    """Return a word embedding, LSTM layers with a linear layer back to its width, and the output.
+    """Return a word-level LSTM: embedding, LSTM layers projected to its width, linear output.
 
-    Inputs are word numbers (batch, length), outputs (batch, length, ``num_classes``). With 10,004
-    words it has the 1,984,348 parameters of codistillation's small model; its large one, of
-    4,278,644, has ``embedding = 192``, ``hidden = 140``, ``layers = 2``.
+    It maps word numbers (batch, length) to logits (batch, length, ``num_classes``). With 10,004
+    words it has the 1,984,348 parameters of codistillation's small model. The large model, with
+    4,278,644 parameters, has ``embedding = 192``, ``hidden = 140``, ``layers = 2``.
 
     Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
     codistillation", appendix E; the counts are those of FedJAX's word model (Ro, Suresh, Wu 2021).
@@ -55,9 +55,9 @@ def word_lstm(
 class LSTM(nn.Module):
     """An LSTM layer with one bias, from (batch, length, in) to its outputs (batch, length, out).
 
-    Torch's has two, of which one is redundant. The gates are input, forget, cell, output; the bias
-    of the forget gate starts at 1, so that a cell remembers at first (Jozefowicz, Zaremba,
-    Sutskever 2015).
+    Torch's LSTM has two biases, one of them redundant. The gates are input, forget, cell and
+    output. The forget gate's bias starts at 1, so that a cell remembers at first (Jozefowicz,
+    Zaremba, Sutskever 2015).
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -70,7 +70,10 @@ class LSTM(nn.Module):
             self.input.bias[hidden : 2 * hidden] = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the hidden state after each place; the first state is 0."""
+        """Return the hidden states (batch, length, out) for inputs (batch, length, in).
+
+        The initial state is 0.
+        """
         from_input = self.input(x)  # all places at once
         h = c = x.new_zeros(x.shape[0], self.hidden)
         states = []

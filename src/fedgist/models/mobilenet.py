@@ -1,4 +1,4 @@
-"""MobileNetV2, a net of inverted residual blocks for devices with little memory.
+"""MobileNetV2, a network of inverted residual blocks for devices with little memory.
 
 Sandler, Howard, Zhu, Zhmoginov, Chen 2018, "MobileNetV2: inverted residuals and linear
 bottlenecks".
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-# expansion, channels, blocks, stride of the first of them (table 2)
+# expansion factor, channels, number of blocks, stride of the first block (table 2)
 _BLOCKS = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -27,14 +27,15 @@ _FIRST, _LAST = 32, 1280  # channels of the first and the last convolution
 def mobilenetv2(
     input_shape: Sequence[int], num_classes: int, *, width: float = 1.0, dropout: float = 0.2
 ) -> nn.Module:
-    """Return MobileNetV2: 2.2 million parameters before its last layer, and 1,280 features.
+    """Return MobileNetV2, with 2.2 million parameters before its last layer, and 1,280 features.
 
-    Images get 32 times smaller on their way.
+    Each side of an image shrinks by a factor of 32.
 
     Parameters
     ----------
     width
-        Factor of all channels, rounded to multiples of 8. The last convolution is only widened.
+        Factor of all channel numbers, rounded to multiples of 8. The last convolution is never
+        narrowed.
     dropout
         Dropout rate before the last layer.
     """
@@ -60,7 +61,7 @@ def mobilenetv2(
 
 
 def _rounded(channels: float, step: int = 8) -> int:
-    """Round to a multiple of 8, never below nine tenths."""
+    """Round to a multiple of ``step``, to at least 90 % of ``channels``."""
     out = max(step, int(channels + step / 2) // step * step)
     return out if out >= 0.9 * channels else out + step
 
@@ -71,7 +72,7 @@ def _conv(c_in: int, c_out: int, size: int, stride: int = 1, groups: int = 1) ->
 
 
 class _Block(nn.Module):
-    """Widen ``times``, convolve channel by channel, narrow linearly; add the input if it fits."""
+    """Inverted residual block: widen, convolve depthwise, narrow linearly; shortcut if it fits."""
 
     def __init__(self, c_in: int, c_out: int, times: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Residual nets with batch or group norm: two for images of about 32x32 pixels, one for larger.
+"""Residual networks with batch or group norm: two for 32x32 pixels, one for larger images.
 
 He, Zhang, Ren, Sun 2016, "Deep residual learning for image recognition", table 1. As is usual for
 small images, ResNet18 begins with a 3x3 convolution without max-pooling. ResNet9 is a common
@@ -18,7 +18,7 @@ from fedgist.models.last_activation import Last, last_activation
 
 Norm = Literal["batch", "group"]
 RESNET50_BLOCKS = (3, 4, 6, 3)
-EXPANSION = 4  # a bottleneck's output channels by its inner ones
+EXPANSION = 4  # ratio of a bottleneck's output channels to its inner channels
 
 
 def resnet9(
@@ -31,7 +31,7 @@ def resnet9(
     last: Last = "tanh",
     last_bound: float | None = None,
 ) -> nn.Module:
-    """Return ResNet9: about 2.5 million parameters with the default width and features.
+    """Return ResNet9, with about 2.5 million parameters at the default width and features.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def resnet18(
 ) -> nn.Module:
     """Return ResNet18 with a 3x3 first convolution of ``width`` channels.
 
-    With ``features = 256`` and tanh it is the net of
+    With ``features = 256`` and tanh it is the network, with 11.3 million parameters, of
     Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
-    section 4, of 11.3 million parameters.
+    section 4.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def resnet18(
     width
         Number of channels of the first convolution.
     features
-        Width of a further linear layer before the last. The default is no such layer.
+        Width of an additional linear layer before the last. The default is no such layer.
     last
         Activation after that linear layer. ``clamp`` cuts features to
         [-``last_bound``, ``last_bound``] without ReLU.
@@ -119,7 +119,7 @@ def resnet18(
         channels = features
     elif last != "tanh" or last_bound is not None:
         raise ValueError(
-            f"model.last = {last!r}: without model.features there is no layer that it follows"
+            f"model.last = {last!r} applies to the layer of model.features: set model.features"
         )
     return nn.Sequential(OrderedDict([*layers, ("fc", nn.Linear(channels, num_classes))]))
 
@@ -129,9 +129,9 @@ def resnet50(
 ) -> nn.Module:
     """Return ResNet50 for images of about 224x224 pixels: 25,557,032 parameters with 1000 classes.
 
-    Its first convolution is 7x7 with stride 2 and ``width`` channels, followed by max-pooling; a
-    block's stride is that of its 3x3 convolution. Layers have the names of torchvision's, so that a
-    file of its weights fits ``model.weights``.
+    Its first convolution is 7x7 with stride 2 and ``width`` channels, followed by max-pooling. A
+    block's stride is in its 3x3 convolution. Layers are named as in torchvision, so a file of
+    torchvision's weights fits ``model.weights``.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class _Residual(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, c_in: int, c_out: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _Block(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut, a 1x1 convolution where the shape changes."""
+    """1x1, 3x3 and 1x1 convolutions, and a shortcut, a 1x1 convolution if the shape changes."""
 
     def __init__(self, c_in: int, inner: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Run directories into tables, pictures and pages; reads files only."""
+"""Turn run directories into tables, figures and pages; this package only reads files."""

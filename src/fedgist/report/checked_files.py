@@ -1,4 +1,4 @@
-"""Tables and lines of JSON in a run's files, read and checked; what cannot be used is said."""
+"""Read and check the tables and JSON lines of a run's files; unusable content is reported."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from fedgist.errors import first_line, shown
 from fedgist.runs.record import FORMAT_KEY, Line
 
-MOST_PROBLEMS = 5  # lines of a file that are named
+MOST_PROBLEMS = 5  # number of unusable lines of a file that are named
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a file that can be used, and a sentence about each that cannot."""
+    """The usable lines of a file, and a sentence about each unusable line."""
 
     lines: list[Line]
     problems: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ def read_table(
     problems: list[str],
     fault: Callable[[Mapping[str, object]], str] = lambda _: "",
 ) -> dict[str, Any]:
-    """Return the table in a file; if it cannot be used, say why and return an empty one."""
+    """Return the table in a file; if it is unusable, append the reason to ``problems``."""
     try:
         value = parse(blob_of_file(path).decode())
     except (OSError, ValueError, RecursionError) as error:
@@ -44,16 +44,16 @@ def read_table(
 
 
 def blob_of_file(path: Path) -> bytes:
-    """Return a file's content; of a pipe or a device nothing is read."""
+    """Return a file's content; raise ValueError for a pipe, a device or a folder."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
     return path.read_bytes()
 
 
 def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
-    """Read a file of JSON lines; return those without a fault, and what is wrong with the others.
+    """Read a file of JSON lines; return the valid lines, and what is wrong with the others.
 
-    A last line without its end is still being written: it is skipped without a word.
+    A last line without a line end is still being written and is skipped silently.
     """
     if not path.exists():
         return Lines([])

@@ -1,8 +1,8 @@
-"""Runs compared: grouped by their settings, paired by their seeds.
+"""Compare runs: group them by settings, pair them by seed, summarize and test.
 
-The result is the last round's, as fixed before the run. The best round is shown beside it under its
-own name, because a round picked by test accuracy is not a result. What a target accuracy took is
-counted for each seed, then averaged.
+The result is the last round's score, as fixed before the run. The best round is shown next to it
+under its own name, because a round selected by test accuracy is not a result. Rounds and bytes to a
+target accuracy are counted for each seed, then averaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import EPSILON, measured
 from fedgist.runs.record import summary
 
-LAST = 10  # evaluations in the mean of the last ones
+LAST = 10  # number of evaluations in the mean of the last ones
 
 
 def study(
@@ -35,13 +35,13 @@ def study(
     Parameters
     ----------
     reference
-        Label or method of the row that the others are compared with.
+        Label or method of the row that all other rows are compared with.
     metric
-        Column of ``rounds.jsonl``; by default the first metric of the runs' objective, or their
-        probe's, whichever more have; before the first evaluation the training loss. Which end of it
-        is better, the objective says.
+        Column of ``rounds.jsonl``. The default is the first metric of the runs' objective or of
+        their probe, whichever more runs have; before the first evaluation it is the training loss.
+        The objective defines whether higher or lower is better.
     target_accuracy
-        A fraction; if not given, the paper's, where all recipes name one.
+        A fraction. The default is the paper's target, if all recipes name the same one.
     two_sided
         Test whether a row differs from the reference, not whether the reference is better.
     """
@@ -68,7 +68,7 @@ def study(
 def _compared(
     rows: Sequence[Row], reference: str, metric: str, better: Better, *, two_sided: bool
 ) -> tuple[Row, ...]:
-    """Return the rows with their differences from the reference, p corrected for their number."""
+    """Return the rows with their differences from the reference, and p-values corrected by Holm."""
     values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
     versus = {
         row.label: found
@@ -98,7 +98,7 @@ def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
 
 
 def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
-    """Return as a fraction the target that all recipes name, if they do."""
+    """Return the target that all recipes share, as a fraction, or None."""
     percents = {run.recipe.get("paper", {}).get("target_accuracy") for run in runs}
     percent = percents.pop() if len(percents) == 1 else None
     return None if percent is None else float(percent) / 100

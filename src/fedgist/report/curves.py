@@ -1,4 +1,4 @@
-"""A metric by round and by bytes sent: the mean over a row's seeds, with its band."""
+"""Curves of a metric by round and by bytes sent: the mean over seeds, with a band."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ BAND = "Line: mean over seeds; band: its standard error, or with one seed the sp
 
 @dataclass(frozen=True)
 class Lines:
-    """What is drawn: rows of runs that differ in their seed alone, by label, and a metric.
+    """The data of a figure: runs that differ only in their seed, by label, and a metric.
 
-    ``low`` is where the metric's axis begins, if not below all of them.
+    ``low`` is the start of the metric's axis; None leaves the start to matplotlib.
     """
 
     rows: tuple[tuple[str, Sequence[RunFiles]], ...]
@@ -48,13 +48,13 @@ class Lines:
 
 
 def lines_of(study: Study) -> Lines:
-    """Return the lines of a study."""
+    """Return the lines to draw for a study: one per row."""
     rows = tuple((row.label, row.runs) for row in study.rows)
     return Lines(rows, study.metric, study.measure, study.target_accuracy)
 
 
 def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
-    """Return the lines of runs, one for all seeds of the same settings, in their main metric."""
+    """Return the lines to draw for runs: one per setting over all seeds, in their main metric."""
     whole = [run for run in runs if run.recipe]
     metric = common_column(whole) if whole else ACCURACY
     measure = measured(metric, whole[0].metrics) if whole else measured(metric)
@@ -64,7 +64,7 @@ def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
 
 @dataclass(frozen=True)
 class Curve:
-    """The mean over seeds by round, the ends of its band, and the bytes sent until then."""
+    """The mean over seeds by round, the limits of its band, and the cumulative bytes sent."""
 
     rounds: list[int]
     mean: list[float]
@@ -74,7 +74,7 @@ class Curve:
 
 
 def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
-    """Return the curve of a row's runs at the rounds that all of them have; None without any."""
+    """Return the curve of a row at the rounds that all its runs have, or None without runs."""
     runs = [run for run in row if run.column(metric)[0]]
     if not runs:
         return None
@@ -97,14 +97,14 @@ def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
 
 
 def by_round(lines: Lines) -> Picture:
-    """Return the picture of the metric by round."""
+    """Return the figure of the metric by round."""
     figure, axes = new_figure(height=_height(lines))
     table = _draw(lines, axes, by_bytes=False)
     return Picture("by-round", "By round", BAND, figure, table)
 
 
 def by_bytes(lines: Lines) -> Picture | None:
-    """Return the picture of the metric by bytes sent; None if no row sends anything."""
+    """Return the figure of the metric by bytes sent; None if no row sends anything."""
     figure, axes = new_figure(height=_height(lines))
     table = _draw(lines, axes, by_bytes=True)
     if not any(line[2] for line in table[1:]):
@@ -114,7 +114,7 @@ def by_bytes(lines: Lines) -> Picture | None:
 
 
 def curves_png(lines: Lines, path: Path) -> None:
-    """Write a PNG of a metric by round and by bytes sent."""
+    """Write a metric by round and by bytes sent, side by side, to a PNG."""
     with matplotlib().rc_context(STYLE):
         figure, (left, right) = new_figure(10, max(3.8, _height(lines)), columns=2)
         _draw(lines, left, by_bytes=False)
@@ -129,7 +129,7 @@ def _height(lines: Lines) -> float:
 
 
 def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
-    """Draw the rows' curves with their names; return their numbers."""
+    """Draw the curves and names of the rows; return their numbers as a table."""
     in_percent = lines.measure.unit == "fraction"
     scale = 100.0 if in_percent else 1.0
     table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
@@ -160,7 +160,7 @@ def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
 
 
 def _line(axes: Axes, number: int, x: Sequence[float], columns: Sequence[Sequence[float]]) -> None:
-    """Draw mean and band; a mean of one round is a point."""
+    """Draw the mean and its band; a curve with one round is a point."""
     mean, low, high = columns
     hue, name = color(number), f"row-{number}"
     mark = "o" if len(x) == 1 else ""
@@ -176,7 +176,7 @@ def _finish(
     *,
     by_bytes: bool,
 ) -> None:
-    """Set up the x axis, draw the levels of rows that send nothing, and name all lines."""
+    """Set up the x axis, draw horizontal lines for rows that send nothing, and name all lines."""
     if by_bytes:
         axes.set_xlabel("payload sent, up and down (log scale)")
         if sent:

@@ -1,4 +1,4 @@
-"""How every picture looks and is written, by matplotlib (an extra)."""
+"""Style and output of all figures, with matplotlib (an extra)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedgist.runs import atomic_files
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, on white and on black
+# Okabe and Ito's colours: colour-blind readers can distinguish them on white and on black
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9467BD", "#7F7F7F")
-# the page puts its own colours in the place of these
+# the page replaces these by its own colours
 INK, GRID, PAPER = "#010101", "#dadad9", "#fefefe"
 ON_PAGE = {INK: "currentColor", GRID: "var(--grid, #dadad9)", PAPER: "var(--paper, #ffffff)"}
-WIDTH, HEIGHT = 5.0, 3.3  # inches: at their own size pictures are as wide as a phone
+WIDTH, HEIGHT = 5.0, 3.3  # inches: about the width of a phone
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedgist",
     "font.family": "sans-serif",
     "font.size": 9.5,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # names may contain dollar signs
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,
@@ -52,7 +52,7 @@ Table = list[list[Any]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, what it shows, and its numbers (the first line names the columns)."""
+    """A figure with title, caption and a table of its numbers (its first row names the columns)."""
 
     name: str
     title: str
@@ -61,15 +61,15 @@ class Picture:
     table: Table
 
     def csv(self) -> str:
-        """Return its numbers as CSV."""
+        """Return the numbers of the figure as CSV."""
         return csv_text(self.table)
 
     def png(self) -> bytes:
-        """Return it as a PNG on white."""
+        """Return the figure as a PNG on white."""
         return _saved(self.figure, "png", dpi=160, facecolor="white")
 
     def svg(self) -> str:
-        """Return it as SVG in the page's colours, each row's marks in the class ``row-N``."""
+        """Return the figure as SVG in the page's colours; marks of row N have class ``row-N``."""
         text = _saved(self.figure, "svg", dpi=160, metadata={"Date": None}).decode()
         text = text[text.index("<svg") :]
         for color_here, color_there in ON_PAGE.items():
@@ -79,13 +79,13 @@ class Picture:
 
     @property
     def points(self) -> int:
-        """Its own width, in points."""
+        """Width of the figure in points."""
         inches: float = self.figure.get_figwidth()
         return round(72 * inches)
 
 
 def matplotlib() -> Any:
-    """Return the library; raise ReportError that says how to install it where it is missing."""
+    """Return matplotlib; if it is missing, the ReportError says how to install it."""
     try:
         return importlib.import_module("matplotlib")
     except ImportError as error:
@@ -93,7 +93,7 @@ def matplotlib() -> Any:
 
 
 def write(pictures: Iterable[Picture], folder: Path) -> None:
-    """Write each picture into a folder as PNG, SVG and CSV."""
+    """Write each figure to a folder as PNG, SVG and CSV."""
     for picture in pictures:
         atomic_files.write(folder / f"{picture.name}.png", picture.png())
         atomic_files.write(folder / f"{picture.name}.svg", picture.svg())
@@ -101,7 +101,7 @@ def write(pictures: Iterable[Picture], folder: Path) -> None:
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure into a file, in the format of its ending."""
+    """Write a figure to a file, in the format of the file's suffix."""
     form = path.suffix.removeprefix(".").lower() or "png"
     known = figure.canvas.get_supported_filetypes()
     if form not in known:
@@ -112,7 +112,7 @@ def write_png(figure: Figure, path: Path) -> None:
 def _saved(figure: Figure, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with matplotlib().rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands in its place
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box replaces the glyph
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
@@ -125,7 +125,7 @@ def new_figure(
     columns: int = 1,
     shared: bool = True,
 ) -> tuple[Figure, Any]:
-    """Return a figure and its axes: one, or rows and columns of axes that may share x and y."""
+    """Return a figure and its axes: a single one, or a grid whose axes may share x and y."""
     matplotlib()
     figure = importlib.import_module("matplotlib.figure").Figure(
         figsize=(width, height), layout="constrained"
@@ -140,12 +140,12 @@ def color(number: int) -> str:
 
 
 def dashes(number: int) -> str:
-    """Return the line style of row ``number``: another one where the colours start again."""
+    """Return the line style of row ``number``; it changes when the colours repeat."""
     return ("-", "--", ":", "-.")[number // len(COLORS) % 4]
 
 
 def short(name: object, most: int = 20) -> str:
-    """Return a name as a picture has room for it: printable, and cut in its middle.
+    """Return a name for a figure: printable, and shortened in the middle to ``most`` characters.
 
     >>> short("a_rather_long_name_3", 9)
     'a_ra…me_3'

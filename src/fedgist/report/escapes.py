@@ -1,7 +1,7 @@
-"""Text as data in files that others read: LaTeX, Markdown, CSV.
+"""Escape text for files of other formats: LaTeX, Markdown and CSV.
 
-Names come from users' files and may hold anything. Here they lose what a reader's program would
-take for its own language; what cannot be printed becomes its escape.
+Names come from users' files and may contain anything. Here special characters of the target format
+are escaped, and unprintable characters become escape sequences.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ TEX = {
     "<": "$<$",
     ">": "$>$",
     "|": r"\textbar{}",
-    "[": "{[}",  # after the end of a line, tabular would take it for an option
+    "[": "{[}",  # at the start of a line, tabular would read it as an option
     "]": "{]}",
     "*": "{*}",
 }
 TEX |= {sign: f"\\{sign}" for sign in "%&_#${}"}
-# code, emphasis, columns, mathematics; strikes, tags, links, entities: each where it would be one
+# code, emphasis, columns, math; strikethrough, tags, links, entities: each only if it has an effect
 MARKDOWN = re.compile(r"[\\`*|$]|(?<!\w)_|_(?!\w)|~(?=~)|<(?=[\w/!?])|\](?=[(\[:])|&(?=#?\w+;)")
-FORMULA = tuple("=+-@\t\r")  # how a cell begins that a spreadsheet computes
+FORMULA = tuple("=+-@\t\r")  # first characters of a cell that a spreadsheet evaluates
 
 
 def latex_text(text: str) -> str:
-    r"""Return a text for LaTeX: numbers and intervals in mathematics, all else as it is.
+    r"""Return a text escaped for LaTeX; numbers and intervals are set in math mode.
 
     >>> print(latex_text("-19.08 ± 1.57"), latex_text("[-25.75, -21.66]"), latex_text("a_b"))
     $-19.08 \pm 1.57$ $[-25.75, -21.66]$ a\_b
@@ -46,11 +46,11 @@ def latex_text(text: str) -> str:
         powers = re.sub(r"e\+?(-?)0*(\d+)", r" \\times 10^{\1\2}", text)
         return f"${powers.replace('±', TEX_PLUS_MINUS)}$"
     escaped = "".join(TEX.get(sign, sign) for sign in printable(text))
-    return re.sub("-(?=-)", "-{}", escaped)  # two hyphens stay two
+    return re.sub("-(?=-)", "-{}", escaped)  # two hyphens do not become a dash
 
 
 def markdown_text(text: str) -> str:
-    r"""Return a text that Markdown shows as it is, without markup, HTML or new columns.
+    r"""Return a text escaped for Markdown: no markup, HTML or new columns.
 
     >>> print(markdown_text("a|b <i>*c*</i> lg_fedavg"))
     a\|b \<i>\*c\*\</i> lg_fedavg
@@ -59,7 +59,7 @@ def markdown_text(text: str) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV; a text that a spreadsheet would compute gets an apostrophe before it.
+    """Return rows as CSV; texts that a spreadsheet would evaluate get a leading apostrophe.
 
     >>> print(csv_text([["name", "value"], ["=1+1", -2.5]]), end="")
     name,value

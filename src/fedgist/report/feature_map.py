@@ -1,4 +1,4 @@
-"""Saved features of test rows, and their arrangement by t-SNE, once; kept beside them."""
+"""Saved features of test rows, and their t-SNE embedding, computed once and cached."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedgist.runs import atomic_files
 from fedgist.runs.record import FEATURES, to_json
 
 CACHE = "features-tsne.json"
-MOST_POINTS = 1000  # more take long and show no more
-FEWEST_POINTS = 4  # fewer cannot be arranged
+MOST_POINTS = 1000  # more points take long and add nothing to the figure
+FEWEST_POINTS = 4  # t-SNE needs at least this number
 
 Points = list[tuple[float, float]]
 
@@ -26,8 +26,8 @@ Points = list[tuple[float, float]]
 class Saved:
     """The saved features of a run: ``features`` (points, width), ``clients``, ``labels`` (points,).
 
-    ``heads`` are weight (heads, classes, width) and bias (heads, classes) of the different clients,
-    in order, where they were saved.
+    ``heads`` are the weights (clients, classes, width) and biases (clients, classes) of the
+    clients' heads, by client number, or None if they were not saved.
     """
 
     features: np.ndarray
@@ -38,7 +38,7 @@ class Saved:
 
 
 def saved(folder: Path, name: str = FEATURES) -> Saved | None:
-    """Return the features saved in a run's folder, by default at its end; None if damaged."""
+    """Return the features saved in a run's folder, or None if the file is damaged."""
     blob = (folder / name).read_bytes()
     try:
         arrays = safetensors.numpy.load(blob)
@@ -53,9 +53,9 @@ def saved(folder: Path, name: str = FEATURES) -> Saved | None:
 
 
 def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
-    """Return points by t-SNE (van der Maaten and Hinton 2008), their clients and their classes.
+    """Return t-SNE points (van der Maaten and Hinton 2008), their clients and their classes.
 
-    The points are computed once and kept beside the features. None if the features are damaged.
+    The points are computed once and cached in the folder. None if the features are damaged.
     """
     found = saved(folder)
     if found is None:
@@ -65,14 +65,14 @@ def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     points = _cached_points(folder / CACHE, found.digest)
     if points is None or len(points) != len(picks):
         points = arranged(found.features[picks])
-        with contextlib.suppress(OSError, ValueError):  # a folder that cannot be written to
+        with contextlib.suppress(OSError, ValueError):  # the folder may be read-only
             text = to_json({"of": found.digest, "points": points}) + "\n"
             atomic_files.write(folder / CACHE, text)
     return points, found.clients[picks].tolist(), found.labels[picks].tolist()
 
 
 def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether there is one client and one class for each row of numbers."""
+    """Return whether features (points, width) have one client and one class per point."""
     numbers = np.issubdtype(features.dtype, np.floating)
     counts = all(np.issubdtype(array.dtype, np.integer) for array in (clients, labels))
     one_each = clients.shape == labels.shape == features.shape[:1]
@@ -82,7 +82,7 @@ def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarra
 def _are_heads_of(
     weight: np.ndarray, bias: np.ndarray, features: np.ndarray, clients: np.ndarray
 ) -> bool:
-    """Return whether there is a head over the features for each client, in finite numbers."""
+    """Return whether there is one finite head per client, of the features' width."""
     count, width = len(np.unique(clients)), features.shape[1]
     fits = weight.shape == (count, *bias.shape[1:], width) and bias.shape[:1] == (count,)
     return bool(fits and all(np.isfinite(array).all() for array in (weight, bias, features)))
@@ -98,8 +98,8 @@ def _cached_points(path: Path, digest: str) -> Points | None:
 
 
 def arranged(features: np.ndarray) -> Points:
-    """Return a point for each row of features, by t-SNE."""
-    from sklearn.manifold import TSNE  # noqa: PLC0415  # a second that other pages need not wait
+    """Return the t-SNE point of each row of features (points, width)."""
+    from sklearn.manifold import TSNE  # noqa: PLC0415  # a slow import that other pages do not need
 
     count = len(features)
     if count < FEWEST_POINTS or not np.isfinite(features).all():

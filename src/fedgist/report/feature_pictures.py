@@ -1,4 +1,4 @@
-"""Pictures of saved features: as they are where they are 2 numbers, else arranged by t-SNE."""
+"""Figures of saved features: 2-dimensional features directly, others by t-SNE."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedgist.report.plot_elements import groups
 from fedgist.report.study_rows import Row, Study
 from fedgist.runs.record import FEATURES
 
-MOST_ROWS = 6  # whose features are drawn
+MOST_ROWS = 6  # number of rows with figures of features
 
 
 def of_features(study: Study) -> Iterator[Picture]:
-    """Yield pictures of the features of each row's first seed, where they were saved."""
+    """Yield figures of the saved features of each row's first seed."""
     rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
     for number, row in enumerate(rows[:MOST_ROWS], 1):
         run = row.runs[0]

@@ -1,4 +1,4 @@
-"""Features of 2 numbers in their plane, with the lines at which a linear head changes its mind."""
+"""Plot of 2-dimensional features with the decision borders of linear heads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedgist.report.plot_elements import SIGNS, legend_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARGIN = 0.06  # of the points' width, around them
-AXES = 2  # of a plane
-TICKS = 0.08  # of the height of axes, below them
-STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2)))  # of the lines of the first, second, ... head
+MARGIN = 0.06  # margin around the points, as a share of their range
+AXES = 2  # dimensions of a plane
+TICKS = 0.08  # room for tick labels below the axes, as a share of their height
+STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2)))  # line styles of the first, second, ... head
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
 
 
 @dataclass(frozen=True)
 class Border:
-    """A piece of a straight line on which a head gives two classes the same, and the highest."""
+    """A line segment on which a head gives two classes the same, highest logit."""
 
     head: int
     classes: tuple[int, int]
@@ -38,7 +38,7 @@ class Border:
 
 @dataclass(frozen=True)
 class Plane:
-    """Points with their clients and classes, and the borders of each different head."""
+    """Points with their clients and classes, and the decision borders of each distinct head."""
 
     points: Points
     clients: list[int]
@@ -48,7 +48,7 @@ class Plane:
 
 
 def plane(folder: Path) -> Plane | None:
-    """Return a run's features with the borders of its heads; None unless they are 2 numbers."""
+    """Return a run's features and its heads' borders; None unless features have 2 dimensions."""
     found = saved(folder)
     if found is None or found.heads is None or found.features.shape[1] != AXES:
         return None
@@ -74,7 +74,7 @@ def plane(folder: Path) -> Plane | None:
 
 
 def box_of(points: np.ndarray) -> Box:
-    """Return the borders of a box around points (points, 2)."""
+    """Return the limits of a box around points (points, 2), with a margin."""
     low, high = points.min(0), points.max(0)
     margin = MARGIN * np.maximum(high - low, 1e-6)
     (left, bottom), (right, top) = low - margin, high + margin
@@ -82,11 +82,11 @@ def box_of(points: np.ndarray) -> Box:
 
 
 def borders_of(weight: np.ndarray, bias: np.ndarray, box: Box, head: int = 0) -> Iterator[Border]:
-    """Yield the pieces of lines in a box at which the class with the highest logit changes.
+    """Yield the line segments in a box at which the class with the highest logit changes.
 
-    The logits of a point z are ``weight`` z + ``bias``, (classes, 2) and (classes,). On the line of
-    two classes every condition is one on the place t along it: those of the box, and that no third
-    class has a higher logit.
+    The logits of a point z are ``weight`` z + ``bias``, with weight (classes, 2) and bias
+    (classes,). The border of two classes lies on a line with coordinate t. Each side of the box
+    and each other class gives one linear condition on t.
     """
     weight, bias = weight.astype(float), bias.astype(float)
     left, right, bottom, top = box
@@ -115,7 +115,7 @@ def borders_of(weight: np.ndarray, bias: np.ndarray, box: Box, head: int = 0) ->
 
 
 def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the smallest and the largest t with a t + b >= 0 for all (a, b); nothing is (1, 0)."""
+    """Return the least and largest t with a t + b >= 0 for all (a, b); (1, 0) if there is none."""
     first, last = -math.inf, math.inf
     for a, b in conditions:
         if a > 0:
@@ -130,9 +130,9 @@ def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def draw(
     axes: Axes, shown: Plane, classes: Sequence[object] = (), clients: Sequence[object] = ()
 ) -> Table:
-    """Draw points in a colour by class and a sign by client, and the borders; return the numbers.
+    """Draw points, coloured by class and marked by client, and the borders; return the numbers.
 
-    ``classes`` and ``clients`` are their names. A head of all clients has no name in the legend.
+    ``classes`` and ``clients`` are names for the legend; numbers are shown without them.
     """
     table: Table = [["what", "client", "class", "x", "y", "to x", "to y"]]
     groups = list(zip(shown.clients, shown.labels, strict=True))

@@ -1,6 +1,6 @@
-"""What the files of a run directory must hold, checked before anything uses it.
+"""Validate the files of a run directory before reports use them.
 
-Each function returns what is wrong, in words that follow the name of the file or line, or nothing.
+Each function returns the first problem, as words that follow the file's name, or an empty text.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from fedgist.errors import shown
 from fedgist.runs.columns import is_confusion
 
-LARGEST = 1e100  # of a number: larger ones cannot be averaged or drawn
+LARGEST = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
-# columns that are never negative, by how they begin
+# prefixes of columns that are never negative
 COUNTED = ("comm/", "time/", "clients/")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value must be, and in words."""
+    """A condition on a value, and its description in words."""
 
     fits: Callable[[Any], bool]
     words: str
@@ -33,7 +33,7 @@ def _is_whole(value: object) -> bool:
 def _is_number(value: object, least: float = -LARGEST) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return least <= value <= LARGEST  # neither NaN nor infinite
+    return least <= value <= LARGEST  # false for NaN and infinity
 
 
 def _is_entry(value: object) -> bool:
@@ -114,17 +114,17 @@ def fault_of_client(line: object) -> str:
 
 
 def fault_of_recipe(recipe: Mapping[str, object]) -> str:
-    """Return what is wrong with the recipe of a run, as far as reports read it."""
+    """Return what is wrong with the keys of a recipe that reports read."""
     return _fault(recipe, OF_RECIPE, ["method"])
 
 
 def fault_of_result(result: Mapping[str, object]) -> str:
-    """Return what is wrong with ``result.json``, as far as reports read it."""
+    """Return what is wrong with the keys of ``result.json`` that reports read."""
     return _fault(result, OF_RESULT, [])
 
 
 def fault_of_split(split: Mapping[str, object]) -> str:
-    """Return what is wrong with ``partition.json``: each client's rows of each class, and names."""
+    """Return what is wrong with ``partition.json``: counts by client and class, and names."""
     counts, classes, names = (split.get(key) for key in ("train", "classes", "clients"))
     if not isinstance(classes, list):
         return f"has classes = {shown(classes)}, not a list"
@@ -139,7 +139,7 @@ def fault_of_split(split: Mapping[str, object]) -> str:
 
 
 def _fault(table: Mapping[str, object], kinds: Mapping[str, Kind], needed: Iterable[str]) -> str:
-    """Return the first problem; a dotted key is that of a table in the table."""
+    """Return the first problem of a table; a dotted key names a key of an inner table."""
     for key in needed:
         if key not in table:
             return f"has no {key}"

@@ -1,37 +1,37 @@
-"""Numbers in words."""
+"""Format numbers with units for readers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-MINUTE = 60  # seconds; and an hour has as many minutes
+MINUTE = 60  # seconds in a minute, and minutes in an hour
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """Return a fraction as percent; one that is not known as a dash."""
+    """Return a fraction as percent; an unknown one as a dash."""
     return "-" if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
 def printed(numbers: Iterable[float]) -> str:
-    """Return a mean and, if it is given, its standard error, in the papers' way: two digits."""
+    """Return a mean and, if given, its standard error, with two digits as in papers."""
     return " ± ".join(f"{number:.2f}" for number in numbers)
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with its unit, in steps of a thousand."""
+    """Return a number of bytes with a decimal unit (powers of 1000)."""
     power = min(int(math.log10(count) // 3), len(UNITS) - 1) if count >= 1 else 0
     return f"{count / 1000**power:.{0 if power == 0 else 1}f} {UNITS[power]}"
 
 
 def bits(count: float) -> str:
-    """Return a number of bits with its unit, in steps of a thousand, as the papers print them."""
+    """Return a number of bits with a decimal unit, as in papers."""
     return size(count).removesuffix("B") + "b"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < MINUTE:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), MINUTE)

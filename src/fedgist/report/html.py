@@ -1,4 +1,4 @@
-"""Tables and lines of words as HTML, for a notebook: names in them are data."""
+"""Tables and lines of text as HTML for a notebook, with all names escaped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fedgist.report.sheet import Sheet
 
 
 def paragraph(text: str) -> str:
-    """Return a line of words as a paragraph."""
+    """Return a line of text as an HTML paragraph."""
     return f"<p>{escape(printable(text))}</p>"
 
 
 def html_table(sheet: Sheet) -> str:
-    """Return a sheet's columns and rows as a table, which scrolls where there is no room."""
+    """Return a sheet as an HTML table that scrolls if it is too wide."""
     rows = [_row("th", sheet.columns), *(_row("td", cells) for cells in sheet.rows)]
     return f"<div style='overflow-x: auto'><table>{''.join(rows)}</table></div>"
 

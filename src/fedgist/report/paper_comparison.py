@@ -1,4 +1,4 @@
-"""A paper's table: ours beside the paper's, column by column."""
+"""Compare a reproduced table with the paper's numbers, column by column."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedgist.report.study_rows import Row, Study
 def side_by_side(
     studies: Mapping[str, Study], recipes: Mapping[str, Recipe], methods: Sequence[str], source: str
 ) -> list[Sheet]:
-    """Return two tables, accuracy and communication, with a row for each of the paper's methods.
+    """Return tables of accuracy and communication, with one row per method of the paper.
 
-    Without a target accuracy there is no table of communication. Methods that were not run have
-    the paper's numbers alone.
+    Without a target accuracy there is no table of communication. Methods that were not run show
+    only the paper's numbers.
     """
     columns = ("method", *(f"{name} {whose}" for name in recipes for whose in ("ours", "paper")))
     accuracy, communication = [], []

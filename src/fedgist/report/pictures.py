@@ -1,4 +1,4 @@
-"""Which pictures a study has, each with the numbers it shows."""
+"""Figures of a study, each with the table of its numbers."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = {UP_BYTES: "up, to the server", DOWN_BYTES: "down, to clients"}
-FEW = 4  # values that are drawn as points, too: gaps between them may leave no line
+FEW = 4  # fewer values are also drawn as points: gaps between them may leave no line
 
 
 def pictures(study: Study) -> list[Picture]:
-    """Return every picture that the runs have data for; what is damaged is left out."""
+    """Return every figure that the runs have data for; damaged data are left out."""
     with matplotlib().rc_context(STYLE):
         candidates = [
             by_round(lines_of(study)),
@@ -83,14 +83,14 @@ def _over_clients(study: Study) -> Picture | None:
 
 
 def _last_of_clients(run: RunFiles) -> list[Line]:
-    """Return the lines of the last round in which clients were tested on their own rows."""
+    """Return the last round's evaluations of clients on their own rows."""
     lines = [line for line in run.clients.lines if line.get("split", "client") == "client"]
     last = max((line["round"] for line in lines), default=0)
     return [line for line in lines if line["round"] == last and line.get("accuracy") is not None]
 
 
 def _partitions(study: Study) -> list[Picture]:
-    """Return a picture for each way in which the rows' first seeds split the data."""
+    """Return one figure for each distinct partition of the rows' first seeds."""
     owners_by_split: dict[str, list[str]] = {}
     for row in study.rows:
         run = row.runs[0]
@@ -117,7 +117,7 @@ def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Pic
 
 
 def partition_png(split: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG with a bubble for each client and class, its area the training rows."""
+    """Write a PNG with a bubble per client and class; its area is the number of training rows."""
     with matplotlib().rc_context(STYLE):
         write_png(_bubble_figure(split), path)
 
@@ -152,7 +152,7 @@ def _by_number(run: RunFiles, key: str) -> dict[int, float]:
 
 
 def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> None:
-    """Draw what each row sends in one direction; rounds without any are gaps."""
+    """Draw the bytes that each row sends in one direction; rounds without any are gaps."""
     ends, silent, sent = [], [], []
     for i, row in enumerate(rows):
         column = _by_number(row.runs[0], key)
@@ -223,7 +223,7 @@ def _seconds(run: RunFiles) -> tuple[float, float, float]:
 
 
 def unreadable(study: Study) -> list[str]:
-    """Return a sentence for each file whose picture lacks something, as it cannot be used."""
+    """Return a sentence for each missing or unusable file that a figure needs."""
     firsts = [row.runs[0] for row in study.rows]
     runs = [run for row in study.rows for run in row.runs]
     scored = [run for run in firsts if run.recipe.get("evaluate", {}).get("on") != "global"]
@@ -240,5 +240,5 @@ def unreadable(study: Study) -> list[str]:
 
 
 def legend(rows: Sequence[Row]) -> list[tuple[int, str, str]]:
-    """Return number, colour and label of each row, for the page's own legend."""
+    """Return the number, colour and label of each row, for the legend of the page."""
     return [(i, color(i), row.label) for i, row in enumerate(rows)]

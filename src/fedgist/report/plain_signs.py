@@ -1,4 +1,4 @@
-"""Signs for an output that has no others: a terminal or a pipe whose encoding is ASCII, say."""
+"""ASCII replacements for characters that the output's encoding lacks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PLAIN = {
 
 
 def use_plain_signs() -> None:
-    """Let this program's output replace what its encoding lacks, in place of ending there."""
+    """Make standard output and error replace unencodable characters instead of failing."""
     codecs.register_error(HANDLER, _replaced)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not one that a notebook or a test put there
+        if isinstance(stream, io.TextIOWrapper):  # notebooks and tests replace the streams
             stream.reconfigure(errors=HANDLER)
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:
-    """Return what is written in place of the signs that cannot be encoded, and where to go on."""
+    """Return the replacement of unencodable characters, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end]

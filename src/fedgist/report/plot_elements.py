@@ -1,4 +1,4 @@
-"""What several pictures draw: names at the ends of lines, ticks, bubbles, boxes, bars, points."""
+"""Elements shared by figures: names at line ends, ticks, bubbles, boxes, bars, points."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 LINE = 11.0  # points from one line of text to the next
-MOST_AT_ENDS = 5  # names that stand where their lines end
-FAR = 0.2  # of the axes' width: longer leaders to a column of names would cross the lines
+MOST_AT_ENDS = 5  # largest number of names written at the ends of their lines
+FAR = 0.2  # share of the axes' width: longer leaders to the column of names would cross lines
 LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
-BUBBLE = 200.0  # square points: the largest bubble, where there is room
-FINEST = 2000  # bubbles that are drawn as shapes: more are an image
-DECADES = 1.5  # over more there is no room for ticks between powers of ten
-SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # of parts of a bar: no row has such a colour
-SIGNS = "os^Dv*Pd"  # of points: another one where the colours start again
-LETTERS = 50  # in a line of a legend
-MOST_NAMED = 20  # groups of points in a legend
+BUBBLE = 200.0  # area of the largest bubble in square points, if there is room
+FINEST = 2000  # more bubbles are drawn as an image, not as shapes
+DECADES = 1.5  # over more decades there is no room for ticks between powers of ten
+SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # parts of a bar: no row has these colours
+SIGNS = "os^Dv*Pd"  # markers of points: the next one is used when the colours repeat
+LETTERS = 50  # characters in a line of a legend
+MOST_NAMED = 20  # largest number of groups in a legend
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of row ``number``'s line, the name to write there, and a note below it."""
+    """The end of the line of row ``number``, its name, and a note below the name."""
 
     number: int
     x: float
@@ -42,19 +42,19 @@ class End:
 
 
 def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
-    """Write a name at the end of each line, moved up or down where names would overlap.
+    """Write a name at the end of each line, moved vertically if names would overlap.
 
-    Where there are many, they stand in a column beside the axes, in which the name of a line that
-    ends far from it has a piece of that line before it.
-    ``inches`` is how high the axes and what belongs to them are. Call it when all lines are drawn:
-    it must know the limits of the axes.
+    With many lines, the names form a column beside the axes; a name far from the end of its
+    line gets a short sample of the line.
+    ``inches`` is the height of the axes with their labels. Call this function after all lines are
+    drawn, because it needs the final limits of the axes.
     """
     if not ends:
         return
     height = 0.75 * 72 * inches
     texts = [_words(end) for end in ends]
     data = axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
-    places = axes.transAxes.inverted().transform(data)  # from 0 to 1, whatever the layout will be
+    places = axes.transAxes.inverted().transform(data)  # fractions of the axes, for any layout
     wanted = [float(height * y) for _, y in places]
     found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
     crowded = len(ends) > MOST_AT_ENDS
@@ -81,9 +81,9 @@ def _words(end: End) -> str:
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
-    """Return places near the wanted ones at which nothing overlaps, from 0 to ``room``.
+    """Return positions in [0, ``room``] near the wanted ones, without overlaps.
 
-    Neighbours that overlap become a block around the mean of what they want, as often as needed.
+    Overlapping neighbours are merged into a block at the mean of their wanted positions.
 
     >>> spread([20.0, 21.0, 99.0], [10.0, 10.0, 10.0], 100.0)
     [15.5, 25.5, 95.0]
@@ -114,13 +114,13 @@ def _stacked(
 
 
 def whole_ticks(axis: Axis) -> None:
-    """Let an axis have ticks at whole numbers alone: rounds, clients."""
+    """Restrict the ticks of an axis to whole numbers, for rounds or clients."""
     ticker = importlib.import_module("matplotlib.ticker")
     axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def byte_ticks(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """Make an axis logarithmic, from the smallest of the values to the largest, with units."""
+    """Make an axis logarithmic over the range of the values, with byte units."""
     ticker = importlib.import_module("matplotlib.ticker")
     low, high = min(values), max(values)
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low / 1.3, high * 1.3)})
@@ -137,13 +137,13 @@ def bubbles(
     classes: Sequence[object],
     clients: Sequence[object] = (),
 ) -> None:
-    """Draw each client's rows of each class as the area of a bubble, with a legend of sizes.
+    """Draw a bubble per client and class, its area the number of rows, with a legend of sizes.
 
-    Clients are numbered, or have the names given.
+    Clients are labelled by ``clients``, or by number.
     """
     most = max((count for line in counts for count in line), default=1) or 1
     figure = axes.get_figure(root=True)
-    assert figure is not None  # axes are made by figures
+    assert figure is not None  # axes belong to a figure
     wide, high = (72 * inches for inches in figure.get_size_inches())
     cell = min((wide - 80) / max(1, len(counts)), (high - 70) / max(1, len(classes)))
     largest = min(BUBBLE, max(1.0, cell) ** 2)
@@ -174,7 +174,7 @@ def bubbles(
 
 
 def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
-    """Draw a lying box for each row's number, label and values, from top to bottom."""
+    """Draw a horizontal box plot for each (number, label, values), from top to bottom."""
     parts = axes.boxplot(
         [values for _, _, values in rows],
         orientation="horizontal",
@@ -192,7 +192,7 @@ def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
 
 
 def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
-    """Draw a lying bar for each row, its label first, then the length of each part in ``names``."""
+    """Draw a horizontal stacked bar per row: its label, then the length of each part."""
     left = [0.0] * len(rows)
     for place, shade in enumerate(SHADES[: len(names)], 1):
         widths = [row[place] for row in rows]
@@ -207,7 +207,7 @@ def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
 
 
 def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
-    """Draw points in a colour and a sign for each of their names, with a legend below."""
+    """Draw points with a colour and a marker per group name, and a legend below."""
     known = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
     entries = []
     for number, name in enumerate(known):
@@ -229,9 +229,9 @@ def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[st
 
 
 def legend_of(axes: Axes, marks: Sequence[tuple[str, str, str]], room: float = 0.0) -> None:
-    """Draw a legend of a name, a sign and a colour each; of many only the first.
+    """Draw a legend with a name, a marker and a colour per entry, cut after ``MOST_NAMED``.
 
-    It stands below the axes, after ``room`` for their ticks, a share of their height.
+    The legend is below the axes, after ``room`` for tick labels, a share of the axes' height.
     """
     entries = [(_mark(sign, hue, 30), name) for name, sign, hue in marks[:MOST_NAMED]]
     more = [(_mark("", INK, 0), f"and {len(marks) - MOST_NAMED} more")]
@@ -249,9 +249,9 @@ def _mark(sign: str, hue: str, area: float) -> Line2D:
 def _legend(
     axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: float | None = None
 ) -> None:
-    """Draw a legend no wider than the axes, to be read line by line.
+    """Draw a legend no wider than the axes, ordered line by line.
 
-    It stands above them, or ``below`` by this share of their height.
+    The legend is above the axes, or below them by the share ``below`` of their height.
     """
     longest = max((len(name) for _, name in entries), default=1)
     count = len(entries)
@@ -260,7 +260,7 @@ def _legend(
     order = [i for first in range(columns) for i in range(first, count, columns)]
     axes.legend(
         [entries[i][0] for i in order],
-        [f"\u200b{entries[i][1]}" for i in order],  # an underscore first would hide an entry
+        [f"\u200b{entries[i][1]}" for i in order],  # matplotlib hides names with a leading "_"
         loc="lower center" if below is None else "upper center",
         bbox_to_anchor=(0.5, 1.0 if below is None else -below),
         ncols=max(1, columns),

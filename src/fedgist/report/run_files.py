@@ -1,4 +1,4 @@
-"""Runs as values, from run directories or archives: read from files alone, even while they go."""
+"""Read runs from run directories or archives, also while the runs are in progress."""
 
 from __future__ import annotations
 
@@ -42,75 +42,75 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.run_seals import NOT_SEALED, Seal, seal_of
 
-DEEPEST = 4  # folders below the one named in which runs are looked for: of seeds, sweeps, tables
+DEEPEST = 4  # depth of the search for runs below a folder: seeds, sweeps, tables
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run directory, with the rounds that are done so far, or the file of an archived run."""
+    """A run read from its directory, with the rounds done so far, or from its archived file."""
 
     folder: Path
     recipe: dict[str, Any]
     rounds: list[Line]
     result: dict[str, Any]
-    problems: tuple[str, ...] = ()  # sentences about what could not be read
-    described: Mapping[str, object] | None = None  # its metrics, where no file has them
+    problems: tuple[str, ...] = ()  # sentences about unreadable content
+    described: Mapping[str, object] | None = None  # its metrics, if no file describes them
     seal: Seal = NOT_SEALED
-    trusted: bool = False  # to be shown although its files do not fit its seal
+    trusted: bool = False  # show the run although its files do not match its seal
 
     @property
     def usable(self) -> bool:
-        """Whether it is shown: it has a recipe, and its files fit its seal or are trusted."""
+        """Whether the run is shown: it has a recipe, and its seal is unbroken or ignored."""
         return bool(self.recipe) and (self.trusted or not self.seal.is_broken)
 
     @property
     def mark(self) -> str:
-        """What is written beside all that is shown of a run which does not fit its seal."""
+        """A mark for output about a run whose files do not match its seal."""
         return "(seal broken)" if self.seal.is_broken else ""
 
     @property
     def called(self) -> str:
-        """The name of the method, and its mark."""
+        """Name of the method, followed by the run's mark."""
         return f"{self.name} {self.mark}".rstrip()
 
     @property
     def name(self) -> str:
-        """The name of the method."""
+        """Name of the method."""
         method: str = self.recipe.get("method", {}).get("name", self.folder.name)
         return method
 
     @property
     def seed(self) -> int:
-        """The seed of all the run's randomness."""
+        """Seed of all the run's random numbers."""
         seed: int = self.recipe.get("seed", 0)
         return seed
 
     @functools.cached_property
     def clients(self) -> Lines:
-        """A line for each client and evaluation; read on first use, as the file may be long."""
+        """Lines for each client and evaluation, read at first use because the file may be long."""
         return read_checked(self.folder / CLIENTS, fault_of_client)
 
     @property
     def public_noise(self) -> int | None:
-        """The seed of its noise, which anyone can subtract; None: no noise, or the system's."""
+        """Seed of the run's noise, which anyone can subtract; None: no noise, or the system's."""
         privacy = self.recipe.get("privacy", {})
         simulated = privacy.get("unit", "none") != "none" and privacy.get("noise", "seed") == "seed"
         return self.seed if simulated else None
 
     @property
     def done(self) -> int:
-        """The number of the last round done, or 0."""
+        """Number of the last completed round, or 0."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
 
     @property
     def planned(self) -> int:
-        """The number of rounds that the recipe asks for."""
+        """Number of rounds in the recipe."""
         planned: int = self.recipe.get("train", {}).get("num_rounds", self.done)
         return planned
 
     @property
     def before(self) -> str:
-        """The corrections of its method that the run lacks: "before correction 2", or nothing."""
+        """The first correction that the run lacks, as "before correction 2", or an empty text."""
         missed = lacking(self.recipe, computed_by(self.result))
         return f"before correction {missed[0].number}" if missed else ""
 
@@ -121,21 +121,21 @@ class RunFiles:
 
     @property
     def kept(self) -> int | None:
-        """The round whose models were kept, where that need not be the last one."""
+        """The round whose models were kept, if the best round is kept instead of the last one."""
         kept = self.result.get("kept_round")
         return kept if isinstance(kept, int) and self.finished else None
 
     @functools.cached_property
     def split(self) -> dict[str, Any] | None:
-        """The names of ``classes`` and ``clients``, and each client's ``train`` rows of a class.
+        """Names of ``classes`` and ``clients``, and ``train`` rows by client and class.
 
-        None if the file is missing or cannot be used.
+        None if the file is missing or unusable.
         """
         return self._split[0] or None
 
     @property
     def split_problems(self) -> list[str]:
-        """What is wrong with that file, if it is there."""
+        """Problems of the partition's file, if the file exists."""
         return self._split[1] if (self.folder / PARTITION).exists() else []
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class RunFiles:
 
     @functools.cached_property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics of the run's objective, as it describes them; the known ones without."""
+        """Metrics described by the run's objective; without a description, the built-in ones."""
         return read_described(self._described)
 
     @property
@@ -156,12 +156,12 @@ class RunFiles:
 
     @property
     def first(self) -> str:
-        """The name of the objective's first metric."""
+        """Name of the objective's first metric."""
         return next(iter(self._described), "accuracy")
 
     @functools.cached_property
     def main(self) -> str:
-        """The column of the first metric: over clients, or of the one global model."""
+        """Column of the first metric: the mean over clients, or the global model's score."""
         return self.column_of(self.first)
 
     def column_of(self, metric: str) -> str:
@@ -172,11 +172,11 @@ class RunFiles:
         return next((column for column in columns if self.last(column) is not None), columns[0])
 
     def models(self, metric: str) -> list[str]:
-        """Return the server's models that have this metric of all test rows."""
+        """Return the names of the server's models that have this metric on all test rows."""
         return models_of({name: None for line in self.rounds for name in line}, metric)
 
     def last(self, key: str) -> float | None:
-        """Return the last value of a column up to the round kept, or None if it has none."""
+        """Return the last value of a column up to the kept round, or None if it has no value."""
         rounds, values = self.column(key)
         pairs = zip(rounds, values, strict=True)
         return next((v for r, v in reversed([*pairs]) if self.kept is None or r <= self.kept), None)
@@ -186,12 +186,12 @@ class RunFiles:
         return sum(line.get(key) or 0 for line in self.rounds)
 
     def column(self, key: str) -> tuple[list[int], list[float]]:
-        """Return the rounds in which a column has a value, and those values."""
+        """Return the rounds with a value in a column, and the values."""
         pairs = [(line["round"], line[key]) for line in self.rounds if line.get(key) is not None]
         return [r for r, _ in pairs], [v for _, v in pairs]
 
     def sent(self) -> dict[int, tuple[int, int]]:
-        """Return for each round the bytes sent up and down from the start to its end."""
+        """Return the cumulative bytes sent up and down by round."""
         totals, up, down = {}, 0, 0
         for line in self.rounds:
             up += line.get("comm/up_bytes") or 0
@@ -201,9 +201,9 @@ class RunFiles:
 
 
 def find(folders: Iterable[Path], *, trust: bool = False) -> list[RunFiles]:
-    """Return the runs that these folders are or hold, such as the seeds of a sweep; each once.
+    """Return the runs in these folders and below them, such as a sweep's seeds, each once.
 
-    ``trust`` has those used, too, whose files do not fit their seal.
+    ``trust`` also accepts runs whose files do not match their seal.
     """
     runs: dict[Path, RunFiles] = {}
     for folder in folders:
@@ -231,7 +231,7 @@ def _natural(path: Path) -> tuple[str, int, str]:
 
 
 def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
-    """Return the runs that can be used, and a sentence about everything that cannot."""
+    """Return the usable runs, and a sentence about each problem; raise ReportError without runs."""
     problems = problems_of(runs)
     usable = [run for run in runs if run.usable]
     if not usable:
@@ -242,7 +242,7 @@ def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
 
 
 def problems_of(runs: Iterable[RunFiles]) -> list[str]:
-    """Return a sentence about everything in runs that cannot be used, or is not sealed."""
+    """Return a sentence about each unusable part of the runs, or broken seal."""
     return [problem for run in runs for problem in (*_misfits(run), *run.problems)]
 
 
@@ -259,7 +259,7 @@ def _misfits(run: RunFiles) -> list[str]:
 
 
 def not_sealed(runs: Iterable[RunFiles]) -> list[str]:
-    """Return which runs have no seal, or one of their table alone, in a sentence for each kind."""
+    """Return one sentence per kind about runs without a seal, or with a sealed table only."""
     why = {
         "not sealed": "an earlier fedgist wrote them, so changes are not noticed",
         "table sealed": "of these archived runs, what is above the table is not checked",
@@ -269,7 +269,7 @@ def not_sealed(runs: Iterable[RunFiles]) -> list[str]:
 
 
 def _read(folder: Path) -> RunFiles:
-    """Read a run, and name what cannot be read; a run without a usable recipe is left empty."""
+    """Read a run and collect its problems; a run without a usable recipe stays empty."""
     if is_archived(folder):
         return _read_archived(folder)
     problems: list[str] = []
@@ -284,7 +284,7 @@ def _read(folder: Path) -> RunFiles:
     lines = read_checked(folder / ROUNDS, fault_of_round)
     rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
     problems += [*lines.problems, *order_problems]
-    told = () if seal.is_broken else tuple(problems)  # the seal's own sentences say it
+    told = () if seal.is_broken else tuple(problems)  # the seal's message covers them
     return RunFiles(folder, recipe, rounds, result, told, seal=seal)
 
 
@@ -311,7 +311,7 @@ def _read_archived(path: Path) -> RunFiles:
 
 
 def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:
-    """Return a line for each round, in order, and what is wrong: the later of two lines counts."""
+    """Return one line per round, in order, and the problems; the later of two lines counts."""
     by_round = {line["round"]: line for line in lines}
     numbers = sorted(by_round)
     problems = []
@@ -326,7 +326,7 @@ def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[st
 
 
 def _lacking(numbers: Sequence[int]) -> str:
-    """Return in words which of the rounds from 1 to the last one are missing."""
+    """Return a description of missing rounds between 1 and the last one, or an empty text."""
     done = [number for number in numbers if number > 0]
     count = (done[-1] if done else 0) - len(done)
     first = next((i for i, number in enumerate(done, 1) if number != i), 0)
@@ -337,7 +337,7 @@ def _lacking(numbers: Sequence[int]) -> str:
 
 
 def _toml(text: str) -> dict[str, Any]:
-    """Read a recipe; what follows the seed's line is parsed once for all seeds of a setting."""
+    """Parse a recipe; the text after the seed's line is parsed once for all seeds of a setting."""
     first, _, rest = text.partition("\n")
     if not first.startswith("seed = "):
         return tomllib.loads(text)

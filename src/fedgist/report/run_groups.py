@@ -1,4 +1,4 @@
-"""Runs grouped by their settings: those that differ in nothing but the seed, and their labels."""
+"""Group runs by their settings: runs of a group differ only in the seed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedgist.report.run_files import RunFiles
 from fedgist.runs.columns import TRAIN_LOSS
 
 Settings = Mapping[str, Any]  # by dotted key
-BEFORE = "before correction"  # a setting of runs that lack one: they are not mixed with others
-BROKEN = "seal"  # the same, of runs that do not fit it
+BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
+BROKEN = "seal"  # marks runs that do not match their seal: they form their own group
 MARKS = (BEFORE, BROKEN)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of the same settings, sorted by seed."""
+    """Runs with the same settings, sorted by seed."""
 
     label: str
     settings: Settings
@@ -28,12 +28,12 @@ class Group:
 
     @property
     def method(self) -> str:
-        """The name of the method."""
+        """Name of the method."""
         return str(self.settings["method.name"])
 
 
 def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
-    """Return the groups, and a note on each run that repeats another's settings and seed."""
+    """Return the groups, and a note on each run that repeats the settings and seed of another."""
     settings_by_text: dict[str, Settings] = {}
     members: dict[str, dict[int, RunFiles]] = {}
     notes = []
@@ -62,7 +62,7 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
 
 
 def labels(groups: Sequence[Settings]) -> list[str]:
-    """Name each group by its method and the settings in which groups of that method differ."""
+    """Label each group by its method and the settings that differ between groups of the method."""
     short = [_label(settings, groups, briefly=True) for settings in groups]
     return [
         label if short.count(label) == 1 else _label(settings, groups, briefly=False)
@@ -87,14 +87,14 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
 
 
 def common_metric(runs: Sequence[RunFiles]) -> str:
-    """Return the metric that most runs have: the first of an objective, or a probe's accuracy."""
+    """Return the metric that most runs have: an objective's first metric, or a probe's accuracy."""
     names = dict.fromkeys([*(run.first for run in runs), PROBE.name])
     had = {name: [run.last(run.column_of(name)) is not None for run in runs] for name in names}
     return max(names, key=lambda name: sum(had[name]))
 
 
 def common_column(runs: Sequence[RunFiles]) -> str:
-    """Return the column of that metric that most runs have; of runs not evaluated yet, the loss."""
+    """Return the common metric's column that most runs have; before evaluations, the loss."""
     metric = common_metric(runs)
     columns = dict.fromkeys(run.column_of(metric) for run in runs)
     had = {name: sum(run.last(name) is not None for run in runs) for name in columns}

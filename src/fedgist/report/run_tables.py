@@ -1,4 +1,4 @@
-"""The tables of ``fedgist show``: runs one below the other, and the rounds of one."""
+"""Tables of ``fedgist show``: an overview of runs, and the rounds of one run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from fedgist.runs.columns import (
 )
 from fedgist.runs.record import Line
 
-NONE = percent(None)  # in a cell
+NONE = percent(None)  # the text of an empty cell
 
 
 def overview(runs: Sequence[RunFiles]) -> Sheet:
-    """Return a table with a line for each run, or for each set of seeds.
+    """Return a table with one row per run, or per set of seeds.
 
-    Final score (the first metric of the objective, or the probe's), its spread over clients, that
-    of the server's models, and the bytes sent.
+    Its columns are the final score (the objective's first metric, or the probe's), its spread over
+    clients, the score of the server's models, and the bytes sent.
     """
     metric = common_metric(runs) if runs else ""
     known = {name: one for run in runs for name, one in run.metrics.items()}
@@ -69,13 +69,13 @@ def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
 
 
 def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the titles of which any line has a value, and those that are ``always`` there."""
+    """Return the titles of columns with any value, and of the columns in ``always``."""
     titles = cells[0] if cells else always
     return [t for t in titles if t in always or any(line[t] != NONE for line in cells)]
 
 
 def simulated(runs: Iterable[RunFiles]) -> list[str]:
-    """Return what stands beside the epsilons of runs: whose noise is public, if any is."""
+    """Return a note on epsilons whose noise is public because it comes from a seed."""
     seeds = sorted({run.public_noise for run in runs if run.public_noise is not None})
     if not seeds:
         return []
@@ -84,7 +84,7 @@ def simulated(runs: Iterable[RunFiles]) -> list[str]:
 
 
 def spent(epsilon: float | None) -> str:
-    """Return how much privacy was spent, as text."""
+    """Return a spent privacy budget epsilon as text."""
     return NONE if epsilon is None else f"{epsilon:.3g}"
 
 
@@ -127,7 +127,7 @@ def _last_values(runs: Sequence[RunFiles], key: str) -> list[float]:
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    """Return the mean as percent, with its standard error where there are two values or more."""
+    """Return the mean as percent, with its standard error if there are two or more values."""
     if not values:
         return NONE
     if len(values) == 1:
@@ -137,15 +137,15 @@ def mean_and_error(values: Sequence[float]) -> str:
 
 
 def by_round(run: RunFiles, most: int = 12) -> Sheet:
-    """Return a table of at most ``most`` rounds of a run, evenly spread, the last among them."""
+    """Return a table of at most ``most`` evenly spaced rounds of a run, including the last."""
     score = measured(run.main, run.metrics).title.lower()
     return rounds_sheet(f"{run.folder} {run.mark}".rstrip(), run.rounds, run.main, score, most)
 
 
 def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most: int) -> Sheet:
-    """Return a table of at most ``most`` lines of a record, evenly spread, the last among them.
+    """Return a table of at most ``most`` evenly spaced lines of a record, including the last.
 
-    ``main`` is the column with the score, and ``score`` what to call it.
+    ``main`` is the column with the score, and ``score`` is its title.
     """
     count = len(rounds)
     shown = min(count, most)

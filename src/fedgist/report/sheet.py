@@ -1,4 +1,4 @@
-"""A table in words, whoever shows it: a terminal, a page, a file."""
+"""A table of texts, independent of its output: terminal, page or file."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sheet:
-    """A title, the columns' names, rows of cells, and a caption.
+    """A title, the names of the columns, rows of cells, and a caption.
 
-    The first column names the rows and the second is the main one: where there is little room,
-    these two stay in sight. Cells hold names as they are; whoever shows a sheet makes them
-    harmless where they are shown.
+    The first column names the rows and the second is the main one: both stay visible if there is
+    little room. Cells hold unescaped names; the function that shows a sheet escapes them for its
+    format.
     """
 
     title: str

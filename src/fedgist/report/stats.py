@@ -29,9 +29,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences from a reference, paired by seed, and how likely they are by chance.
+    """Differences from a reference, paired by seed, and their p-value.
 
-    ``p_holm`` is p corrected for all comparisons of the same study.
+    ``p_holm`` is p corrected for all comparisons of the study.
     """
 
     difference: Estimate
@@ -40,9 +40,9 @@ class Comparison:
 
 
 def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | None:
-    """Return mean, standard error and, if asked for, the percentile bootstrap's 95 % interval.
+    """Return mean, standard error and, on request, the 95 % percentile bootstrap interval.
 
-    A single value has no error and no interval; without values None is returned.
+    A single value has no error and no interval. Without values the result is None.
     """
     if not values:
         return None
@@ -52,7 +52,7 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
     mean = Estimate(len(values), statistics.fmean(values), error)
     if not interval:
         return mean
-    from scipy import stats  # noqa: PLC0415  # half a second that other commands need not wait
+    from scipy import stats  # noqa: PLC0415  # a slow import that other commands do not need
 
     bounds = stats.bootstrap(
         (np.asarray(values),),
@@ -73,10 +73,10 @@ def compare(
     *,
     two_sided: bool = False,
 ) -> Comparison | None:
-    """Return the differences of values paired by seed, and p; None without pairs.
+    """Return the differences of values paired by seed and their p-value; None without pairs.
 
-    The test is Wilcoxon's signed-rank test; one-sided: the reference is better. A single pair has
-    no p; where no pair differs, p is 1.
+    The test is Wilcoxon's signed-rank test. The one-sided alternative is that the reference is
+    better. A single pair has no p-value. If no pair differs, p is 1.
     """
     seeds = sorted(values.keys() & reference.keys())
     differences = [values[seed] - reference[seed] for seed in seeds]
@@ -95,9 +95,9 @@ def compare(
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number by Holm's step-down method, in their order.
+    """Return p-values corrected for multiple tests by Holm's step-down method, in input order.
 
-    The k-th smallest of m is multiplied by m - k + 1; none is smaller than the one before it.
+    The k-th smallest of m is multiplied by m - k + 1. None is below a smaller one's correction.
 
     References
     ----------
@@ -111,5 +111,5 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def smallest_p(pairs: int, *, two_sided: bool = False) -> float:
-    """Return the smallest p-value of so many pairs: all differ in one direction."""
+    """Return the smallest possible p-value for ``pairs`` pairs: all differ in one direction."""
     return min(1.0, (2.0 if two_sided else 1.0) * 0.5**pairs)

@@ -1,4 +1,4 @@
-"""Notes on a study: what a reader must know that its numbers do not show."""
+"""Notes on a study: facts that its numbers do not show."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedgist.report.stats import smallest_p
 from fedgist.report.study_rows import Row
 
 SIGNIFICANT = 0.05
-FEW_SEEDS = 5  # with fewer an interval is little more than the values' range
+FEW_SEEDS = 5  # with fewer seeds an interval is little more than the range of the values
 
 
 def notes_on(
     rows: Sequence[Row], metric: str, reference: str | None, *, two_sided: bool = False
 ) -> list[str]:
-    """Return a sentence for each thing to know: on single rows, on all of them, on pairs."""
+    """Return one sentence per note: on single rows, on all rows, on pairs of rows."""
     notes = [note for row in rows for note in _notes_on_row(row, metric)]
     few = [len(row.runs) for row in rows if 1 < len(row.runs) < FEW_SEEDS]
     if few:

@@ -1,4 +1,4 @@
-"""A study as values: its rows, and what was measured of each."""
+"""Data classes of a study: its rows and their measurements."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedgist.report.stats import Comparison, Estimate
 
 @dataclass(frozen=True)
 class Target:
-    """What it took to reach an accuracy: rounds and bytes, and how many seeds reached it.
+    """Rounds and bytes until an accuracy was reached, and the number of seeds that reached it.
 
-    For a seed that never did, the round of its highest accuracy counts (the papers' rule): such a
-    row is marked.
+    For a seed that never reached it, the round of its highest accuracy counts (the papers' rule);
+    such a row is marked.
     """
 
     reached: int
@@ -26,13 +26,13 @@ class Target:
 
     @property
     def by_all(self) -> bool:
-        """Whether every seed reached it."""
+        """Whether every seed reached the target."""
         return self.reached == self.rounds.count
 
 
 @dataclass(frozen=True)
 class Paper:
-    """What the paper printed: accuracy and, if given, its error (fractions); bits to its target."""
+    """The paper's numbers: accuracy with error, if given (fractions); bits to its target."""
 
     source: str
     accuracy: tuple[float, ...] | None
@@ -42,7 +42,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in nothing but the seed."""
+    """A row of a study: runs that differ only in the seed."""
 
     label: str
     method: str
@@ -56,28 +56,28 @@ class Row:
     versus: Comparison | None = None
     target: Target | None = None
     paper: Paper | None = None
-    epsilon: float | None = None  # the most that a seed spent
+    epsilon: float | None = None  # the largest budget spent by a seed
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds, in order."""
+        """Seeds of the runs, in order."""
         return [run.seed for run in self.runs]
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """The fewest and the most rounds done."""
+        """Smallest and largest number of completed rounds."""
         done = [run.done for run in self.runs]
         return min(done), max(done)
 
     @property
     def unfinished(self) -> int:
-        """The number of runs whose planned rounds are not all done."""
+        """Number of unfinished runs."""
         return sum(not run.finished for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Study:
-    """The rows, what they are measured by, and notes on what the numbers do not show."""
+    """A study: its rows, their metric, and notes on what the numbers do not show."""
 
     rows: tuple[Row, ...]
     metric: str  # a column of the record

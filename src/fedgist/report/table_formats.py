@@ -1,4 +1,4 @@
-"""Tables written out: for a terminal, in Markdown, LaTeX, CSV and JSON."""
+"""Render tables for a terminal, or as Markdown, LaTeX, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def render(study: Study, form: Format) -> str | Group:
 
 
 def in_words(tables: Sequence[Sheet], notes: Sequence[str], form: Format) -> str | Group:
-    """Return tables and notes for a reader: in a terminal, Markdown or LaTeX."""
+    """Return tables and notes for readers: for a terminal, in Markdown or in LaTeX."""
     if form == "markdown":
         parts = [*map(_markdown, tables), *(f"- {markdown_text(note)}" for note in notes)]
         return "\n".join(parts) + "\n"
@@ -111,7 +111,7 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 def _estimate_data(row: Row) -> dict[str, float | None]:
-    """Return mean and standard error of everything that is estimated, and two intervals."""
+    """Return the mean and standard error of each estimate, and two confidence intervals."""
     estimates = {
         "final": row.final,
         "last10": row.last10,

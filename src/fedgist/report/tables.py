@@ -1,4 +1,4 @@
-"""A study as tables in words: results, differences, communication, what a target took."""
+"""Tables of a study: results, differences, communication, and cost to a target."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Cell = Callable[[Row], str]
 
 
 def sheets(study: Study) -> list[Sheet]:
-    """Return a study's tables.
+    """Return the tables of a study.
 
-    Results, differences from the reference, bytes sent, and what the target took.
+    They show results, differences from the reference, bytes sent, and the cost to a target
+    accuracy.
     """
     tables = [_results(study), _differences(study), _communication(study), _to_target(study)]
     return [sheet for sheet in tables if sheet is not None]

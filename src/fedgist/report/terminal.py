@@ -1,8 +1,8 @@
-"""What reaches a terminal: words and sheets in which names are data.
+"""Terminal output: lines of text and tables, with all names escaped.
 
-A name can hold anything: brackets that rich would take for markup, sequences that would move the
-cursor or rename the window. Here brackets are brackets, and what cannot be printed is shown as its
-escape. Nothing else makes a console or writes to one.
+A name may contain anything: brackets that rich would read as markup, or sequences that move the
+cursor or rename the window. Here brackets are printed as brackets, and unprintable characters as
+escape sequences. No other module creates a console or writes to one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedgist.errors import printable
 from fedgist.report.sheet import Sheet
 
 GAP = 2  # columns between two columns of a sheet
-NARROW = 24  # columns of a terminal that the rows' names keep when a sheet does not fit
+NARROW = 24  # smallest width for the rows' names if a sheet does not fit
 
 
 def console(
@@ -33,7 +33,7 @@ def console(
     width: int | None = None,
     soft_wrap: bool = False,
 ) -> Console:
-    """Return a console that takes no text for markup."""
+    """Return a console that reads no text as markup."""
     return Console(
         file=file,
         stderr=stderr,
@@ -46,22 +46,22 @@ def console(
 
 
 def words(text: str, style: str = "") -> Text:
-    """Return one line of text with nothing in it but what can be printed."""
+    """Return one line of text with unprintable characters escaped."""
     return Text(printable(text), style)
 
 
 def paragraph(text: str) -> Text:
-    """Return a text of several lines, each with nothing in it but what can be printed."""
+    """Return a text of several lines with unprintable characters escaped."""
     return Text("\n".join(map(printable, text.split("\n"))))
 
 
 def column(template: str, style: str = "none") -> TextColumn:
-    """Return a column of a progress display, in which names are no markup."""
+    """Return a column of a progress display that reads no name as markup."""
     return TextColumn(template, style=style, markup=False)
 
 
 def say(line: str, *, error: bool = False) -> None:
-    """Write one line at once, for a pipe or a log: to standard output, or standard error."""
+    """Write one line to standard output or standard error, and flush."""
     stream = sys.stderr if error else sys.stdout
     stream.write(printable(line) + "\n")
     stream.flush()
@@ -69,10 +69,10 @@ def say(line: str, *, error: bool = False) -> None:
 
 @dataclass(frozen=True)
 class SheetView:
-    """A sheet as rich shows it: no header is ever cut.
+    """A sheet as a rich renderable that never cuts a header.
 
-    Where the columns do not fit side by side, they are shown in blocks below each other, each with
-    the rows' names; long names are folded.
+    Columns that do not fit are shown in blocks below each other, each with the rows' names. Long
+    names are folded.
     """
 
     sheet: Sheet
@@ -95,7 +95,7 @@ def _widths(sheet: Sheet) -> list[int]:
 
 
 def _fitted(widths: Sequence[int], room: int) -> list[int]:
-    """Return the widths with the rows' names narrowed first, and no column wider than its room."""
+    """Return the widths with the rows' names narrowed first, and no column above its room."""
     first, *rest = widths
     left = room - sum(rest) - GAP * len(rest)
     first = min(first, max(left, min(NARROW, room // 2)))
@@ -103,7 +103,7 @@ def _fitted(widths: Sequence[int], room: int) -> list[int]:
 
 
 def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Return the numbers of the columns in each block; the first column is in all of them."""
+    """Return the column numbers of each block; every block has the first column."""
     blocks, used = [[0]], widths[0]
     for number, width in enumerate(widths[1:], 1):
         if used + GAP + width > room and len(blocks[-1]) > 1:

@@ -1,4 +1,4 @@
-"""Curves in characters, for a terminal or a log."""
+"""Draw curves with characters, for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def chart_of(lines: Lines, width: int = 78) -> str:
-    """Return the mean over seeds by round, drawn in characters, a curve for each row."""
+    """Return a chart in characters of the mean over seeds by round, with one curve per row."""
     in_percent = lines.measure.unit == "fraction"
     curves: dict[str, Curve] = {}
     for label, runs in lines.rows:
@@ -35,7 +35,7 @@ def chart(
     x_label: str = "",
     y_label: str = "",
 ) -> str:
-    """Return curves of (x, y) points, drawn in characters; later curves lie over earlier ones."""
+    """Return a chart of curves of (x, y) points; later curves cover earlier ones."""
     points = [p for curve in curves.values() for p in curve]
     if not points:
         return ""

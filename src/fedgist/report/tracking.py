@@ -1,4 +1,4 @@
-"""Rounds sent to TensorBoard and MLflow: read from run directories, during a run or afterwards."""
+"""Send rounds to TensorBoard or MLflow, from run directories, during or after a run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedgist.recipe.reading import flat
 from fedgist.report.run_files import RunFiles
 from fedgist.runs.atomic_files import room_for
 
-MOST_PARAMETER = 500  # characters of a parameter that MLflow keeps
+MOST_PARAMETER = 500  # maximal characters of a parameter in MLflow
 
 
 class Tracker(Protocol):
-    """Where rounds are sent."""
+    """A destination of rounds."""
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that were not sent yet; return how many."""
+        """Send the new rounds; return their number."""
 
     def close(self) -> None:
-        """Finish writing; nothing can be sent afterwards."""
+        """Finish writing; no round can be sent afterwards."""
 
 
 def _need(module: str, package: str) -> Any:
@@ -43,20 +43,20 @@ def _columns(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Writes event files: into ``tensorboard`` below each run, or into a folder of choice."""
+    """Writes event files to ``tensorboard`` below each run, or to a chosen folder."""
 
     def __init__(self, where: str | None = None) -> None:
-        """Write below ``where``, a folder for each run; without it, below the runs."""
+        """Write to one folder per run below ``where``; the default is below the runs."""
         self.where = where
         self.module = _need("torch.utils.tensorboard", "tensorboard")
         self.writers: dict[Path, Any] = {}
         self.sent: dict[Path, int] = {}
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new; return how many.
+        """Send the new rounds; return their number.
 
-        The first call replaces what an earlier process wrote for this run, and nothing else: its
-        files are known by their ending. Then it sends all rounds.
+        The first call replaces the event files that an earlier process wrote for this run, which it
+        recognizes by their suffix, and sends all rounds. No other file is deleted.
         """
         if run.folder not in self.writers:
             self.writers[run.folder] = self._open(run)
@@ -87,10 +87,10 @@ class TensorBoard:
             raise ReportError(
                 f"{folder} is a link: event files are written into folders, never through a link"
             )
-        mark = f".fedgist-{digest_of(run.folder)[:12]}"  # how the run's own files end
+        mark = f".fedgist-{digest_of(run.folder)[:12]}"  # suffix of the run's own event files
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             if old.is_file() and not old.is_symlink():
-                old.unlink()  # all rounds are written again: none may be in the log twice
+                old.unlink()  # all rounds are written again, and none may appear twice
         writer = self.module.SummaryWriter(str(folder), filename_suffix=mark)
         settings = "\n".join(f"    {k} = {v}" for k, v in flat(run.recipe).items())
         writer.add_text("recipe", settings)
@@ -103,7 +103,7 @@ class MLflow:
     """Logs to an MLflow tracking server or store."""
 
     def __init__(self, where: str | None = None) -> None:
-        """Log to the tracking URI ``where``; without it, to ``MLFLOW_TRACKING_URI``."""
+        """Log to the tracking URI ``where``; the default is ``MLFLOW_TRACKING_URI``."""
         module = _need("mlflow", "mlflow-skinny")
         self.entities = _need("mlflow.entities", "mlflow-skinny")
         self.error: type[Exception] = _need("mlflow.exceptions", "mlflow-skinny").MlflowException
@@ -121,7 +121,7 @@ class MLflow:
             raise ReportError(f"MLflow: {first_line(error)}") from error
 
     def send(self, run: RunFiles) -> int:
-        """Send the rounds that are new; return how many. A run is recognized by its folder."""
+        """Send the new rounds; return their number. A run is recognized by its folder."""
         with self._answering():
             return self._send(run)
 
@@ -142,17 +142,17 @@ class MLflow:
         return len(new)
 
     def close(self) -> None:
-        """Mark unfinished runs as killed, as nobody sends their rounds until the next call."""
+        """Mark unfinished runs as killed, because their rounds are no longer sent."""
         with self._answering():
             for folder in self.running:
                 self.client.set_terminated(self.ids[folder], "KILLED")
 
     def _open(self, run: RunFiles) -> tuple[str, int]:
-        """Return the id of the run in MLflow, an earlier one or a new one, and its last round."""
+        """Return the id of the existing or new run in MLflow, and its last round."""
         name = str(run.recipe.get("data", {}).get("name", "fedgist"))
         experiment = self.client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
-        # a digest: a path may hold quotes, which a filter cannot
+        # a digest, because a path may contain quotes, which a filter cannot
         mark = digest_of(run.folder)
         earlier = self.client.search_runs([number], f"tags.`fedgist.id` = '{mark}'")
         if earlier:
@@ -163,7 +163,7 @@ class MLflow:
                     self.client.update_run(run_id, status="RUNNING")
                     self.running.add(run.folder)
                 return run_id, last
-            self.client.delete_run(run_id)  # the folder holds another, younger run
+            self.client.delete_run(run_id)  # the folder holds a newer run
         return self._create(run, number, mark), -1
 
     def _create(self, run: RunFiles, experiment: str, mark: str) -> str:
@@ -183,7 +183,7 @@ class MLflow:
 
 
 def name_for_mlflow(key: str) -> str:
-    """Return a column's name as MLflow accepts it: other signs become underscores.
+    """Return a column's name for MLflow, with underscores for other characters.
 
     >>> name_for_mlflow("server/$a//..b")
     'server/_a/..b'
@@ -193,7 +193,7 @@ def name_for_mlflow(key: str) -> str:
 
 
 def digest_of(folder: Path) -> str:
-    """Return by what a run's folder is known, whatever its path holds."""
+    """Return a digest that identifies a run's folder."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
 
 

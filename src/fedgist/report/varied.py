@@ -1,4 +1,4 @@
-"""A metric over a setting that is varied: a line for each of the other settings."""
+"""Plot a metric against a varied setting, with one line for each of the other settings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from fedgist.report.study_rows import Row, Study
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_TIMES = 50  # of the smallest value: where the largest is more, the axis is logarithmic
+MOST_TIMES = 50  # ratio of largest to smallest value above which the axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Line:
-    """What was measured at each value of the setting, in order, and what it was without it."""
+    """Estimates at each value of the setting, in order, and the estimate without the setting."""
 
     label: str
     points: tuple[tuple[float, Estimate], ...]
@@ -40,7 +40,7 @@ class Line:
 
 
 def varied(study: Study, key: str) -> list[Line]:
-    """Return a line for each group of rows that differ in nothing but the setting ``key``."""
+    """Return one line for each group of rows that differ only in the setting ``key``."""
     keys = {name for row in study.rows for name in row.settings}
     if key not in keys:
         raise ReportError(f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}")
@@ -68,7 +68,7 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
 
 
 def over(study: Study, key: str) -> Picture:
-    """Return the picture of the study's metric over a setting."""
+    """Return the figure of the study's metric against a setting."""
     found = varied(study, key)
     with matplotlib().rc_context(STYLE):
         figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(found) + 1.2))
@@ -81,7 +81,7 @@ def over(study: Study, key: str) -> Picture:
 
 
 def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> Table:
-    """Draw the lines with their names; return the numbers. ``inches`` is how high the axes are."""
+    """Draw and name the lines; return the numbers. ``inches`` is the height of the axes."""
     scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
     table: Table = [["row", "value", "mean", "error"]]
     ends, values = [], [value for line in lines for value, _ in line.points]
@@ -102,7 +102,7 @@ def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> T
 
 
 def _curve(axes: Axes, number: int, line: Line, scale: float) -> End:
-    """Draw a line's means and their errors; return its end."""
+    """Draw the means and errors of a line; return its end."""
     x = [value for value, _ in line.points]
     y = [scale * mean.mean for _, mean in line.points]
     low, high = (

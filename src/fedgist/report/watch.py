@@ -1,4 +1,4 @@
-"""The state of runs that are going on, a line each, read from their files alone."""
+"""State of runs in progress, one line per run, read only from their files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedgist.runs.record import ROUNDS
 from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SILENT = 5  # times the longest round: after so long without a new one a run is called silent
-LEAST_S = 60.0  # no run is called silent sooner
+SILENT = 5  # a run is silent after this multiple of its longest round without a new one
+LEAST_S = 60.0  # smallest number of seconds before a run is called silent
 
 
 def state(run: RunFiles, now: float | None = None) -> str:
@@ -29,7 +29,7 @@ def state(run: RunFiles, now: float | None = None) -> str:
 
 
 def left(run: RunFiles) -> float | None:
-    """Return the seconds left, estimated from the last ten rounds; None if that is impossible."""
+    """Return the remaining seconds, estimated from the last ten rounds, or None."""
     recent = [line["time/round_s"] for line in run.rounds[-10:] if line.get("time/round_s")]
     if run.finished or not recent:
         return None
@@ -37,7 +37,7 @@ def left(run: RunFiles) -> float | None:
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """Return values drawn in blocks, evenly picked, the last value always."""
+    """Return a sparkline of evenly picked values, including the last one."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -47,7 +47,7 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
 
 
 def overview(runs: Sequence[RunFiles]) -> Sheet:
-    """Return a table with a line for each run: rounds, accuracy, bytes sent, time left."""
+    """Return a table with one row per run: rounds, accuracy, bytes sent, time left."""
     return Sheet(
         "", ("run", "accuracy", "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
     )
@@ -68,7 +68,7 @@ def _state(run: RunFiles) -> tuple[str, ...]:
 
 
 def bar(share: float, width: int = 12) -> str:
-    """Return a bar of which a share is full.
+    """Return a progress bar with the given share filled.
 
     >>> bar(0.5, 4)
     '━━──'
@@ -78,7 +78,7 @@ def bar(share: float, width: int = 12) -> str:
 
 
 def lines(runs: Sequence[RunFiles]) -> list[str]:
-    """Return a line of plain words for each run, for a pipe."""
+    """Return one line of plain text per run, for a pipe."""
     return [
         f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
         + (f" {run.mark}" if run.mark else "")
@@ -87,9 +87,9 @@ def lines(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _metric(run: RunFiles) -> str:
-    """Return the column to show: validation accuracy where rows are held out for it.
+    """Return the column to show: validation accuracy if rows are held out for it.
 
-    Whoever watches makes decisions, which test rows must not be used for.
+    People who watch a run make decisions, and test rows must not be used for decisions.
     """
     return run.main if run.last(OBJECTIVE) is None else OBJECTIVE
 

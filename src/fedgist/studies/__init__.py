@@ -1,1 +1,1 @@
-"""Many runs: side by side, on grids, in searches, for papers' tables. Each is an ordinary run."""
+"""Studies of many runs: grids, hyper-parameter searches and papers' tables."""

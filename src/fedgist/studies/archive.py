@@ -1,7 +1,7 @@
-"""An archive of finished runs: a small CSV file for each, by experiment, cell and seed.
+"""Archive of finished runs: one small CSV file per run, by experiment, cell and seed.
 
-It is what is committed of long tables and what their pages are made from. A job found there is not
-done again.
+Long tables are committed in this form, and the results pages are made from it. A job in the
+archive is not run again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fedgist.studies.job import Job, difference
 
 @dataclass(frozen=True)
 class Archive:
-    """A folder of files, laid out as the run directories below ``runs``.
+    """A folder of CSV files with the layout of the run directories below ``runs``.
 
-    ``command`` is written into each file that is added.
+    ``command`` is written into each added file.
     """
 
     folder: Path
@@ -29,18 +29,18 @@ class Archive:
     command: str = ""
 
     def place(self, job: Job) -> Path:
-        """Return the file of a job, which need not be there."""
+        """Return the path of a job's file, which may not exist yet."""
         inside = job.folder.relative_to(self.runs)
         return self.folder / inside.with_name(f"{inside.name}.csv")
 
     def holds(self, job: Job) -> bool:
-        """Return whether the job's finished run is there, and lacks no correction."""
+        """Return whether the archive holds the job's finished run with every known correction."""
         path = self.place(job)
         if not path.exists():
             return False
         run = read_csv(path)
         if lacking(run.recipe, computed_by(run.result)):
-            return False  # it will be replaced, whatever its settings
+            return False  # an uncorrected run is replaced, whatever its settings
         recorded = dict(run.recipe)
         try:
             kept = make(recorded)
@@ -53,7 +53,7 @@ class Archive:
         return True
 
     def fault(self, job: Job) -> str:
-        """Return why a job's file cannot be used, if it is there; nothing if it can."""
+        """Return why a job's file cannot be read; an empty text if it can, or does not exist."""
         try:
             if self.place(job).exists():
                 read_csv(self.place(job))
@@ -62,9 +62,9 @@ class Archive:
         return ""
 
     def add(self, job: Job) -> None:
-        """Write the file of a job whose run in its folder is finished, whole or not at all."""
+        """Write the file of a job with a finished run, atomically."""
         atomic_files.write(self.place(job), to_csv(of_directory(job.folder, self.command)))
 
     def found(self, job: Job) -> Path:
-        """Return where a job's run is to be read: its file here, or else its folder."""
+        """Return where to read a job's run: its file in the archive, or else its folder."""
         return self.place(job) if self.place(job).exists() else job.folder

@@ -1,4 +1,4 @@
-"""One of many runs: its recipe, its folder, and what happens to it."""
+"""A job, one run of a study, and the events that happen to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgist.runs.record import Line
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be done: what it is called, its recipe, its folder."""
+    """One run of a study: its name, its recipe and its run directory."""
 
     name: str
     recipe: Recipe = field(repr=False)
@@ -23,9 +23,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a job: it began, did a round (``line``), noted something (``text``), ended.
+    """An event of a job: its start, a finished round (``line``), a note (``text``) or its end.
 
-    Of a failed job ``text`` is the reason.
+    If the job failed, ``text`` is the reason.
     """
 
     kind: Literal["began", "round", "note", "done", "stopped", "failed"]
@@ -33,11 +33,11 @@ class Event:
     text: str = ""
 
 
-Listener = Callable[[Job, Event], bool]  # returns True to have the job stop after its round
+Listener = Callable[[Job, Event], bool]  # returns True to stop the job after its round
 
 
 def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]:
-    """Return a job for each of so many seeds, from the recipe's on, each in a folder of its own."""
+    """Return one job per seed, counted from the recipe's seed, each in a folder of its own."""
     return [
         Job(
             f"{name} seed {seed}",
@@ -49,9 +49,9 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
 
 
 def difference(wanted: Recipe, kept: Recipe) -> str | None:
-    """Return the first setting in which two recipes differ, with both values; None without any.
+    """Return the first setting that differs between two recipes, with both values, or None.
 
-    What the wanted one leaves open is as it was found.
+    Settings that the wanted recipe leaves open are not compared.
     """
     new, old = flat(wanted.settings()), flat(kept.settings())
     for key in dict.fromkeys([*new, *old]):

@@ -1,7 +1,7 @@
-"""Many runs side by side, a process each, in ordinary run directories.
+"""Run many jobs in parallel, one process each, in ordinary run directories.
 
-Runs that are finished are skipped; those that were killed go on from their checkpoint; a process
-dies with its parent. After Ctrl-C or SIGTERM every process finishes its round and saves it.
+Finished runs are skipped, and killed runs are resumed from their checkpoint. A process dies with
+its parent. After Ctrl-C or SIGTERM every process finishes its round and saves it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def is_done(job: Job) -> bool:
 
 
 def fault_of(job: Job, archive: Archive | None = None) -> str:
-    """Return what does not fit its seal of a job that is done: its archived file, or its folder.
+    """Return which file of a finished job does not match its seal, or an empty text.
 
-    A run without a result is not done: it goes on, and is checked by its checkpoint then.
+    The job's archived file is checked if there is one, else its folder. A run without a result
+    is not checked here: its checkpoint is checked when it is resumed.
     """
     if archive and archive.place(job).exists():
         return archive.fault(job)
@@ -71,7 +72,7 @@ def fault_of(job: Job, archive: Archive | None = None) -> str:
 
 
 def is_stale(folder: Path) -> bool:
-    """Return whether the finished run in a folder lacks a correction that concerns it."""
+    """Return whether a folder holds a finished run that lacks a correction that applies to it."""
     result = read_result(folder)
     recipe = read(folder / RECIPE).model_dump(mode="json") if result else {}
     return bool(lacking(recipe, computed_by(result)))
@@ -86,11 +87,11 @@ def run_jobs(
     *,
     rerun: bool = False,
 ) -> None:
-    """Do the jobs, ``at_once`` at a time; each next job is taken when a process is free.
+    """Run the jobs, ``at_once`` at a time; the next job is taken when a process is free.
 
-    ``listener`` is called with every event of every job. Those that the archive holds are not done
-    again, and those that end are added to it at once. A job whose files do not fit their seal
-    fails; with ``rerun`` it is done again.
+    ``listener`` is called with every event of every job. Jobs in the archive are not run again, and
+    each job that ends is added to the archive. A job whose files do not match their seal fails;
+    with ``rerun`` it is run again.
     """
     processes = _Processes(iter(jobs), at_once, listener, data_root, archive, rerun=rerun)
     try:
@@ -99,12 +100,12 @@ def run_jobs(
                 processes.wait_for_event()
             if stopping():
                 raise Interrupted
-    finally:  # whatever went wrong above, no process goes on alone
+    finally:  # no process outlives an error above
         processes.kill()
 
 
 class _Processes:
-    """The processes at work, and the jobs to come."""
+    """The running processes, and the jobs that wait."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class _Processes:
         return bool(self.running)
 
     def _begin(self, job: Job) -> None:
-        """Start a job, if it is not done; of one that is done, check the files."""
+        """Start a job; if it is already finished, check its files instead."""
         fault = fault_of(job, self.archive)
         if not fault and self.archive and self.archive.holds(job):
             self.listener(job, Event("done"))
@@ -149,7 +150,7 @@ class _Processes:
     def wait_for_event(self) -> None:
         """Wait until a process sends an event, and hand it to the listener."""
         for ready in wait(list(self.running)):
-            assert isinstance(ready, Connection)  # nothing else was waited for
+            assert isinstance(ready, Connection)  # only connections were waited for
             process = self.running[ready]
             event = process.next_event()
             if self._tell(process.job, event):
@@ -159,25 +160,25 @@ class _Processes:
                 process.join()
 
     def _tell(self, job: Job, event: Event) -> bool:
-        """Hand an event to the listener; of a job that is done, when its run is archived."""
+        """Hand an event to the listener; archive the job's run first if the job is done."""
         if self.archive and event.kind == "done":
             self.archive.add(job)
         return self.listener(job, event)
 
     def stop(self) -> None:
-        """Start no more jobs, and let those at work save and stop."""
+        """Start no more jobs, and let the running jobs save and stop."""
         self.closed = True
         for process in list(self.running.values()):
             process.stop()
 
     def kill(self) -> None:
-        """End the processes at once: their checkpoints stay."""
+        """Kill the processes at once; their checkpoints stay."""
         for process in list(self.running.values()):
             process.kill()
 
 
 class _JobProcess:
-    """A process that does one job."""
+    """A process that runs one job."""
 
     def __init__(self, job: Job, data_root: Path | None, *, anew: bool = False) -> None:
         self.job, self.stopped = job, False
@@ -193,7 +194,7 @@ class _JobProcess:
         child_end.close()
 
     def next_event(self) -> Event:
-        """Wait for its next event and return it; a process that died has failed."""
+        """Wait for the process's next event and return it; a dead process is a failed job."""
         try:
             event: Event = self.connection.recv()
         except (EOFError, OSError):
@@ -206,17 +207,17 @@ class _JobProcess:
         return event
 
     def stop(self) -> None:
-        """Ask it, the first time, to save and stop."""
+        """Ask the process once to save and stop."""
         if not self.stopped:
             self.stopped = True
             self.process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         self.process.kill()
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         self.connection.close()
         self.process.join()
 
@@ -228,7 +229,7 @@ class _EventSender:
         self.connection = connection
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Send the round after which the run goes on."""
+        """Send the number of rounds that are already done."""
         del server, folder
         self.connection.send(Event("began", line={"round": done}))
 
@@ -242,9 +243,9 @@ class _EventSender:
 
 
 def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: bool) -> None:
-    """Do the run in ``folder`` on one core: from its checkpoint if it has one, or anew."""
+    """Run the recipe in ``folder`` on one core, from its checkpoint if there is one."""
     if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the parent alone, which passes it on
+        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches only the parent, which passes it on
     threading.Thread(target=die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     keep_memory()
@@ -270,6 +271,6 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
         connection.send(Event("stopped"))
     except DiskFullError as full:
         connection.send(Event("failed", text=full.what))
-    except Exception as error:  # noqa: BLE001  # whatever it is, the parent reports it
+    except Exception as error:  # noqa: BLE001  # the parent reports every error
         text = exhausted(error) or f"{type(error).__name__}: {error}"
         connection.send(Event("failed", text=text))

@@ -1,7 +1,7 @@
-"""Papers' tables: their recipes, methods and seeds, at two scales.
+"""Tables of papers: their recipes, methods and seeds, at two scales.
 
-A table is a TOML file among the recipes with a section ``[table]``. The paper's numbers are in its
-recipes.
+A table is a TOML file among the recipes with a section ``[table]``. The recipes hold the paper's
+numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Seeds(_Part):
 
 
 class Header(_Part):
-    """The paper, the methods it compares, and the number of seeds."""
+    """Section ``[table]``: the paper, the compared methods, and the number of seeds."""
 
     source: str
     methods: tuple[str, ...]
@@ -44,11 +44,11 @@ class Header(_Part):
 
 
 class Column(_Part):
-    """One experiment of the table: its recipe, and what it has in place of the recipe's own.
+    """One experiment of the table: its recipe, and the settings that override the recipe.
 
-    ``set`` holds settings of the paper, ``paper`` accuracies that it printed, and ``small`` the
-    settings that are changed at the small scale. A column ``only`` of one scale is done at the
-    other if it is asked for by name.
+    ``set`` holds the paper's settings, ``paper`` the accuracies that it reports, and ``small`` the
+    settings that differ at the small scale. A column with ``only`` runs at that scale by default;
+    at the other scale it runs only if its name is given.
     """
 
     recipe: str
@@ -59,12 +59,12 @@ class Column(_Part):
 
     @property
     def own(self) -> dict[str, object]:
-        """What the column has in place of the recipe's own, by dotted key."""
+        """The values that override the recipe's, by dotted key."""
         return self.set | ({"paper.accuracy": self.paper} if self.paper else {})
 
 
 class Table(_Part):
-    """A paper's table."""
+    """A paper's table: its header and its experiments by name."""
 
     table: Header
     columns: dict[str, Column]
@@ -99,10 +99,10 @@ def cells(
     methods: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> tuple[list[Job], dict[str, Recipe]]:
-    """Return a job for each cell and seed, and each column's recipe as the paper has it.
+    """Return one job per cell and seed, and each column's recipe with the paper's settings.
 
-    Methods of the paper that this version does not have are left out. ``columns`` and ``methods``
-    name those to do; without names all are done.
+    Methods of the paper that fedgist does not have are left out. ``columns`` and ``methods`` name
+    the ones to run; the default is all.
     """
     available = [m for m in table.table.methods if base_name(m) in METHODS or ":" in m]
     _check_names(columns, methods, table, available)

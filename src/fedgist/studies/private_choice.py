@@ -1,22 +1,23 @@
-"""Searches under privacy: which recipes can be searched, and how the best trial is chosen.
+"""Hyper-parameter search under differential privacy: recipe checks and choice of the best trial.
 
-A search runs trials on private rows, each within its own budget, and chooses one by validation
-rows, which are private as well. The choice is by *report noisy max* (Dwork and Roth 2014, section
-3.3): the number of correct validation rows of each trial gets Laplace noise, and only the place of
-the greatest is released.
+A search runs trials on private rows, each within its own privacy budget. It chooses one trial by
+validation rows, which are private as well. The choice is *report noisy max* (Dwork and Roth 2014,
+section 3.3): the number of correct validation rows of each trial gets Laplace noise, and only the
+index of the largest noisy count is released.
 
-The noise has scale 1 / epsilon (claim 3.9), however many trials there are. Let one validation row
-be added. It is held out by one client, so each count grows by 0 or 1. Fix the noise of all trials
-but i, and let r be the least noise with which trial i wins. If the row is added, the other counts
-grow by at most 1 and that of i does not fall: noise of r + 1 is enough. If it is taken away, that
-of i falls by at most 1 and the others do not grow: noise of r + 1 is enough again. The chance that
-Laplace noise is above r + 1 is at least exp(-epsilon) times the chance that it is above r. This
-needs that all counts move in one direction: else r + 2 were needed, and a scale of 2 / epsilon.
-
+The noise has scale 1 / epsilon (claim 3.9) for any number of trials. Proof: let one validation row
+be added. One client holds out this row, so each count grows by 0 or 1. Fix the noise of all trials
+but i, and let r be the least noise that makes trial i win. If the row is added, the other counts
+grow by at most 1 and the count of i does not fall: noise of r + 1 is enough. If the row is removed,
+the count of i falls by at most 1 and the others do not grow: noise of r + 1 is enough again. The
+probability that Laplace noise exceeds r + 1 is at least exp(-epsilon) times the probability that it
+exceeds r. The proof needs all counts to move in one direction; otherwise r + 2 and a scale of
+2 / epsilon would be needed. The set of held-out rows is taken as given: adding or removing one row
+does not change which other rows are held out.
 Which rows are held out is taken as given: the row that comes or goes moves no other.
 
-Counts depend on models, too, which are results of private runs: what that costs is the budget of
-the trials. For bodies that learn without noise it is a promise on their condition
+Counts also depend on the models, which are results of private runs; the budget of the trials covers
+this. For bodies that learn without noise the guarantee is conditional on the bodies
 (``privacy_budget.CONDITION``).
 """
 
@@ -36,7 +37,7 @@ from fedgist.runs.record import CLIENTS, read_lines
 
 
 class Choice(TypedDict):
-    """A choice that was made: among which trials, which one, and what it cost."""
+    """A recorded choice: the numbers of the candidate trials, the chosen one, and its epsilon."""
 
     among: list[int]
     trial: int
@@ -54,7 +55,7 @@ NOT_COVERED = (
 
 
 def check_search(recipe: Recipe) -> None:
-    """Raise RecipeError if a search over this recipe would choose by more than it can pay for."""
+    """Raise RecipeError if a search over this recipe cannot be private within ``tune.epsilon``."""
     unit, epsilon = recipe.privacy.unit, recipe.tune.epsilon
     if unit == "none":
         if epsilon is not None:
@@ -83,12 +84,12 @@ def check_search(recipe: Recipe) -> None:
 
 
 def mean_correct_rows(runs: Sequence[Path]) -> float:
-    """Return how many validation rows are predicted correctly, mean over the runs of a trial."""
+    """Return a trial's number of correct validation rows, averaged over its runs."""
     return sum(map(correct_rows, runs)) / len(runs)
 
 
 def correct_rows(folder: Path) -> int:
-    """Return how many validation rows the clients' last models of a run predict correctly."""
+    """Return the number of validation rows that a run's last models predict correctly."""
     lines = [line for line in read_lines(folder / CLIENTS) if line.get("split") == "validation"]
     last = max((line["round"] for line in lines), default=0)
     scored = [line for line in lines if line["round"] == last and line["accuracy"] is not None]
@@ -98,26 +99,26 @@ def correct_rows(folder: Path) -> int:
 
 
 def noisy_max(counts: Sequence[float], epsilon: float, bits: Callable[[int], int]) -> int:
-    """Return the place of the greatest count, each with Laplace noise of scale 1 / ``epsilon``.
+    """Return the index of the largest count after adding Laplace noise of scale 1 / ``epsilon``.
 
-    ``bits`` returns 64 random bits for a place. Counts may be means over several runs, of which
-    each moves by at most 1, all in one direction, when a row comes or goes.
+    ``bits`` returns 64 random bits for an index. Counts may be means over several runs. Adding or
+    removing one row must move every count by at most 1, all in one direction.
     """
     noisy = [count + laplace(bits(place)) / epsilon for place, count in enumerate(counts)]
     return max(range(len(noisy)), key=noisy.__getitem__)
 
 
 def laplace(bits: int) -> float:
-    """Return a number with Laplace's distribution of scale 1, made of 64 random bits.
+    """Return a sample of the Laplace distribution with scale 1, made of 64 random bits.
 
-    It is one bit's sign, and an exponential number of the 53 highest bits.
+    The lowest bit is the sign, and the 53 highest bits give an exponential sample.
     """
     uniform = ((bits >> 11) + 1) * 2.0**-53  # above 0, at most 1
     return math.log(uniform) if bits & 1 else -math.log(uniform)
 
 
 def source_of_bits(recipe: Recipe, choice: int) -> Callable[[int], int]:
-    """Return where the noise of a search's choice comes from: the operating system, or the seed."""
+    """Return the source of random bits for a choice: the operating system, or the seed."""
     if recipe.privacy.noise == "system":
         return lambda _place: secrets.randbits(64)
 
@@ -129,7 +130,7 @@ def source_of_bits(recipe: Recipe, choice: int) -> Callable[[int], int]:
 
 
 def promise(runs: Sequence[Recipe], choices: Sequence[Choice]) -> str:
-    """Return what a search spent: that of its runs composed, plus the epsilon of each choice."""
+    """Return the privacy budget that a search spent: its runs composed, plus each choice."""
     (found,) = compositions(runs)
     paid = " + ".join(f"{choice['epsilon']:g}" for choice in choices)
     total = found.epsilon + sum(choice["epsilon"] for choice in choices)

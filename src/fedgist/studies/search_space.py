@@ -1,4 +1,4 @@
-"""The space of a search: which keys of a recipe are varied, and over which values."""
+"""Search space: the recipe keys that a search varies, and their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIXED = (
     "data.held_out",
     "evaluate.",
     "train.num_rounds",
-)  # no hyper-parameters either
+)  # keys that are not hyper-parameters, besides those with a role
 RANGE_KEYS = ("low", "high", "log", "step", "choices")
 
 Range = dict[str, Any]
@@ -97,7 +97,7 @@ def _is_number(value: object) -> bool:
 
 
 def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
-    """Yield parameters to try before a search: all low, all high, then each choice alone."""
+    """Yield parameters to check before a search: all lowest, all highest, then each choice."""
     for end in ("low", "high"):
         yield {
             key: values["choices"][0] if "choices" in values else values[end]
@@ -109,9 +109,9 @@ def extremes(space: Mapping[str, Range]) -> Iterator[dict[str, Any]]:
 
 
 def own_values(settings: Mapping[str, object], space: Mapping[str, Range]) -> dict[str, object]:
-    """Return what a recipe's settings say of the keys in a space, or the nearest in their ranges.
+    """Return a recipe's values of the keys in a space, moved to the nearest value in range.
 
-    Keys that the recipe leaves to their defaults are absent, and a value that is not a choice.
+    Keys at their defaults and values that are no choice of the space are left out.
     """
     said = {key: _at(settings, key.split(".")) for key in space}
     found = {key: _nearest(value, space[key]) for key, value in said.items()}

@@ -1,4 +1,4 @@
-"""Grids: every combination of some settings, with several seeds."""
+"""Grids: every combination of the given settings, with several seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedgist.studies.job import Job, jobs_of_seeds
 
 
 def axis(text: str) -> tuple[str, list[str]]:
-    """Return key and values of an axis, ``section.key=value,value,...``: TOML or bare words.
+    """Return the key and the values of ``section.key=value,value,...``: TOML or bare words.
 
     >>> axis("method.name=fedavg,fedlog")
     ('method.name', ['fedavg', 'fedlog'])
@@ -51,7 +51,7 @@ def _split(values: str) -> list[str]:
 def grid(
     path: Path, settings: Sequence[str], axes: Sequence[str], seeds: int, out: Path
 ) -> list[Job]:
-    """Return a job for each cell and seed, every recipe checked; a cell's seeds are neighbours."""
+    """Return one job per cell and seed with a checked recipe; the seeds of a cell are adjacent."""
     read_axes = [axis(text) for text in axes]
     keys = [key for key, _ in read_axes]
     if len(set(keys)) < len(keys):

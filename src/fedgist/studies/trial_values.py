@@ -1,9 +1,9 @@
-"""The values that trials of a search have: functions of its seed and of what it has measured.
+"""Reproducible trial values: functions of the search's seed and of its results.
 
-Optuna's samplers draw from one generator, so a search that goes on in another process would draw
-other values. Here every draw has a generator of its own, seeded by the search's seed, the trial's
-number and the key; and a trial that was under way when the search was killed goes on under its
-number, with the values that it had.
+Optuna's samplers draw from one generator, so a search resumed in another process would draw other
+values. Here every draw has its own generator, seeded by the search's seed, the trial's number and
+the key. A trial that was running when the search was killed continues under its number, with its
+values.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from fedgist.studies.search_space import Range
 
 
 class Numbered(Protocol):
-    """A trial as samplers see it."""
+    """A trial as samplers see it: only its number."""
 
     @property
     def number(self) -> int:
-        """Its place among the trials of a search, from 0."""
+        """Index of the trial in its search, from 0."""
 
 
 class Trial(Protocol):
-    """A trial that asks for its values."""
+    """A trial that requests its values."""
 
     def suggest_categorical(self, name: str, choices: object) -> object:
         """Return one of the choices."""
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> object:
-        """Return a whole number."""
+        """Return an int between ``low`` and ``high``."""
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None, log: bool
     ) -> object:
-        """Return a number."""
+        """Return a float between ``low`` and ``high``."""
 
 
 class Draws(Protocol):
-    """What a sampler of Optuna's draws."""
+    """The methods of an Optuna sampler that draw values."""
 
     def infer_relative_search_space(self, study: object, trial: Numbered) -> Mapping[str, object]:
         """Return the keys that are drawn together."""
@@ -58,9 +58,9 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class Sampler:
-    """A sampler of Optuna's, made anew for every draw: ``make`` makes it from a seed.
+    """An Optuna sampler that is recreated for every draw: ``make`` creates it from a seed.
 
-    It stands in for Optuna's interface of samplers, ``BaseSampler``.
+    It implements the interface of Optuna's ``BaseSampler``.
     """
 
     make: Callable[[int], Draws]
@@ -95,7 +95,7 @@ class Sampler:
 
 
 def suggest(trial: Trial, space: Mapping[str, Range]) -> None:
-    """Give a trial a value of each key in a space, but for the keys that have one already."""
+    """Suggest a value of each key in a space to a trial; existing values of the trial are kept."""
     for key, values in space.items():
         if "choices" in values:
             trial.suggest_categorical(key, values["choices"])

@@ -1,9 +1,10 @@
-"""Hyper-parameters by Optuna, on validation data only; under privacy, by a choice that is paid for.
+"""Hyper-parameter search with Optuna, on validation data only.
 
-A study is kept in ``study.db`` of its folder and goes on where it was killed: trials that were
-under way go on under their numbers, and those to come get the values that they would have got
-(:mod:`fedgist.studies.trial_values`). The folder of a trial's run is named by its parameters, so
-that a run that had begun is resumed.
+A study is stored in ``study.db`` of its folder and can be resumed after a kill. Trials that were
+running continue under their numbers, and later trials get the same values as in an uninterrupted
+search (:mod:`fedgist.studies.trial_values`). The folder of a trial's run is named by its
+parameters, so a run that was started is resumed. Under privacy, the choice of the best trial costs
+epsilon (:mod:`fedgist.studies.private_choice`).
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ from fedgist.studies.search_space import extremes, own_values, read_space
 from fedgist.studies.trial_values import Sampler, suggest
 
 OBJECTIVE = VALIDATION_ACCURACY
-VALIDATION = 0.2  # share of the training rows held out where the recipe holds out none
+VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
-CHOICES = "choices"  # made under privacy: among which trials, which one, for what epsilon
+CHOICES = "choices"  # attribute of the study: the choices made under privacy
 
 
 @dataclass
 class _OpenTrial:
-    """Parameters that are being run: the trials that asked for them, a job for each seed.
+    """Parameters that are running: the trials that share them, and a job for each seed.
 
-    Optuna may ask for the same parameters twice.
+    Optuna may suggest the same parameters twice.
     """
 
     trials: list[Any]
     jobs: list[Job]
-    reported: set[int] = field(default_factory=set)  # rounds
-    values: dict[str, float] = field(default_factory=dict)  # of the jobs that are done
-    over: bool = False  # pruned or failed: its other seeds need not be run
+    reported: set[int] = field(default_factory=set)  # rounds reported to Optuna
+    values: dict[str, float] = field(default_factory=dict)  # scores of the finished jobs
+    over: bool = False  # pruned, failed or complete: no other seed has to run
 
 
 class Tuner:
-    """Asks Optuna for trials, hands them out as jobs, and reports their results to it."""
+    """Requests trials from Optuna, turns them into jobs, and reports their results to Optuna."""
 
     def __init__(
         self, path: Path, settings: Sequence[str], space: Path, out: Path, seeds: int
     ) -> None:
-        """Begin the study in ``out``, or go on with it."""
+        """Create the study in ``out``, or resume it."""
         self.optuna = _optuna()
         self.path, self.settings, self.out, self.seeds = path, list(settings), out, seeds
         self.space = read_space(space)
@@ -77,7 +78,7 @@ class Tuner:
         self.storage = self._open_storage()
         self.study = self._open_study(base)
         self._check_same_question()
-        if not self.study.trials:  # so that the best is never worse than what the recipe says
+        if not self.study.trials:  # the recipe's own values are the first trial
             self.study.enqueue_trial(own_values(base.settings(), self.space))
 
     def _check(self, space: Path, params: Mapping[str, Any]) -> None:
@@ -87,7 +88,7 @@ class Tuner:
             raise RecipeError(f"{space}: {str(error).removeprefix(f'{self.path}: ')}") from error
 
     def _open_storage(self) -> Any:
-        # without a pool: a connection kept open in one would be closed by nobody
+        # without a pool: nobody would close a pooled connection
         pool = importlib.import_module("sqlalchemy.pool").NullPool
         return self.optuna.storages.RDBStorage(
             f"sqlite:///{(self.out / STUDY).resolve()}", engine_kwargs={"poolclass": pool}
@@ -101,7 +102,7 @@ class Tuner:
                 n_startup_trials=5, n_warmup_steps=max(1, base.train.num_rounds // 2)
             ),
         )
-        if self.private:  # both would look at scores
+        if self.private:  # TPE and median pruning would read scores, which costs epsilon
             sampler, pruner = samplers.RandomSampler, pruners.NopPruner()
         return self.optuna.create_study(
             storage=self.storage,
@@ -114,11 +115,11 @@ class Tuner:
 
     @property
     def private(self) -> bool:
-        """Whether the trials run under privacy, so that choosing one costs epsilon, too."""
+        """Whether the trials run under privacy. Choosing one then costs epsilon, too."""
         return self.base.privacy.unit != "none"
 
     def _check_same_question(self) -> None:
-        """Refuse to go on with a study of another recipe or space."""
+        """Raise RecipeError if the study has another recipe, space or number of seeds."""
         recipe = read(self.path, self.settings).settings()
         question = json.dumps(
             {"recipe": recipe, "space": self.space, "seeds": self.seeds},
@@ -133,7 +134,7 @@ class Tuner:
         self.study.set_user_attr("asked", question)
 
     def _trials(self, count: int) -> Iterator[Any]:
-        """Yield so many trials with their values: first those that were under way at a kill."""
+        """Yield ``count`` trials with their values: first the trials that ran when a kill came."""
         running, trial_of = self.optuna.trial.TrialState.RUNNING, self.optuna.trial.Trial
         killed = [trial.number for trial in self.study.get_trials(states=(running,))]
         for place in range(count):
@@ -148,12 +149,12 @@ class Tuner:
 
     @property
     def finished(self) -> int:
-        """The number of trials that are complete or pruned."""
+        """Number of complete or pruned trials."""
         states = self.optuna.trial.TrialState
         return len(self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
     def jobs(self, trials: int) -> Iterator[Job]:
-        """Yield jobs until ``trials`` trials have been begun, those that are finished included."""
+        """Yield jobs until ``trials`` trials were started, including the finished ones."""
         for trial in self._trials(trials - self.finished):
             jobs = self._jobs_of(trial)
             twin = self._open_trial_in(jobs[0].folder)
@@ -175,12 +176,12 @@ class Tuner:
         return jobs_of_seeds(name, self._recipe(trial.params), self.seeds, folder)
 
     def _open_trial_in(self, folder: Path) -> _OpenTrial | None:
-        """Return the trial that is not over and whose first job has this folder, if any."""
+        """Return the open trial whose first job has this folder, or None."""
         trials = (opened for opened in self.open.values() if opened.jobs[0].folder == folder)
         return next((opened for opened in trials if not opened.over), None)
 
     def listen(self, job: Job, event: Event) -> bool:
-        """Take note of a round or an end; return True if the trial is a bad one and should stop."""
+        """Record an event of a job; return True if its trial is pruned and the job should stop."""
         states = self.optuna.trial.TrialState
         opened = self.open[job.name]
         if opened.over:
@@ -198,7 +199,7 @@ class Tuner:
         return False
 
     def _is_bad(self, opened: _OpenTrial, line: Line) -> bool:
-        """Report a round of a trial, unless that was done before a kill; return whether to stop."""
+        """Report a round of a trial, unless it was reported earlier; return whether to prune."""
         trial = opened.trials[0]
         if line["round"] not in opened.reported:
             opened.reported.add(line["round"])
@@ -212,9 +213,9 @@ class Tuner:
             self.study.tell(trial, value, state=state)
 
     def best(self) -> tuple[dict[str, Any], float] | None:
-        """Return the parameters and the value of the best trial, or None if none is complete.
+        """Return the parameters and the score of the best trial, or None if none is complete.
 
-        Of trials that tie it is the first; under privacy it is chosen by report noisy max.
+        The first of several tied trials wins. Under privacy, report noisy max chooses the trial.
         """
         complete = self._complete()
         if self.private and complete:
@@ -222,10 +223,10 @@ class Tuner:
         return (dict(complete[0].params), float(complete[0].value)) if complete else None
 
     def _chosen(self, complete: list[Any]) -> Any:
-        """Return the trial chosen among the complete ones by report noisy max.
+        """Return the complete trial that report noisy max chooses.
 
-        A choice is kept before anybody sees it: the same trials are never chosen among twice, which
-        would cost epsilon again.
+        A choice is stored before it is shown, and a choice among the same trials is never drawn
+        twice, because a second draw would cost epsilon again.
         """
         numbers, made = [trial.number for trial in complete], self._choices()
         if not made or made[-1]["among"] != numbers:
@@ -242,14 +243,14 @@ class Tuner:
         return list(self.study.user_attrs.get(CHOICES, []))
 
     def promise(self) -> str:
-        """Return what the search spent of privacy so far, with every trial that was begun."""
+        """Return the privacy budget that the search has spent, including every started trial."""
         waiting = self.optuna.trial.TrialState.WAITING
         begun = [t for t in self.study.get_trials(deepcopy=False) if t.state != waiting]
         runs = {job.folder: job.recipe for trial in begun for job in self._jobs_of(trial)}
         return promise(list(runs.values()), self._choices())
 
     def ties(self) -> list[dict[str, Any]]:
-        """Return the parameters of other trials that are as good as the best one."""
+        """Return the parameters of other trials that score as high as the best one."""
         best, *others = self._complete() or [None]
         tied = [trial.params for trial in others if math.isclose(trial.value, best.value)]
         different: list[dict[str, Any]] = []
@@ -259,13 +260,13 @@ class Tuner:
         return different
 
     def _complete(self) -> list[Any]:
-        """Return the trials that are complete, the best one first, of equal ones the earliest."""
+        """Return the complete trials by descending score; ties are ordered by their numbers."""
         states = self.optuna.trial.TrialState
         complete = self.study.get_trials(deepcopy=False, states=(states.COMPLETE,))
         return sorted(complete, key=lambda trial: (-trial.value, trial.number))
 
     def best_recipe(self) -> Recipe | None:
-        """Return the recipe with the best parameters, holding out no more rows than it did."""
+        """Return the recipe with the best parameters and its original share of validation rows."""
         best = self.best()
         if best is None:
             return None
@@ -274,7 +275,7 @@ class Tuner:
         return recipe.model_copy(update={"data": data})
 
     def folders(self) -> list[Path]:
-        """Return the folders of the trials that have begun."""
+        """Return the folders of the started trials."""
         return sorted(path for path in self.out.glob("trial-*") if path.is_dir())
 
     def _recipe(self, params: Mapping[str, Any]) -> Recipe:
@@ -284,7 +285,7 @@ class Tuner:
 
 @contextlib.contextmanager
 def storing(out: Path) -> Iterator[None]:
-    """Use the study in ``out`` inside; where its database cannot be written, the error names it."""
+    """Turn errors of the database in ``out`` within the block into an error that names its file."""
     optuna, alchemy = _optuna(), importlib.import_module("sqlalchemy.exc")
     try:
         yield
@@ -304,10 +305,10 @@ def _optuna() -> Any:
 
 
 def _rounds_told(opened: _OpenTrial, job: Job, event: Event) -> list[Line]:
-    """Return the rounds of a trial's first job, with a score, that an event tells of.
+    """Return the newly scored rounds of a trial's first job that an event announces.
 
-    A run that goes on tells of the rounds in its record: a kill may have come before they were
-    reported, or before they were judged. Those of a run that is over were judged if reported.
+    A resumed run announces all recorded rounds, because a kill may have come before Optuna got
+    them or judged them. A finished run announces only the rounds that were not reported.
     """
     lines: list[Line] = []
     if job is not opened.jobs[0]:
@@ -324,7 +325,7 @@ def _rounds_told(opened: _OpenTrial, job: Job, event: Event) -> list[Line]:
 
 
 def _objective(folder: Path) -> float:
-    """Return the last round's validation accuracy: never the test's, never the best round's."""
+    """Return the last round's validation accuracy, not the test's or the best round's."""
     lines = read_lines(folder / ROUNDS)
     values = [line[OBJECTIVE] for line in lines if line.get(OBJECTIVE) is not None]
     if not values:

@@ -1,4 +1,4 @@
-"""A study as one page of HTML that needs no network and no other file."""
+"""Render a study as a single HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedgist.report.tables import sheets
 
 
 def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
-    """Return the page as HTML."""
+    """Return the page of a study and its figures as HTML."""
     runs = [run for row in study.rows for run in row.runs]
     settings = [row.settings for row in study.rows]
     keys = sorted({key for row_settings in settings for key in row_settings})
@@ -54,7 +54,7 @@ def _part(name: str) -> str:
 
 
 def _shown(value: object) -> object:
-    """Return a value of the page with escapes for what cannot be printed; parts of ours as is."""
+    """Return a value for the page with unprintable characters escaped; markup is kept."""
     if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
         return printable(value)
     return value
