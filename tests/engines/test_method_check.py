@@ -207,7 +207,9 @@ def test_a_name_in_the_place_of_an_object() -> None:
 
 def test_hyper_parameters_beside_an_object_are_refused() -> None:
     recipe = RECIPE | {"method": {"name": "fedprox", "mu": 0.5}}
-    with pytest.raises(RecipeError, match=r"method.mu is given in the recipe, and a method object"):
+    with pytest.raises(
+        RecipeError, match=r"method.mu is in the recipe, but a method object is given"
+    ):
         fedgist.run(recipe, method=FedProx())
 
 
