@@ -48,10 +48,10 @@ def killed_in_round(number: int, recipe: dict[str, Any], folder: Path, **how: An
     """Run a recipe as if it were killed at the begin of a round: nothing is saved then."""
     advance = Federation.advance
 
-    def go(self: Federation) -> Any:
+    def go(self: Federation, pauses: Any) -> Any:
         if self.round + 1 == number:
             raise KeyboardInterrupt
-        return advance(self)
+        return advance(self, pauses)
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         patch.setattr(Federation, "advance", go)
