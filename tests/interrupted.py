@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,24 @@ from fedgist.runs import checkpoint
 from fedgist.testing.small_worlds import without_times
 
 CTRL_C, KILL = "Ctrl-C", "kill"
+
+
+class StopAfter:
+    """An observer that stops a run at once after a round, which is not saved any more."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def began(self, server: Any, folder: str, done: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def finished_round(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.last:
+            raise KeyboardInterrupt
+
+
+def bare(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return lines of a record without the columns of time."""
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
 def goes_on(

@@ -19,6 +19,7 @@ import torch
 from commands import Command, call, fedgist, wait_for_ends, wait_until
 from fedgist.core import random as keyed
 from fedgist.runs import checkpoint
+from interrupted import bare
 
 pytestmark = pytest.mark.slow  # each command is a process that imports torch
 
@@ -45,7 +46,7 @@ def cli(tmp_path: Path) -> Cli:
 
 def rounds(folder: Path) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+    return bare(lines)
 
 
 def weights(folder: Path) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from fedgist.core.net import Net
 from fedgist.errors import RecipeError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.testing.small_worlds import SIZES, blobs, rows
+from interrupted import StopAfter, bare
 
 QUICK: dict[str, Any] = {
     "train": {"num_rounds": 3, "batch_size": 5, "lr": 0.01},
@@ -138,19 +139,9 @@ def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
     )
     long = QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}
 
-    class Stop:
-        def began(self, world: Any, folder: str, done: int) -> None: ...
-        def note(self, text: str) -> None: ...
-        def finished_round(self, line: dict[str, Any]) -> None:
-            if line["round"] == 3:
-                raise KeyboardInterrupt  # at once: this round is not saved
-
     with pytest.raises(KeyboardInterrupt):
-        fedgist.run(long, out=tmp_path / "b", observer=Stop(), **given)
+        fedgist.run(long, out=tmp_path / "b", observer=StopAfter(3), **given)
     resumed = fedgist.run(long, out=tmp_path / "b", resume=True, **given)
-
-    def bare(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
     assert bare(resumed.rounds) == bare(whole.rounds)
     a, b = whole.federation.checkpoint(), resumed.federation.checkpoint()

@@ -24,6 +24,7 @@ from fedgist.runs import atomic_files, checkpoint, digests, resuming, runner
 from fedgist.runs.record import STATE, Record, read_lines
 from fedgist.testing.small_worlds import blobs
 from fedgist.world.world import Overrides
+from interrupted import StopAfter, bare
 
 ROUNDS = 6
 RECIPE: dict[str, Any] = {
@@ -39,24 +40,11 @@ def run(folder: Path, recipe: dict[str, Any] | None = None, **more: Any) -> fedg
     return fedgist.run(RECIPE if recipe is None else recipe, out=folder, **given)
 
 
-class Enough:
-    """Stops a run at once after a round: nothing is saved after the last checkpoint."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def began(self, server: Any, folder: str, done: int) -> None: ...
-    def note(self, text: str) -> None: ...
-    def finished_round(self, line: dict[str, Any]) -> None:
-        if line["round"] == self.last:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(folder, observer=Enough(5))
+        run(folder, observer=StopAfter(5))
     return folder
 
 
@@ -64,10 +52,6 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     """A run with lines of five rounds and a checkpoint of the fourth, for a test to damage."""
     return shutil.copytree(stopped_once, tmp_path / "run")
-
-
-def bare(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
 @pytest.mark.slow
@@ -131,7 +115,7 @@ def test_a_run_whose_checkpoint_is_lost_begins_again_and_says_so(stopped: Path) 
     (stopped / STATE).unlink()
     notes: list[str] = []
 
-    class Heard(Enough):
+    class Heard(StopAfter):
         def note(self, text: str) -> None:
             notes.append(text)
 
@@ -181,7 +165,7 @@ def test_a_finished_run_keeps_its_rounds_and_its_checkpoint(tmp_path: Path) -> N
 
 def resume_finished(folder: Path, rounds: int | None = None) -> None:
     """Do what `fedgist run --resume` does with a finished run: nothing, if it is whole."""
-    assert list(seeded_runs.resume(folder, [], 1, None, Enough(0), rounds)) == []
+    assert list(seeded_runs.resume(folder, [], 1, None, StopAfter(0), rounds)) == []
 
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
@@ -322,7 +306,7 @@ def test_large_data_are_sampled_and_it_is_said(
     monkeypatch.setattr(digests, "BLOCK", 8)
     notes: list[str] = []
 
-    class Heard(Enough):
+    class Heard(StopAfter):
         def note(self, text: str) -> None:
             notes.append(text)
 
