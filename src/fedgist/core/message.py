@@ -1,9 +1,8 @@
 """Messages: the only values that cross between server and clients.
 
-A message is a frozen dataclass of tensors. What it costs is defined here, once: the bytes of its
-tensors, in the types they have, or in the form on the wire that a field declares
-(:mod:`fedgist.core.wire_form`). The ledger of a run, the papers' "communication cost" and every
-engine use this number.
+A message is a frozen dataclass of tensors. This module defines its cost: the bytes of its tensors
+in their own types, or in the wire form that a field declares (:mod:`fedgist.core.wire_form`). The
+ledger of a run, the papers' "communication cost" and every engine use this number.
 
 >>> @message(reduce="sum")
 ... class Sums:
@@ -11,8 +10,8 @@ engine use this number.
 >>> payload_bytes(Sums(torch.zeros(10, 51)))
 2040
 
-What comes from another machine is checked against a :class:`Form` before it is used. A form is
-worked out beforehand: the type, the names, the element types and the shapes of a valid message.
+A message from another machine is checked against a :class:`Form` before it is used. A form states
+the type, the names, the element types and the shapes of a valid message.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from fedgist.errors import MessageError
 
 T = TypeVar("T")
 Reduce = Literal["sum", "each"]
-Scope = Literal["all", "architecture"]  # over whom a sum runs
+Scope = Literal["all", "architecture"]  # the clients that a sum runs over
 
-SUMMED = (torch.float32, torch.float64)  # the element types of uploads that are added up
+SUMMED = (torch.float32, torch.float64)  # the element types that uploads may be summed in
 
-_TYPES: dict[str, type] = {}  # every message type declared, by its registered name
+_TYPES: dict[str, type] = {}  # every declared message type, by its registered name
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -48,10 +47,10 @@ def message(
 ) -> Callable[[type[T]], type[T]]:
     """Declare a message, and register its type under :func:`type_name`.
 
-    With ``reduce="sum"`` the server sees nothing but totals: one over all clients, or, with
-    ``over="architecture"`` (weights, whose shapes differ), one over those of each architecture.
-    With ``reduce="each"`` it sees one message per client. ``name`` is the type's name on
-    the wire and in files, ``module:Class`` if not given: a class that moves keeps its name.
+    With ``reduce="sum"`` the server sees totals only: one total over all clients, or, with
+    ``over="architecture"`` (for weights, whose shapes differ), one total per architecture. With
+    ``reduce="each"`` it sees one message per client. ``name`` is the type's name on the wire and in
+    files. Its default is ``module:Class``; a class that moves to another module keeps its old name.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -74,7 +73,7 @@ def type_name(kind: type) -> str:
 def registered(name: str) -> type:
     """Return the message type of this name.
 
-    Only types that this process has declared are known: nothing is imported because another
+    Only types that this process has declared are registered: no module is imported because another
     machine names it.
 
     Raises
@@ -91,11 +90,11 @@ def registered(name: str) -> type:
 
 @message(reduce="sum")
 class Nothing:
-    """A message without content: what is sent where a method sends nothing."""
+    """A message without content, for a method that sends nothing."""
 
 
 def reduction(kind: type) -> Reduce:
-    """Return how messages of this type reach the server.
+    """Return whether messages of this type are summed or reach the server one by one.
 
     Raises
     ------
@@ -117,12 +116,12 @@ def scope(kind: type) -> Scope:
 
 
 def payload_bytes(value: object) -> int:
-    """Return the bytes of a message: of each field elements times element size, or its form's."""
+    """Return the bytes of a message: elements times element size, or its wire form's size."""
     return int(wire_form.size(type(value), named(value)))
 
 
 def payloads(stack: object, count: int) -> list[int]:
-    """Return the bytes of each of ``count`` messages, stacked."""
+    """Return the bytes of each of ``count`` messages in a stack of ``(count, ...)`` arrays."""
     sizes: list[int] = wire_form.size(type(stack), named(stack), lead=1).expand(count).tolist()
     return sizes
 
@@ -134,7 +133,7 @@ def pack(value: object) -> bytes:
 
 
 def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the arrays, with those copied that share memory, which safetensors refuses."""
+    """Return the arrays, with copies of those that share memory, which safetensors refuses."""
     seen: set[int] = set()
     out = {}
     for name, array in arrays.items():
@@ -147,7 +146,7 @@ def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def unpack(kind: type[T], blob: bytes, limit: int | None = None) -> T:
-    """Read a message of type ``kind`` back, unless an array of it takes more than ``limit`` bytes.
+    """Read a message of type ``kind`` from bytes; refuse arrays of more than ``limit`` bytes.
 
     Raises
     ------
@@ -166,18 +165,18 @@ Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def shapes(value: object) -> Shapes:
-    """Return the type and shape of every array, by name."""
+    """Return the element type and shape of every array, by name."""
     return {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in named(value).items()}
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a valid message looks like: its type, and the type and shape of every array by name.
+    """The form of a valid message: its type, and the element type and shape of each array.
 
-    ``terms`` says how many such messages may be added up: none of their numbers is above so many
-    times less than the largest number of its type, so that a few cannot spoil the sum of all.
-    ``counts`` says which counts it may hold (:mod:`fedgist.core.counts`); None: any. ``max_norm``
-    bounds the norm, in L2, of all its numbers together.
+    ``terms`` is the number of such messages that may be summed: no number may exceed the largest
+    number of its type divided by ``terms``, so that no message can overflow the sum. ``counts`` is
+    the range of counts that the message may hold (:mod:`fedgist.core.counts`); None allows any.
+    ``max_norm`` bounds the L2 norm of all numbers together.
     """
 
     kind: type
@@ -192,7 +191,7 @@ class Form:
         return Form(type(value), shapes(value))
 
     def zeros(self, device: torch.device) -> Tree:
-        """Return the message of this form that adds nothing to a total."""
+        """Return a message of zeros of this form, which adds nothing to a total."""
         arrays = {
             name: torch.zeros(shape, dtype=dtype, device=device)
             for name, (dtype, shape) in self.arrays.items()
@@ -201,16 +200,16 @@ class Form:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of a message of this form in memory: at most so many travel."""
+        """Bytes of a message of this form in memory: an upper bound of the bytes on the wire."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.arrays.values())
 
 
 def refuse(value: object, form: Form) -> str | None:
-    """Return why a message is unacceptable, or None: the one gate that all messages pass.
+    """Return why a message is unacceptable, or None: the one check that all messages pass.
 
-    It checks the type, the arrays' names, element types and shapes (and so the size), that every
-    number is finite and small enough for a sum of such messages, that the message fits what its
-    type declares (:func:`misfit`), and its norm.
+    It checks the type, the arrays' names, element types and shapes (and so the size). It checks
+    that every number is finite and small enough for a sum of such messages, that the message fits
+    its type's declaration (:func:`misfit`), and its norm.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -227,9 +226,9 @@ def refuse(value: object, form: Form) -> str | None:
 
 
 def misfit(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
-    """Return why a message, or a stack of messages, is not what its type declares, or None.
+    """Return why a message, or a stack of messages, contradicts its type's declaration, or None.
 
-    It must be able to travel in its form on the wire, and its counts must be possible.
+    It must have a wire form, and its counts must be possible.
     """
     if reason := wire_form.misfit(form.kind, arrays):
         return reason
@@ -251,7 +250,7 @@ def unaddable(form: Form) -> str | None:
 
 
 def is_finite(array: torch.Tensor) -> bool:
-    """Return whether all numbers are finite: exactly then their sum in double precision is."""
+    """Return whether all numbers are finite: exactly if their sum in double precision is."""
     if not array.is_floating_point():
         return True
     if array.dtype == torch.float64:  # whose sum may overflow
@@ -267,7 +266,7 @@ def _refuse_norm(arrays: Mapping[str, torch.Tensor], most: float) -> str | None:
 
 
 def can_be_summed(array: torch.Tensor, terms: int) -> bool:
-    """Return whether all numbers are finite, and would be if so many of them were added up."""
+    """Return whether all numbers are finite, and a sum of ``terms`` such arrays stays finite."""
     if terms == 1 or array.dtype not in SUMMED or not array.numel():
         return is_finite(array)
     most = torch.finfo(array.dtype).max / terms

@@ -1,11 +1,11 @@
-"""The whole vocabulary of a method: its functions, and when each is called.
+"""The interface of a federated method: its functions, and when an engine calls each of them.
 
 A method is a frozen dataclass of hyper-parameters with small pure functions, written for ONE
 client; engines stack clients. A round is a sequence of *stages* (one, for most methods). In a stage
-the server orders clients and makes their downloads; each client receives, learns in phases,
-summarizes its rows and uploads; the server takes the replies.
+the server selects clients and makes their downloads. Each client receives its download, trains in
+phases, summarizes its rows and uploads a message. The server then aggregates the replies.
 
-Federated averaging, whole (McMahan et al. 2017, algorithm 1), on five clients and three rounds:
+Federated averaging in full (McMahan et al. 2017, algorithm 1), on five clients for three rounds:
 
 >>> from dataclasses import dataclass
 >>> from typing import ClassVar
@@ -46,50 +46,51 @@ Federated averaging, whole (McMahan et al. 2017, algorithm 1), on five clients a
 2 0.94 96220
 3 0.95 96220
 
-What a function is given:
+Arguments of these functions:
 
 ``server``
-    The server's state, a tree of tensors: what ``init_server`` or ``server_update`` returned last.
+    The server's state, a tree of tensors: the last result of ``init_server`` or ``server_update``.
 ``net``
     The client's model as a value (:class:`~fedgist.core.net.Net`): parameters and buffers by name.
 ``own``
-    What a client keeps beside its net, a tree: what ``init_client``, ``receive`` or ``upload``
-    returned last. It never leaves the client.
+    The client's state beside its net, a tree: the last result of ``init_client``, ``receive`` or
+    ``upload``. This state never leaves the client.
 ``down``
-    The message that this client was sent in this stage.
+    The download: the message that the server sent to this client in this stage.
 ``sums``
-    The sum over a client's batches of what ``summarize`` returned.
+    The sum of the results of ``summarize`` over the client's batches.
 
 =============  ======  ====  ==========  ========  ====================  ===========================
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
 =============  ======  ====  ==========  ========  ====================  ===========================
-check          server  no    -           -         once                  raises if it does not fit
-check_client   server  no    -           -         once for some         raises if they do not fit
-stages         both    no    -           -         once a round          names; ``()``: no round
+check          server  no    -           -         once                  raises on a misfit
+check_client   server  no    -           -         once per settings     raises on a misfit
+stages         both    no    -           -         once a round          stage names; ``()``: skip
 init_server    server  no    -           init's    once                  the first server state
-select         server  no    -           stage's   once a round          orders, of those online
-orders         server  no    -           stage's   once a stage          some of them; None: nobody
+select         server  no    -           stage's   once a round          orders to online clients
+orders         server  no    -           stage's   once a stage          a subset; None: server only
 download       server  no    -           stage's   order and evaluation  a message
 server_update  server  no    -           stage's   once a stage          the next server state
-forget         server  no    -           -         when asked to         the state without a client
+forget         server  no    -           -         on request            the state without a client
 kept_of        server  no    -           -         once a round          a message, or None
 models         server  no    -           stage's   at evaluation         nets by name
 report         server  no    -           stage's   once a round          numbers by name
 init_client    client  no    -           client's  once a client         own
 receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
-phases         client  no    -           -         once a stage          what learns, how long
+phases         client  no    -           -         once a stage          the phases of training
 loss           client  yes   training    step's    once a step           scalar; x (batch, ...)
 pick           client  yes   -           client's  once a stage          (rows, choices)
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
-upload         client  yes   evaluation  client's  once a stage          (a message, own)
+upload         client  yes   evaluation  client's  once a stage          (message, own)
 before_test    client  no    -           -         before a test         phases on a copy
 measure        client  yes   evaluation  client's  every batch           (batch,) by metric
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
 =============  ======  ====  ==========  ========  ====================  ===========================
 
-A client's key is its own, another one for every round and stage; a stage's is the same for all.
-``ctx.stage`` is one of the method's stages, ``"init"`` where a state is made, or ``"evaluate"``.
-Functions under ``torch.func.vmap`` may branch on stage and round, never on a tensor: use masks.
+A client's key differs between clients, rounds and stages. A stage's key is the same for all
+clients. ``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or
+``"evaluate"``. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
+tensor: use masks.
 """
 
 from __future__ import annotations
@@ -141,12 +142,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Phase:
-    """A piece of local training: what learns, for how long, and by which loss.
+    """One phase of local training: the parameters that learn, the duration and the loss.
 
-    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``).
-    It takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches. ``loss=None``
-    is the method's, ``optimizer=None`` the recipe's, and so is ``remembers=None``, which says how
-    long the optimizer's state lives.
+    ``learns`` names parts of the net, or tensors of the client's own state (``"own.bias"``). The
+    phase takes ``epochs`` passes over the client's rows or, if given, ``steps`` batches.
+    ``loss=None`` is the method's loss. ``optimizer=None`` is the recipe's optimizer. ``remembers``
+    says when optimizer state is reset; None takes the recipe's setting.
     """
 
     learns: tuple[str, ...] = ("all",)
@@ -158,42 +159,42 @@ class Phase:
 
 
 class Method:
-    """A federated method: its hyper-parameters are fields, its mathematics these functions."""
+    """A federated method: its fields are hyper-parameters, its functions are its mathematics."""
 
-    merges_clients: ClassVar[bool] = False  # one client that holds everybody's rows
-    needs_classes: ClassVar[bool] = False  # one for each row: texts have none
-    own_settings: ClassVar[type | None] = None  # of each client, a dataclass: in ctx.settings
-    among_peers: ClassVar[bool] = False  # whether downloads can be of those alone that one hears
+    merges_clients: ClassVar[bool] = False  # whether one client holds all clients' rows
+    needs_classes: ClassVar[bool] = False  # whether each row must have one class; texts do not
+    own_settings: ClassVar[type | None] = None  # dataclass of a client's own ctx.settings
+    among_peers: ClassVar[bool] = False  # whether a download can be made from neighbors only
 
     @property
     def keeps(self) -> Part:
         """The part of the net that stays with the client between rounds.
 
-        A method says it as a constant, or as a property where its hyper-parameters decide.
+        A method declares a constant, or a property if its hyper-parameters decide.
         """
         return "all"
 
     @property
     def accepts_late(self) -> bool:
-        """Whether a reply to an earlier round is used: a constant or a property, as ``keeps``."""
+        """Whether the server uses a reply to an earlier round: a constant or a property."""
         return False
 
     @property
     def record_terms(self) -> int:
-        """How many sums an upload holds of one term a row, 1 and its bounded features; 0: others.
+        """Number of per-row sums in an upload (1 and bounded features); 0 if it is no sum of rows.
 
-        A term is added at the row's label, and does not depend on other rows.
+        Each term is added at its row's label and does not depend on other rows.
         """
         return 0
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What :meth:`measure` returns, beside the metrics of the task."""
+        """Metrics that :meth:`measure` returns in addition to the metrics of the task."""
         return ()
 
     @property
     def exchange(self) -> Exchange:
-        """What crosses in a stage: a constant or a property, as ``keeps``."""
+        """The messages that cross in a stage: a constant or a property."""
         return Silence()
 
     def __post_init__(self) -> None:
@@ -211,18 +212,18 @@ class Method:
         return ("train",) if ctx.round > 0 else ()
 
     def init_server(self, ctx: Context) -> Tree:
-        """Return the server's state."""
+        """Return the first state of the server, a tree."""
         return self.exchange.init_server(ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Tree:
-        """Return what the client keeps beside its net: a tree."""
+        """Return the client's state beside its net, a tree."""
         return Nothing()
 
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return who takes part in this round: by default ``fraction_train`` of all clients.
+        """Return the orders of this round: by default ``fraction_train`` of all clients.
 
-        Called once a round, with the context of its first stage; ``online`` holds the clients that
-        are online in this round.
+        The engine calls it once a round, with the context of the first stage. ``online`` holds the
+        clients that are online in this round.
         """
         key, privacy = ctx.draw("select", ctx.stage), ctx.task.privacy
         source = "seed" if privacy is None else privacy.source
@@ -231,14 +232,14 @@ class Method:
     def orders(
         self, server: Tree, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
-        """Return whom a stage asks: by default all selected clients that failed no earlier stage.
+        """Return the clients of a stage: by default all selected clients with no earlier failure.
 
-        None means that nobody is asked: the stage is the server's own work.
+        None means that no client takes part: the stage is the server's own work.
         """
         return selected
 
     def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Return the message for one client; the same tensors for several are one broadcast."""
+        """Return the message for one client; tensors shared by clients are one broadcast."""
         return self.exchange.download(server, order, ctx)
 
     def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
@@ -246,22 +247,25 @@ class Method:
         return self.exchange.receive(net, own, down, ctx)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return the local training of a stage."""
+        """Return the phases of local training in a stage."""
         return (Phase(epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tensor:
-        """Return the loss of one batch, a scalar averaged over the rows present: the task's."""
+        """Return the loss of one batch, a scalar (): by default the task's mean over present rows.
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         return ctx.task.objective.loss(net(batch.x), batch)
 
     def pick(self, rows: Labels, own: Tree, ctx: Context) -> Tensor:
-        """Return what a client chooses of its rows, (rows, choices): ``picks`` of its batches.
+        """Return the client's choices among its rows, (rows, choices): ``picks`` of its batches.
 
-        Batches depend on the stack; this is decided once, by the labels of all rows.
+        Batches depend on the stack. The choice is made once, from the labels of all rows.
         """
         return torch.zeros(len(rows.y), 0)
 
     def summarize(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tree:
-        """Return sums over one batch, in the order of the rows; the engine adds them up."""
+        """Return sums over one batch in the order of its rows; the engine adds the sums up."""
         return Count(batch.mask.sum().to(torch.float32))
 
     def upload(
@@ -271,41 +275,41 @@ class Method:
         return self.exchange.upload(net, own, sums, down, ctx)
 
     def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
-        """Return the server's new state; any non-empty subset of those asked may have answered."""
+        """Return the server's new state after a non-empty set of replies."""
         return self.exchange.server_update(server, replies, ctx)
 
     def objection(self, message: Tree, ctx: Context) -> str:
-        """Return why a client's message cannot be used, though it has the right form; else "".
+        """Return why a well-formed client message cannot be used, or "" if it can.
 
-        The server asks it of each message that is not summed; the client is refused then, and the
-        others count. By default nothing is objected to.
+        The server checks each message that is not summed. It refuses the message after an objection
+        and keeps the other clients' messages. By default there is no objection.
         """
         return ""
 
     def forget(self, server: Tree, client: int, ctx: Context) -> Tree:
-        """Return the server's state without what it keeps of one client: by default as it is."""
+        """Return the server's state without the data of one client: by default unchanged."""
         return server
 
     def kept_of(self, server: Tree, client: int) -> Tree | None:
-        """Return the message of one client that the server keeps: what its peers are sent."""
+        """Return the stored message of one client, which its neighbors download, or None."""
         return None
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
-        """Return the server's own models by name: each is scored on the server's test sets."""
+        """Return the server's own models by name; each is scored on the server's test sets."""
         return self.exchange.models(server, ctx)
 
     def report(self, server: Tree, ctx: Context) -> Mapping[str, float]:
-        """Return numbers for the record of this round: ``server/<name>``."""
+        """Return numbers for the record of this round, shown as ``server/<name>``."""
         return {}
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return phases that a copy of the client's model goes through before a second test."""
+        """Return the phases that fine-tune a copy of the client's model before a second test."""
         return ()
 
     def measure(
         self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context
     ) -> Mapping[str, Tensor]:
-        """Return further numbers of each row at evaluation, (batch,) by metric; NaN: none."""
+        """Return further numbers of each row at evaluation, (batch,) by metric; NaN: undefined."""
         return {}
 
     def predict(self, net: Net, own: Tree, down: Tree, x: Tensor, ctx: Context) -> Tensor:

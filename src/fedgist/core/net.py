@@ -1,8 +1,8 @@
 """One client's model as a value: a body that makes features and a linear head that makes logits.
 
-An :class:`Architecture` is the shape of a model, made once from any ``nn.Module`` whose last layer
-is linear. A :class:`Net` is an architecture with numbers: parameters and buffers by their names in
-the module. Nets are trees, so they stack: the same code runs one client or, under vmap, many.
+An :class:`Architecture` is the structure of a model, made once from any ``nn.Module`` whose last
+layer is linear. A :class:`Net` is an architecture with parameters and buffers by their names in the
+module. Nets are trees, so they stack: the same code runs one client or, under vmap, many clients.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from fedgist.errors import first_line
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """The shape of a model: its body as a module, its layers, and name and sizes of its head.
+    """The structure of a model: its body as a module, its layers, and its head's name and sizes.
 
-    In ``module`` the head is replaced by an identity. ``start`` makes the net that belongs to a
-    seed. With ``text``, inputs are word numbers (batch, length), and features and logits have a
-    line for each place of a text, (batch, length, m). With ``projects``, a hidden layer as wide as
-    the features belongs to the head: ``HEAD.hidden``, and ReLU behind it. ``dropout`` is the
-    module's dropout before the head; with ``drops_features``, there is one that had to stay in the
-    body.
+    In ``module`` the head is replaced by an identity. ``start`` makes the initial net of a seed.
+    With ``text``, inputs are word numbers (batch, length); features and logits then have one row
+    per token, (batch, length, m). With ``projects``, the head includes a hidden layer as wide as
+    the features, ``HEAD.hidden``, followed by ReLU. ``dropout`` is the module's dropout before the
+    head. ``drops_features`` says that a dropout before the head had to stay in the body.
     """
 
     name: str
@@ -55,7 +54,10 @@ class Architecture:
     drops_features: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
-        """Return it with convolutions and batch norm client by client (``each``) or stacked."""
+        """Return the architecture with unstacked (``each``) or stacked layers.
+
+        This concerns convolutions and batch norm.
+        """
         kinds = Conv2d | BatchNorm
         layers = [layer for layer in self.module.modules() if isinstance(layer, kinds)]
         if all(layer.each == each for layer in layers):
@@ -71,8 +73,9 @@ class Architecture:
 class Net:
     """A model with its numbers: parameters and buffers by name.
 
-    It maps ``x``, ``(batch, *input)``, to features ``z`` (batch, m), and these to logits
-    (batch, classes). With ``run`` it is trained: dropout before the head acts in :meth:`logits`.
+    It maps ``x``, ``(batch, *input)``, to features ``z`` (batch, m), and features to logits (batch,
+    classes). ``run`` is the training pass, or None in evaluation: with it, dropout before the head
+    acts in :meth:`logits`.
     """
 
     params: dict[str, Tensor]
@@ -92,7 +95,7 @@ class Net:
         return out.float() if out.dtype == torch.bfloat16 else out
 
     def logits(self, z: Tensor) -> Tensor:
-        """Run the head: (batch, m) -> (batch, classes), and at each place of texts."""
+        """Run the head: (batch, m) -> (batch, classes); for texts, at each token."""
         if self.arch.dropout is not None:
             with self._running():
                 z = self.arch.dropout(z)
@@ -107,7 +110,7 @@ class Net:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """Tell the layers how they are run."""
+        """Set the current pass for the layers."""
         token = current.set(self.run)
         try:
             yield
@@ -118,12 +121,12 @@ class Net:
         return contextlib.nullcontext() if self.run is None else self.run.cast(x.device.type)
 
     def for_rows(self, mask: Tensor) -> Net:
-        """Return the net for other rows within the same step, as public rows in a loss.
+        """Return the net for other rows within the same step, such as public rows in a loss.
 
-        Batch norm and dropout belong to a pass over a batch: which rows are present, and what is
-        drawn. ``mask`` (rows,) says which of the other rows are present. Their draws are different
-        at every call, and batch norm's running statistics take the batches one after the other. In
-        evaluation mode the net is returned as it is.
+        ``mask`` (rows,) says which of the other rows are present. Batch norm and dropout depend on
+        the present rows and on random draws of a pass. Each call gets different draws, and batch
+        norm updates its running statistics once per batch. In evaluation mode the net is returned
+        unchanged.
         """
         return self if self.run is None else replace(self, run=self.run.of_rows(mask))
 
@@ -137,7 +140,7 @@ class Net:
         return {k: v for k, v in self.params.items() if self.arch.layers.holds(part, k)}
 
     def state(self, part: Part = "all") -> dict[str, Tensor]:
-        """Return parameters and buffers of ``part`` by name: what an averaging method sends."""
+        """Return parameters and buffers of ``part`` by name, as averaging methods send them."""
         holds = self.arch.layers.holds
         return self.part(part) | {k: v for k, v in self.buffers.items() if holds(part, k)}
 
@@ -159,7 +162,7 @@ class Net:
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
-        """Weight (classes, m) and bias (classes,) of the head, whatever it is called."""
+        """Weight (classes, m) and bias (classes,) of the head, independent of the head's name."""
         return self.params[f"{self.arch.head}.weight"], self.params.get(f"{self.arch.head}.bias")
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Net:
@@ -182,8 +185,8 @@ def split(
     Parameters
     ----------
     build
-        Makes the module. It is called with torch's generator seeded, so that a start depends on its
-        seed alone.
+        Makes the module. It is called with torch's generator seeded, so that the initial numbers
+        depend on the seed only.
     input_shape
         Shape of one example.
     num_classes
@@ -191,9 +194,9 @@ def split(
     head
         Name of the linear layer that is the head; the last linear layer if not given.
     text
-        Whether inputs are texts, (batch, length), and outputs (batch, length, classes).
+        Whether inputs are texts, (batch, length), with outputs (batch, length, classes).
     projects
-        Whether a hidden layer is put before the head, as in SimCLR.
+        Whether the head starts with a hidden layer, as in SimCLR.
 
     Raises
     ------
@@ -232,7 +235,7 @@ def split(
 def head_of(
     module: nn.Module, num_classes: int, name: str, head: str | None
 ) -> tuple[str, nn.Linear]:
-    """Return name and layer of the head: the layer asked for, or the last linear one."""
+    """Return name and layer of the head: the named layer, or the last linear layer."""
     linear = {n: m for n, m in module.named_modules() if isinstance(m, nn.Linear)}
     if not linear and head is None:
         raise ValueError(f"{name} has no linear layer to be the head")
@@ -252,7 +255,7 @@ def head_of(
 def _cut(
     build: Callable[[], nn.Module], seed: int, head: str, *, projects: bool
 ) -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]:
-    """Build the module and take its head off; return the body, all parameters, all buffers."""
+    """Build the module and remove its head; return the body, all parameters, all buffers."""
     body = _seeded(build, seed)
     outer, _, leaf = head.rpartition(".")
     top = body.get_submodule(head)
@@ -295,15 +298,15 @@ def _check(net: Net, whole: nn.Module) -> None:
 
 
 def _rows(input_shape: tuple[int, ...], num_classes: int, *, text: bool) -> Tensor:
-    """Return two made-up rows."""
+    """Return two made-up rows, ``(2, *input_shape)``."""
     x = torch.linspace(-1.0, 1.0, 2 * math.prod(input_shape)).view(2, *input_shape)
     return torch.arange(x.numel()).view(x.shape) % num_classes if text else x
 
 
 def _attempt(function: Callable[[], Tensor]) -> Any:
-    """Return what a user's module gives, or the exception with which it fails."""
+    """Return the output of a user's module, or the exception that the module raised."""
     try:
-        with torch_draws(0):  # a module that draws makes the same draws as whole and as body
+        with torch_draws(0):  # a module with random draws gets the same ones whole and as a body
             return function()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return error
@@ -316,5 +319,5 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def stacked(net: Net, count: int) -> Net:
-    """Return ``count`` copies of a net as one stack (views: nothing is copied)."""
+    """Return ``count`` copies of a net as one stack, ``(count, ...)`` (views, without a copy)."""
     return map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), net)

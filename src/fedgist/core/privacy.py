@@ -1,19 +1,19 @@
-"""What protects that which clients send: clipped terms, clipped messages, Gaussian noise.
+"""Differential privacy for uploads: clipping of rows or messages, and Gaussian noise.
 
-A *release* is one message of a client that adds to a total. It is protected at two seams and at no
-others: at the client, between its upload and the gate (clipping, and noise if it is *local*), and
-once on the total (noise if it is *central*), before the method sees it. Everything here is one
+A *release* is one message of a client that adds to a total. A release is protected at exactly two
+points. The client clips its upload, and adds *local* noise, before the upload is validated. The
+server adds *central* noise to the total, once, before the method sees the total. Both are one
 Gaussian mechanism: numbers whose joint change is at most the *sensitivity*, in L2, get independent
-normal noise of one deviation (Dwork and Roth 2014, appendix A).
+normal noise of one standard deviation (Dwork and Roth 2014, appendix A).
 
-``unit`` says who the neighbours are. ``"record"``: data sets that differ by one row; a method whose
-sum is made of terms of single rows bounds each of them, inside the sum (:func:`bounded`), and says
-so (``Method.record_terms``). ``"client"``: federations in which one client sends its message or a
-zero; the whole message is clipped.
+``unit`` defines neighbours. ``"record"``: neighbouring data sets differ by one row. A method whose
+upload is a sum over rows bounds each term inside the sum (:func:`bounded`), and declares the number
+of such sums (``Method.record_terms``). ``"client"``: in neighbouring federations one client sends
+its message or a zero. The whole message is clipped.
 
-Noise of the seed is what a simulation repeats. Noise of the system is a whole number of a *grid*,
-and so is every term before it is bounded: sums of such terms are exact in float32, so no rounding
-moves a total further than the sensitivity (docs/decisions/0038-noise-on-a-grid.md).
+Noise from the seed makes a simulation repeatable. Noise from the operating system is a multiple of
+a *grid*, and so is every term before it is bounded. Sums of such terms are exact in float32, so
+rounding never moves a total further than the sensitivity (docs/decisions/0038-noise-on-a-grid.md).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from fedgist.errors import MethodError
 
 Unit = Literal["record", "client"]
 Where = Literal["central", "local"]
-# where noise and the draws that privacy rests on come from: a simulation's seed, which its server
-# knows, or the operating system
+# the source of noise and of the draws that privacy depends on: a simulation's seed, which the
+# server knows, or the operating system
 Source = Literal["seed", "system"]
 M = TypeVar("M")  # a message
 
-# rounding may not carry a clipped norm above its bound
+# a margin, so that rounding cannot lift a clipped norm above its bound
 _BELOW = 1.0 - 1e-6
 
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """How bodies learn in private (DP-SGD; Abadi et al. 2016, algorithm 1).
+    """Private local steps of bodies (DP-SGD; Abadi et al. 2016, algorithm 1).
 
-    Each row takes part in a step with chance ``rate``; its gradient is clipped to ``clip``; the sum
-    of the gradients gets noise of ``deviation`` and is divided by the public batch size. ``grid``
-    is as that of :class:`Privacy`.
+    Each row is sampled independently with probability ``rate``. Its gradient is clipped to
+    ``clip``. The sum of the gradients gets noise of standard deviation ``deviation`` and is divided
+    by the public batch size. ``grid`` is the grid of :class:`Privacy`.
     """
 
     clip: float
@@ -58,18 +58,19 @@ class PrivateSteps:
     grid: float = 0.0
 
     def count(self, epochs: int) -> int:
-        """Return how many steps take the place of so many passes over the rows."""
+        """Return the number of steps that replace ``epochs`` passes over the rows."""
         return math.ceil(epochs / self.rate)
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """How releases are protected: whose presence they hide, by which bound and how much noise.
+    """The protection of releases: the neighbours, the clipping bound and the noise.
 
-    ``clip`` bounds the norm of a row's features, or of a client's message; ``deviation`` is that of
-    the noise on every number of a release. With ``steps``, bodies learn in private, too; without,
-    a promise to records holds for bodies that do not depend on them. ``grid`` is that of noise of
-    the system, a power of two; 0: noise comes from the seed.
+    ``clip`` bounds the norm of a row's features, or of a client's message. ``deviation`` is the
+    standard deviation of the noise on every number of a release. With ``steps``, bodies are trained
+    privately as well. Without ``steps``, a guarantee for records holds only for bodies that do not
+    depend on the records. ``grid`` is the grid of the system's noise, a power of two; 0 means that
+    noise comes from the seed.
     """
 
     unit: Unit
@@ -81,37 +82,37 @@ class Privacy:
 
     @property
     def source(self) -> Source:
-        """Where noise comes from, and the draws that privacy rests on."""
+        """The source of noise and of the draws that privacy depends on."""
         return "system" if self.grid else "seed"
 
 
 def grid_of(largest: float, digits: int) -> float:
-    """Return the finest power of two of which sums up to ``largest`` have so many binary digits."""
+    """Return the finest power of two that represents sums up to ``largest`` in ``digits`` bits."""
     return 2.0 ** (math.ceil(math.log2(largest)) - digits)
 
 
 def sensitivity(unit: Unit, clip: float) -> float:
-    """Return by how much a total can change, in L2, when one neighbour comes or goes.
+    """Return the largest change of a total, in L2, when one neighbour is added or removed.
 
-    A row's term is the constant 1 and its features (FedLog, theorem 4, where ``clip`` is b times
-    the root of the number of features).
+    A row's term is the constant 1 and its features (FedLog, theorem 4, with ``clip`` equal to b
+    times the root of the number of features).
     """
     return math.sqrt(1.0 + clip**2) if unit == "record" else clip
 
 
 def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
-    """Return features (batch, m) whose norms are at most the clip, where records are protected."""
+    """Return features (batch, m) with norms at most the clip, if records are protected."""
     if privacy is None or privacy.unit != "record":
         return z
     fine = on_grid(z, privacy.grid)
     norm = torch.linalg.vector_norm(fine, dim=1, keepdim=True)
-    # a number that is not finite stays one, for the gate to refuse
+    # a number that is not finite stays so, and the server refuses the upload
     factor = torch.where(norm > privacy.clip * _BELOW, privacy.clip * _BELOW / norm, 1.0)
     return shrunk(fine, factor, privacy.grid).to(z.dtype)
 
 
 def clipped(message: M, privacy: Privacy) -> M:
-    """Return a message whose norm over all its numbers is at most the clip."""
+    """Return a message whose L2 norm over all its numbers is at most the clip."""
     most = privacy.clip * _BELOW
     fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]
     norm = torch.stack([leaf.square().sum() for leaf in fine]).sum().sqrt()
@@ -124,14 +125,18 @@ def clipped(message: M, privacy: Privacy) -> M:
 
 
 def on_grid(values: Tensor, grid: float) -> Tensor:
-    """Return the multiples of the grid that are nearest, float64; with grid 0 the values."""
+    """Return the nearest multiples of the grid, float64, in the shape of ``values``.
+
+    With grid 0 the values are unchanged.
+    """
     return torch.round(values.double() / grid) * grid if grid else values
 
 
 def shrunk(values: Tensor, factor: Tensor, grid: float) -> Tensor:
-    """Return values times a factor of at most 1, rounded towards 0 on the grid.
+    """Return values times a factor of at most 1, rounded toward 0 on the grid.
 
-    Rounding to the nearest could carry a norm above its bound.
+    ``factor`` broadcasts over ``values``. Rounding to the nearest multiple could lift a norm above
+    its bound.
     """
     return torch.trunc(values * factor / grid) * grid if grid else values * factor
 
@@ -139,7 +144,8 @@ def shrunk(values: Tensor, factor: Tensor, grid: float) -> Tensor:
 def noised(message: M, deviation: float, key: Tensor, grid: float = 0.0) -> M:
     """Return a message with independent normal noise on each of its numbers.
 
-    The message is one client's, or stacked as the keys are. With a grid the noise is the system's.
+    ``key`` is () for one client's message, or (clients,) for a stack ``(clients, ...)``. With a
+    grid, the noise comes from the operating system.
     """
     arrays = {
         name: noised_array(values, deviation, random.fold(key, "noise", place), grid)
@@ -150,10 +156,10 @@ def noised(message: M, deviation: float, key: Tensor, grid: float = 0.0) -> M:
 
 
 def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.0) -> Tensor:
-    """Return numbers with noise; a key that has dimensions is of as many first ones of them."""
+    """Return ``values`` with noise; ``key`` () or of the shape of the leading dimensions."""
     if grid:
         noise = system_noise.discrete_gaussian(deviation / grid, tuple(values.shape))
-        # whole numbers below 2^53: their sum is exact
+        # integers below 2^53: their sum is exact
         whole = (values.double() / grid).round_().add_(noise.to(values.device))
         return whole.mul_(grid).to(values.dtype)
     clients, own = key.shape, values.shape[key.ndim :]
@@ -165,10 +171,10 @@ def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.
 def check_weights(
     annotations: Mapping[str, tuple[float, float]], name: str, privacy: Privacy | None
 ) -> None:
-    """Raise MethodError unless rows have an annotation of this name, whose range is in [0, 1].
+    """Raise MethodError unless rows have an annotation of this name with a range in [0, 1].
 
-    A row whose terms are multiplied by w moves a release by w times as much at most: noise hides it
-    as noise 1/w times as large would hide another.
+    A row whose terms are multiplied by w moves a release by at most w times as much. The noise then
+    protects this row like noise 1/w times as large.
     """
     if name not in annotations:
         known = ", ".join(annotations) or "none"
@@ -189,26 +195,26 @@ def check_weights(
 
 
 def noise_floor(privacy: Privacy | None) -> float:
-    """Return what a client's count must exceed to be taken for rows: two deviations of its noise.
+    """Return the bound that a client's count must exceed to count as rows: 2 deviations of noise.
 
-    Where clients add no noise it is 0.
+    The bound is 0 if clients add no noise.
     """
     return 0.0 if privacy is None or privacy.where == "central" else 2.0 * privacy.deviation
 
 
 def count_range(privacy: Privacy | None, max_rows: int) -> CountRange:
-    """Return which counts a client may send: those of rows, plus the noise that it adds itself."""
+    """Return the range of counts that a client may send: numbers of rows, plus its own noise."""
     rows = CountRange(most=max_rows)
     if privacy is None or privacy.where == "central":
         return rows
-    noise = system_noise.FARTHEST * privacy.deviation  # that of the seed reaches 8.6 deviations
+    noise = system_noise.FARTHEST * privacy.deviation  # noise from the seed reaches 8.6 deviations
     return CountRange(rows.least - noise, rows.most + noise)
 
 
 def with_central_noise(replies: Replies, privacy: Privacy, key: Tensor) -> Replies:
-    """Return replies whose totals have their noise: the second seam, passed once a stage.
+    """Return replies with noise on their totals: central privacy, applied once a stage.
 
-    A client adds to one total of a stage, so each total is a release of its own clients alone.
+    A client adds to one total of a stage, so each total is a release of its own clients only.
     """
     totals = tuple(
         replace(

@@ -1,4 +1,4 @@
-"""Who is asked, and what comes back."""
+"""Orders to clients, and the replies that a stage returns: messages one by one, or totals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ EVERYBODY = "all"  # the name of a total over all architectures
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client before it hears from it; row counts are messages."""
+    """The server's information on a client before its first reply; row counts are messages."""
 
     id: int
-    architectures: tuple[str, ...]  # its own first; several where it is in several pools
+    architectures: tuple[str, ...]  # its main one first; several if it is in several pools
 
 
 class Asked(NamedTuple):
-    """Who was asked: a client, for the model of one architecture."""
+    """A client, and the architecture of the model that it has to train."""
 
     client: int
     architecture: str
@@ -33,9 +33,10 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """One client asked to do its part of a stage, with the model of one architecture.
+    """The order to one client for its part of a stage, with the model of one architecture.
 
-    ``hears`` are the clients that it hears, among peers; None: it hears all, through the server.
+    ``hears`` are the client's neighbors among peers. None means that it hears all clients, through
+    the server.
     """
 
     client: int
@@ -44,20 +45,20 @@ class Order:
 
     @property
     def asked(self) -> Asked:
-        """Who is asked."""
+        """The client and the architecture of this order."""
         return Asked(self.client, self.architecture)
 
 
 @message(reduce="sum")
 class Count:
-    """How many rows a client holds."""
+    """The number of rows that a client holds, ()."""
 
     rows: Tensor = field(metadata=COUNTS)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's message, and the round and the stage that it answers."""
+    """One client's message, with the round and the stage that it answers."""
 
     order: Order
     round: int
@@ -66,13 +67,13 @@ class Reply:
 
     @property
     def asked(self) -> tuple[Asked, ...]:
-        """Whose message it is."""
+        """The client and the architecture of this message."""
         return (self.order.asked,)
 
 
 @dataclass(frozen=True)
 class Subtotal:
-    """The sum of clients' messages, all of one architecture and answering one stage."""
+    """The sum of several clients' messages, all of one architecture and for one stage."""
 
     architecture: str
     clients: tuple[int, ...]
@@ -82,19 +83,20 @@ class Subtotal:
 
     @property
     def asked(self) -> tuple[Asked, ...]:
-        """Whose messages it sums."""
+        """The clients and the architecture of the summed messages."""
         return tuple(Asked(client, self.architecture) for client in self.clients)
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back in a stage, made by :func:`gather`: of messages that sum, only totals.
+    """The replies of a stage, made by :func:`gather`: only totals of messages that are summed.
 
-    ``totals`` holds one over all clients, or one per architecture, as the message declares;
-    ``each`` the replies one by one, ordered by client. Groups of fewer than ``min_replies`` clients
-    are ``withheld``: of them there is only a name (an architecture, or ``"all"``) and a size.
-    ``expected`` says how many clients each total is over, by the same names, as far as that is no
-    secret: those asked, or where they are drawn one by one, as many as are asked on average.
+    ``totals`` holds one total over all clients, or one per architecture, as the message declares.
+    ``each`` holds the replies one by one, ordered by client. Groups of fewer than ``min_replies``
+    clients are ``withheld``: only their name (an architecture, or ``"all"``) and size are kept.
+    ``expected`` is the number of clients behind each total, by the same names, as far as it is
+    public: the clients that were selected, or the expected number if clients are sampled
+    independently.
     """
 
     totals: tuple[Subtotal, ...] = ()
@@ -113,13 +115,13 @@ class Replies:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """The clients who answered, sorted."""
+        """The clients that answered, sorted."""
         of_totals = {client for total in self.totals for client in total.clients}
         return tuple(sorted(of_totals | {reply.order.client for reply in self.each}))
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The architectures of which there are totals or replies, sorted."""
+        """The architectures with totals or replies, sorted."""
         of_totals = {total.architecture for total in self.totals}
         return tuple(sorted(of_totals | {reply.order.architecture for reply in self.each}))
 
@@ -168,7 +170,7 @@ class Replies:
         return total([r.message for r in self.each])
 
     def mean(self) -> Tree:
-        """Return the total, divided by how many clients it is expected to be over.
+        """Return the total, divided by its expected number of clients.
 
         Raises
         ------
@@ -181,9 +183,9 @@ class Replies:
 
 
 def gather(subtotals: Iterable[Subtotal], each: Sequence[Reply], min_replies: int = 1) -> Replies:
-    """Add up what came back, in the order given, and withhold what comes from too few clients.
+    """Add up the replies in the order given, and withhold totals of too few clients.
 
-    Messages that are not summed are withheld as well if there are fewer than ``min_replies``.
+    Messages that are not summed are also withheld if there are fewer than ``min_replies``.
     """
     groups: dict[str, list[Subtotal]] = {}
     for part in subtotals:

@@ -1,4 +1,4 @@
-"""Draws: which clients take part in a round, and which rows of a class a client chooses."""
+"""Random sampling: the clients of a round, and the rows of each class that a client chooses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def drawn_clients(
     key: Tensor,
     source: Source = "seed",
 ) -> list[Order]:
-    """Return an order for each client of a round, drawn from those that are online.
+    """Return an order for each sampled client of a round, among the clients online.
 
-    With ``"fixed"`` sampling they are ``fraction_train`` of all clients, at least one. With
-    ``"poisson"`` each is drawn by itself, by its own number, whoever else is online. Of pools each
-    is drawn from alone: a client that is in several may be asked for several models. Privacy rests
-    on poisson draws, which are the system's where ``source`` says so.
+    With ``"fixed"`` sampling, ``fraction_train`` of all clients take part, at least one. With
+    ``"poisson"``, each client is sampled independently, whichever other clients are online. Each
+    pool is sampled independently, so a client in several pools may train several models in a round.
+    Privacy depends on the poisson draws; ``source`` says whether they come from the seed or from
+    the system.
     """
 
     def drawn(clients: Sequence[ClientInfo], size: int, share: float, own: Tensor) -> list[int]:
@@ -57,7 +58,10 @@ def drawn_clients(
 
 
 def drawn_of_each_class(key: Tensor, rows: Labels, num_classes: int, size: int) -> Tensor:
-    """Draw exactly ``size`` rows of each class, or all where there are fewer: 1 or 0, (rows,)."""
+    """Return a mask (rows,) of ``size`` random rows of each class, or all rows of smaller classes.
+
+    ``rows`` holds (rows,) labels and a mask of present rows.
+    """
     (order,) = random.order(key.unsqueeze(0), rows.mask.unsqueeze(0))
     members = one_hot(rows.y, num_classes) * rows.mask.unsqueeze(1)
     rank = (members[order].cumsum(0) * members[order]).sum(1)  # 1, 2, ... within the class

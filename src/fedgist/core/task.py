@@ -1,4 +1,4 @@
-"""What server and clients both know, and where and when a function of a method runs."""
+"""The task that server and clients share, and the context in which a method's function runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Settings: TypeAlias = Any
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What server and clients both know: the classes, the architectures, the plan of training.
+    """The shared task: the classes, the architectures and the training settings.
 
-    ``starts`` holds each architecture's common start. ``test_sets`` are the server's own rows, by
-    name, on which its models are scored; a site has none of them. ``privacy`` says how releases are
-    protected, if they are. ``annotations`` are what training rows are annotated with, by name, and
-    the least and the most of it. ``public`` are rows that all may see, if there are any, and
-    ``public_labels`` says whether their labels may be seen as well. ``public_client`` is
-    the client whose rows they are, if they are one's, and ``public_digest`` is made of all of them
-    as models see them, in their order. ``main`` is the architecture that is named first, which a
-    site of another one does not have. What comes from fewer clients than ``min_replies`` is
-    withheld from the server, and a message of a norm above ``max_norm``, or one that counts more
-    rows than ``max_rows``, is refused.
+    ``starts`` holds the common initial net of each architecture. ``test_sets`` are the server's own
+    rows by name, for scoring the server's models; a site has none. ``privacy`` is the protection of
+    releases, or None. ``annotations`` are the names of the training rows' annotations, with the
+    smallest and largest value. ``public`` are the public rows, if there are any; ``public_labels``
+    says whether their labels are public as well. ``public_client`` is the client whose rows are
+    public, if they belong to one. ``public_digest`` is a digest of the public rows in order, as
+    models see them. ``main`` is the architecture that is named first; a site of another
+    architecture does not have it. Totals of fewer than ``min_replies`` clients are withheld from
+    the server. The server refuses a message with a norm above ``max_norm`` or with more than
+    ``max_rows`` rows.
     """
 
     input_shape: tuple[int, ...]
@@ -59,20 +59,20 @@ class Task:
 
     @property
     def public_rows(self) -> RowSet:
-        """The public rows, which a method's ``check`` has found to be there."""
+        """The public rows; a method's ``check`` has made sure that they exist."""
         assert self.public is not None
         return self.public
 
 
 @tree
 class Context:
-    """Where and when a function runs.
+    """The context of a call: the key, the task, the round and the stage.
 
-    ``key`` is the source of all randomness: a different one for every round and stage, and in a
-    client's functions for every client. ``round`` is 0 before training.
-    ``stage`` is one of the method's stages, or ``"init"`` where a state is made, or ``"evaluate"``
-    where a model is downloaded to be tested, predicted with or exported. ``settings`` are a
-    client's own (``Method.own_settings``), where it makes what it keeps; None: the defaults.
+    ``key`` is the source of all randomness. It differs between rounds and stages, and between
+    clients in a client's functions. ``round`` is 0 before training. ``stage`` is one of the
+    method's stages, ``"init"`` when a state is made, or ``"evaluate"`` when a model is downloaded
+    for a test, a prediction or an export. ``settings`` are a client's own settings
+    (``Method.own_settings``) when its state is made; None means the defaults.
     """
 
     key: Tensor
@@ -82,5 +82,5 @@ class Context:
     settings: Settings = field(default=None, metadata=STATIC)
 
     def draw(self, *purpose: random.Word) -> Tensor:
-        """Return a key for one purpose, to be used with :mod:`fedgist.core.random`."""
+        """Return a key for one purpose, for use with :mod:`fedgist.core.random`."""
         return random.fold(self.key, *purpose)

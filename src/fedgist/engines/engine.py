@@ -1,6 +1,6 @@
-"""What every engine is: one verb between a server and its clients, and one to score them.
+"""The interface of engines: one function that runs a stage on clients, and one that scores them.
 
-A whole engine, whose clients are entries of a list and only count their rows:
+A complete toy engine, whose clients are entries of a list and only count their rows:
 
 >>> from fedgist.core.method import Context, Count, Order
 >>> from fedgist.core.replies import Subtotal, gather
@@ -32,17 +32,17 @@ A whole engine, whose clients are entries of a list and only count their rows:
 Count(rows=tensor(18.))
 >>> engine.close()
 
-**Life.** An engine is made with all it needs, asked stage after stage from one thread, and closed
-once, whether or not an error occurred. It may start processes or connections when first asked.
+**Life cycle.** An engine gets everything at construction, runs stage after stage from one thread,
+and is closed once, with or without an error. The first stage may start processes or connections.
 
-**Deadlines** are the engine's own: ``ask`` and ``score`` return when everybody has answered or the
-time is up. A client that has not answered by then is *absent*. What arrives afterwards is part of a
-later answer and names the round it belongs to: the round loop, not the engine, decides whether it
-is *late*.
+**Deadlines** belong to the engine: ``ask`` and ``score`` return when all clients have answered or
+the time is up. A client without an answer by then is *absent*. A message that arrives afterwards is
+part of a later answer and names its own round: the round loop, not the engine, decides whether the
+message is *late*.
 
 **Failures** of clients are part of an answer: a client is absent with a reason, or its upload is
-*refused* with a reason; the other uploads are kept. What concerns all clients (a worker process
-that died, a wire that broke) is an exception, and the run ends with its checkpoint.
+*refused* with a reason. The other uploads are kept. A failure of all clients (a dead worker,
+a broken connection) is an exception, and the run ends with its checkpoint.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ __all__ = [
     "upload_bytes",
 ]
 
-EVALUATE = "evaluate"  # the stage in which models are downloaded to be tested
-# a client's own test rows, the whole test set, its training rows, those held out from them
+EVALUATE = "evaluate"  # the stage that downloads models for a test
+# a client's own test rows, the whole test set, its training rows, its validation rows
 Split = Literal["client", "test", "train", "validation"]
 TESTS: tuple[Split, ...] = ("client", "test")  # before these, models are fine-tuned
-# the names of copies that are tested beside the models: fine-tuned by the method, or trained as in
-# the next round
+# the names of further tested copies of the models: fine-tuned by the method, or trained as in the
+# next round
 FINETUNED, TRAINED = "finetuned", "trained"
 
 
 @message(reduce="each")
 class TrainingLoss:
-    """A client's mean training loss over a stage: a measurement, which it may keep to itself."""
+    """A client's mean training loss over a stage, (): a measurement that it may keep private."""
 
     loss: Tensor
 
 
 @message(reduce="each")
 class Score:
-    """How good one client's model is on its rows: a measurement, which it may keep to itself.
+    """The score of one client's model on the client's rows, which the client may keep private.
 
-    ``values`` holds the metrics that are defined for this client; ``confusion`` (true class,
-    predicted class) counts, where they are asked for.
+    ``rows`` () counts the rows. ``values`` holds () for each metric that is defined for this
+    client. ``confusion`` (true class, predicted class) holds counts, if they are requested.
     """
 
     rows: Tensor
@@ -111,10 +111,10 @@ class Score:
 
 @tree
 class ScoreTable:
-    """How good clients' models are: one row per client, NaN where a metric is not defined for it.
+    """The scores of clients' models: one row per client, NaN if a metric is undefined for it.
 
-    ``rows`` (clients,) counts the rows predicted; ``values`` holds (clients,) for each metric;
-    ``confusion`` is summed over the clients.
+    ``rows`` (clients,) counts the rows predicted. ``values`` holds (clients,) for each metric.
+    ``confusion`` (true class, predicted class) is summed over the clients.
     """
 
     clients: tuple[int, ...] = field(metadata=STATIC)
@@ -127,8 +127,8 @@ class ScoreTable:
 class Scores:
     """Scores of the clients that answered, by name of the model (``""``, ``"finetuned"``).
 
-    ``whole`` holds the metrics of the one model that serves all clients on the whole test set,
-    where there is such a model and the engine has that set.
+    ``whole`` holds the metrics of the single global model on the whole test set, if there is such a
+    model and the engine has that set.
     """
 
     models: Mapping[str, ScoreTable]
@@ -137,12 +137,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back in a stage.
+    """The answer of the clients to one stage.
 
-    ``subtotals`` of messages that sum, ``each`` message of those that do not; clients whose message
-    was ``refused`` and clients that were ``absent``, each with the reason; the mean training
-    ``losses`` of the clients that share them; the payload of all uploads accepted, by
-    architecture; and, where there is a wire, the bytes that crossed it, up and down.
+    ``subtotals`` are sums of messages that are summed. ``each`` holds the other messages one by
+    one. ``refused`` are clients whose message was rejected, and ``absent`` are clients without an
+    answer, each with the reason. ``losses`` are the mean training losses of the clients that share
+    them. ``upload_bytes`` is the payload of all accepted uploads, by architecture. ``wire_bytes``
+    are the bytes on the network, up and down, if there is one.
     """
 
     subtotals: tuple[Subtotal, ...] = ()
@@ -155,15 +156,15 @@ class Answer:
 
 
 class Engine(Protocol):
-    """What a server asks its clients through: all that differs between simulation and reality."""
+    """The server's access to its clients: the only difference between simulation and network."""
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Send each order with its download; return what came back in time."""
+        """Send each order with its download; return the replies that arrive in time."""
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Evaluate what each client would hold after this download; some may not answer."""
+        """Evaluate each client's model after this download; some clients may not answer."""
 
     def close(self) -> None:
         """Stop; leave no process and no connection behind."""
@@ -171,20 +172,20 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Simulation(Protocol):
-    """What only an engine can do that hosts all clients itself: look into them, save them."""
+    """Access to the clients' state, for engines that host all clients themselves."""
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Any:
-        """Return what one client holds after this download: a value with ``net`` and ``own``."""
+        """Return one client's state after this download: a value with ``net`` and ``own``."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what all clients keep, by name, for a checkpoint."""
+        """Return the state of all clients by name, for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back."""
+        """Restore the clients' state from a checkpoint."""
 
 
 def metrics_of(method: Method, task: Task) -> tuple[Metric, ...]:
-    """Return all metrics by which models are looked at: the task's, the method's, and the loss."""
+    """Return all metrics of evaluation: the task's, the method's, and the loss."""
     return (*task.objective.metrics, *method.metrics, LOSS)
 
 
@@ -209,7 +210,7 @@ def collect(tables: Sequence[ScoreTable]) -> ScoreTable:
 
 
 def upload_bytes(parts: Iterable[Subtotal | Reply]) -> Counter[str]:
-    """Return the payload of messages that came back, by architecture."""
+    """Return the payload of the messages received, by architecture."""
     sizes: Counter[str] = Counter()
     for part in parts:
         sizes[part.asked[0].architecture] += payload_bytes(part.message)
