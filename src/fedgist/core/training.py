@@ -1,4 +1,4 @@
-"""What a recipe says about local training, for every method alike."""
+"""The settings of local training in a recipe, which all methods share."""
 
 from __future__ import annotations
 
