@@ -116,7 +116,7 @@ def test_the_gate_refuses_what_cannot_travel_and_says_who() -> None:
     assert refuse(bad, Form.of(bad)) == "total is not zero where count is"
     assert settle(stack([means([1, 2]), bad]), Form.of(bad), 2)[1] == {1: refuse(bad, Form.of(bad))}
     short = Means(torch.ones(3, 3), torch.ones(2), torch.ones(2))
-    assert refuse(short, Form.of(short)) == "total has not the rows of count"
+    assert refuse(short, Form.of(short)) == "total must begin with the shape of count"
     flags = Means(torch.ones(2, 3), torch.ones(2), torch.tensor([0.0, -1.0]))
     assert refuse(flags, Form.of(flags)) == "here holds something else than 0 and 1"
 

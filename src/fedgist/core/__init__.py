@@ -1,23 +1,23 @@
-"""The vocabulary and the arithmetic: pure functions of values, on torch and safetensors.
+"""The interfaces and mathematics of methods: pure functions of values, on torch and safetensors.
 
-Authors of methods import from these modules, whose names are kept; everything else in ``core`` and
-``methods.common`` may change with any version.
+Authors of methods import from these modules, and the names of these modules are stable. Everything
+else in ``core`` and ``methods.common`` may change with any version.
 
 ===================================  =============================================================
-module                               what an author of a method takes from it
+module                               contents for an author of a method
 ===================================  =============================================================
 ``core.method``                      ``Method``, its functions, and every type of their arguments
 ``core.message``                     ``message``, ``Nothing``: what clients and server exchange
 ``core.tree``                        ``tree``: a state of several tensors; ``named``, ``map_leaves``
-``core.random``                      keyed draws: ``uniform``, ``normal``, ``integers``, ``choice``
-``core.wire_form``                   how a field of a message travels: ``FLAGS``, ``NONZERO``
+``core.random``                      random numbers by key: ``uniform``, ``normal``, ``choice``
+``core.wire_form``                   compact fields of a message: ``FLAGS``, ``NONZERO``
 ``core.counts``                      fields that count rows: ``COUNTS``, ``COUNTS_FIRST``
 ``core.bounds``                      hyper-parameters with bounds: ``Positive``, ``Share``
 ``core.losses``                      means over the rows of a batch: ``masked_mean``
-``core.sampling``                    ``drawn_clients``: which clients take part in a round
+``core.sampling``                    ``drawn_clients``: the clients of a round
 ``methods.common.linear_head``       ``class_sums``, ``class_means``, ``LinearHead``
 ``methods.common.averaging``         ``Averaging``, ``Weights``: weighted averages of weights
-``methods.common.newest``            ``Newest``: each client's newest message, kept by a relay
+``methods.common.newest``            ``Newest``: each client's newest message, stored by a relay
 ``methods.common.server_training``   training steps at the server, in stages that can be resumed
 ===================================  =============================================================
 """

@@ -1,4 +1,4 @@
-"""What torch hands to the functions of an ``autograd.Function``, as types: its own are untyped."""
+"""Types of torch's arguments to the functions of an ``autograd.Function``, which are untyped."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 class Saved(Protocol):
-    """The context: what the forward pass keeps for the backward pass."""
+    """The context: tensors that the forward pass saves for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Keep tensors; those that are None come back as None."""
+        """Save tensors; None is returned as None."""
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
-        """Say through which outputs no gradient flows."""
+        """Mark the outputs through which no gradient flows."""
 
 
 class Lot(Protocol):
-    """What a batching rule is told."""
+    """The information that torch gives a batching rule."""
 
     batch_size: int

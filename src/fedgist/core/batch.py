@@ -1,4 +1,4 @@
-"""Rows of examples, as a method sees them."""
+"""Batches of examples: inputs, labels and a mask of the rows present."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.tree import map_leaves, tree
 
-#: The label of a place in a text that is not counted: nothing follows, or what follows is padding.
+#: The label of a token that is not counted, because padding or nothing follows it.
 NO_WORD = -1
 
 
@@ -20,7 +20,7 @@ NO_WORD = -1
 class Labels:
     """All rows of a client without their inputs: labels ``y`` (rows,), ``mask`` (rows,).
 
-    ``annotations`` are numbers of rows by name, as in a batch.
+    ``annotations`` are numbers of rows (rows,) by name, as in a batch.
     """
 
     y: Tensor
@@ -32,14 +32,14 @@ class Labels:
 class Batch:
     """Rows of a client: inputs ``x`` ``(batch, *input)``, labels ``y`` (batch,), ``mask`` (batch,).
 
-    Where rows are texts, ``x`` and ``y`` are whole numbers (batch, length): words, and what follows
-    each of them, ``NO_WORD`` where that is not counted.
+    For texts, ``x`` and ``y`` are integers (batch, length): each token, and the token that follows
+    it. ``y`` is ``NO_WORD`` for a token that is not counted.
 
-    ``mask`` is true where a row is present. Where it is false, the row only looks like an example:
-    whatever is computed from it must have weight 0. ``weight`` (batch,) is what the loss of each
-    row is multiplied by, where the recipe weighs classes, else None: the task's loss reads it.
-    ``picks`` (batch, choices) is what ``Method.pick`` said of each row, in summaries alone.
-    ``annotations`` are further numbers of each training row, (batch,) by name.
+    ``mask`` is true for a present row. An absent row only has the shape of an example: every number
+    computed from it must have weight 0. ``weight`` (batch,) multiplies the loss of each row, if the
+    recipe weighs classes, else None; the task's loss reads it. ``picks`` (batch, choices) is the
+    result of ``Method.pick`` for each row, in summaries only. ``annotations`` are further numbers
+    of each training row, (batch,) by name.
     """
 
     x: Tensor
@@ -51,35 +51,39 @@ class Batch:
 
 
 def repeated(batch: Batch, times: int) -> Batch:
-    """Return the rows of a batch so many times, one after the other: its views, not yet drawn."""
+    """Return the rows of a batch ``times`` times, (times * batch, ...): one copy for each view."""
     if times == 1:
         return batch
     return map_leaves(lambda leaf: torch.cat([leaf] * times), batch)
 
 
 class RowSet(Protocol):
-    """Examples that can be asked for by row number: for instance a test set of the server."""
+    """Examples by row number, for instance a test set of the server."""
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Return ``x`` ``(rows, *input)`` of these row numbers (rows,), not augmented.
+        """Return ``x`` ``(rows, *input)`` of these row numbers (rows,), without augmentation.
 
-        It can be stacked: in a loss, rows may be drawn by the client's key.
+        The function can be stacked: in a loss, each client may draw rows by its key.
         """
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return the batches of clients: ``rows`` (clients, batch), -1 where there is none.
+        """Return the batches of clients: ``rows`` (clients, batch) are row numbers, -1 for none.
 
-        ``keys`` (clients,) draw the augmentation; without them there is none.
+        The leaves of the batch are (clients, batch, ...). ``keys`` (clients,) are for random
+        augmentation; without keys there is none.
         """
 
 
 def made_up(
     key: Tensor, rows: int, shape: Sequence[int], num_classes: int, *, text: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels that look like examples of a task: of ``shape``, or texts."""
+    """Return random inputs ``(rows, *shape)`` and labels in the form of a task's examples.
+
+    Labels are (rows,); for texts they are (rows, length).
+    """
     count = torch.arange(rows, device=key.device) % num_classes
     if not text:
         return random.normal(random.fold(key, "rows"), (rows, *shape)), count

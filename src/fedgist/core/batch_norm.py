@@ -1,7 +1,7 @@
-"""Batch norm over the rows of a batch that are present: of a stack of clients, or client by client.
+"""Batch norm over the present rows of a batch, for stacked clients or for one client at a time.
 
-Both return the normalized batch with the mean and the (biased) variance of its rows, (channels,),
-through which no gradient flows.
+Both functions return the normalized batch with the mean and the (biased) variance of its rows,
+(channels,). No gradient flows through mean and variance.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 from fedgist.core.autograd_types import Lot, Saved
 
 Normed = tuple[Tensor, Tensor, Tensor]
-_SPATIAL = 2  # the first dimension behind rows and channels
+_SPATIAL = 2  # the first dimension after rows and channels
 
-gradients = torch.ops.aten.native_batch_norm_backward  # torch's own, which has no other name
+gradients = torch.ops.aten.native_batch_norm_backward  # torch's own function has no public name
 
 
 def of_stack(
     x: Tensor, mask: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Normed:
-    """Normalize ``x`` (batch, channels, ...) by the rows where ``mask`` (batch,) is true.
+    """Normalize ``x`` (batch, channels, ...) by the rows with ``mask`` (batch,) true.
 
-    Under ``vmap``, its operations are on the numbers of all clients at once.
+    ``weight`` and ``bias`` are (channels,). Under ``vmap``, one operation covers all clients.
     """
     shape, present = by_channel(x), mask.to(x.dtype).unsqueeze(1)
     count = (present.sum() * x[0, 0].numel()).clamp(min=1.0)
@@ -43,22 +43,22 @@ def of_stack(
 def of_each(
     x: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Normed:
-    """Normalize as :func:`of_stack` does, by torch's own batch norm, of a stack client by client.
+    """Normalize as :func:`of_stack` does, with torch's own batch norm, one client at a time.
 
-    ``mask`` None says that all rows are present. Absent rows are left out, and are 0 in the result.
-    On a CPU, and where the numbers of a client are many, this is faster.
+    ``mask`` None means that all rows are present. Absent rows are left out and are 0 in the result.
+    This is faster on a CPU if clients have many numbers.
     """
     out, mean, rsqrt = _norm_each(x, mask, weight, bias, eps)
     return out, mean, (rsqrt**-2 - eps).clamp(min=0.0)
 
 
 def by_channel(x: Tensor) -> tuple[int, ...]:
-    """Return the shape in which numbers of channels meet ``x`` (batch, channels, ...)."""
+    """Return the shape that broadcasts (channels,) against ``x`` (batch, channels, ...)."""
     return (1, -1, *(1 for _ in x.shape[_SPATIAL:]))
 
 
 def _row_sums(x: Tensor) -> Tensor:
-    """Return the sums over all but rows and channels, (batch, channels)."""
+    """Return the sums over all dimensions but rows and channels, (batch, channels)."""
     return x.flatten(_SPATIAL).sum(_SPATIAL) if x.dim() > _SPATIAL else x
 
 
@@ -67,9 +67,9 @@ class _Kept(Saved, Protocol):
 
 
 class _Each(torch.autograd.Function):
-    """Torch's batch norm of the rows present, with a batching rule that calls it once per client.
+    """Torch's batch norm of the present rows, with a batching rule that calls it per client.
 
-    It returns means and reciprocal deviations beside the batch, as torch does.
+    It returns means and reciprocal deviations with the batch, as torch does.
     """
 
     @staticmethod
@@ -119,14 +119,14 @@ _norm_each: Callable[..., Normed] = _Each.apply
 
 
 def _some(mask: Tensor | None) -> Tensor | None:
-    """Return the mask if it tells some rows from others; where none is present, nor are all."""
+    """Return the mask if only some rows are present, else None."""
     if mask is None or bool(mask.all()) or not bool(mask.any()):
         return None
     return mask
 
 
 def _placed(rows: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return rows in their places among those of ``x``, zeros in the others."""
+    """Return rows at their positions in ``x``, with zeros at the other positions."""
     if mask is None:
         return rows
     out = rows.new_zeros(x.shape)

@@ -1,4 +1,4 @@
-"""Bounds of hyper-parameters, written in their types and checked once, when a method is made."""
+"""Bounds of hyper-parameters, declared in their types and checked when a method is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The least value of a number (with ``above``, it must be greater than that) and the most."""
+    """The range of a number: ``least`` (exclusive with ``above``) and ``most``."""
 
     least: float
     above: bool = False
@@ -39,11 +39,11 @@ Share = Annotated[float, Bounds(0, most=1)]
 Fraction = Annotated[float, Bounds(0, above=True, most=1)]  # a share above 0
 PositiveInt = Annotated[int, Bounds(1)]
 NonNegativeInt = Annotated[int, Bounds(0)]
-PerPool: TypeAlias = T | dict[str, T]  # one for all pools, or a table with one for each
+PerPool: TypeAlias = T | dict[str, T]  # one value for all pools, or a table by pool
 
 
 def of_pool(value: PerPool[T], pool: str, key: str) -> T:
-    """Return what a hyper-parameter is for a pool; ``key`` is its name in a recipe.
+    """Return a hyper-parameter's value for a pool; ``key`` is its name in a recipe.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def of_pool(value: PerPool[T], pool: str, key: str) -> T:
 def check_bounds(method: object, table: str = "method") -> None:
     """Raise MethodError if a number of a dataclass is not finite, or outside its type's bounds.
 
-    Dataclasses and tables in it are looked into.
+    Nested dataclasses and tables are checked as well.
     """
     if not dataclasses.is_dataclass(method):
         return
@@ -78,7 +78,7 @@ def check_bounds(method: object, table: str = "method") -> None:
 
 
 def _bounds_in(hint: object) -> Iterator[Bounds]:
-    """Yield the bounds in a type, also in the parts of a choice of types."""
+    """Yield the bounds in a type, also in the members of a union."""
     for part in typing.get_args(hint):
         if isinstance(part, Bounds):
             yield part

@@ -1,6 +1,6 @@
 """Convolution and 2x2 max-pooling for stacked clients, on a CPU about twice as fast as torch's own.
 
-:func:`fedgist.core.layers.replace_layers` replaces torch's layers by these.
+:func:`fedgist.core.layers.replace_layers` replaces torch's layers with these.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from fedgist.core.autograd_types import Lot, Saved
 
-# the most channels in and out with which convolving and pooling together is faster (measured)
+# Measured bounds on channels in and out: joint convolution and pooling is faster up to these.
 IMAGE, NARROW = 4, 16
 
-# (gradient, x, t) -> the gradient where x > t, else 0: one pass of vector instructions, where a
-# comparison and a product take three
+# It keeps the gradient at entries of x above t, and puts zeros elsewhere, in one pass. A comparison
+# and a product would take three passes.
 threshold_backward = torch.ops.aten.threshold_backward
 
 
 class Conv2d(nn.Module):
     """A convolution that runs client by client (``each``) or as one grouped convolution.
 
-    With ``pool``, a 2x2 max-pooling, it also pools: see :func:`pooled`.
+    With a 2x2 max-pooling ``pool``, it also pools: see :func:`pooled`.
     """
 
     def __init__(self, old: nn.Conv2d, pool: nn.MaxPool2d | None = None) -> None:
@@ -34,7 +34,7 @@ class Conv2d(nn.Module):
         self.settings = (old.stride, old.padding, old.dilation, old.groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve ``x`` (batch, channels, height, width)."""
+        """Convolve ``x`` (batch, channels, height, width), and pool if there is a pooling."""
         convolve: Callable[..., Tensor] = _EachConv.apply if self.each else F.conv2d
         if self.pool is None:
             return convolve(x, self.weight, self.bias, *self.settings)
@@ -47,12 +47,13 @@ class Conv2d(nn.Module):
 def pooled(
     convolve: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any
 ) -> Tensor:
-    """Convolve, then take the largest of each 2x2 window, as a convolution of stride 2.
+    """Convolve ``x`` (batch, channels, height, width) and max-pool 2x2 windows.
 
-    The four places of a window are four kernels, the given one shifted by a pixel down, right or
-    both: four times the channels, a quarter of the pixels, and the maximum is taken over whole
-    channels. This fills vector units that a convolution of an image to few channels leaves idle,
-    and no step works on every other pixel.
+    ``weight`` is (out, in, height, width) and ``bias`` (out,). The four positions of a window are
+    four kernels: the given kernel shifted by a pixel down, right or both. One convolution of stride
+    2 computes all four, and the maximum is taken over whole channels. Four times the channels fill
+    the vector units, which a convolution of an image to few channels leaves idle, and no step works
+    on every other pixel.
     """
     shifted = [
         F.pad(weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)
@@ -65,9 +66,9 @@ def pooled(
 
 
 def can_pool(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
-    """Return whether a convolution and the ``pool`` after it are faster done together.
+    """Return whether a convolution and the ``pool`` after it are faster as one operation.
 
-    They are where an image is convolved to few channels, with stride 1.
+    They are for a convolution of stride 1 from an image to few channels.
     """
     return (
         pools_by_two(pool)
@@ -82,7 +83,7 @@ def can_pool(conv: nn.Conv2d, pool: nn.MaxPool2d) -> bool:
 
 
 def pools_by_two(pool: nn.MaxPool2d) -> bool:
-    """Return whether a pooling takes windows of 2x2, side by side."""
+    """Return whether a pooling takes adjacent windows of 2x2."""
 
     def both(value: Any) -> tuple[int, int]:
         return value if isinstance(value, tuple) else (value, value)
@@ -105,7 +106,7 @@ class _EachConv(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Saved, inputs: tuple[object, ...], output: Tensor) -> None:
-        """Nothing to keep: gradients flow through the calls that the batching rule makes."""
+        """Save nothing: gradients flow through the calls of the batching rule."""
 
     @staticmethod
     def vmap(info: Lot, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
@@ -121,7 +122,7 @@ class _EachConv(torch.autograd.Function):
 class _MaxOfFour(torch.autograd.Function):
     """The largest of four groups of channels (..., 4 x channels, height, width).
 
-    Where several are equally large, the first of them gets the whole gradient.
+    If several are equal, the first of them gets the whole gradient.
     """
 
     @staticmethod
@@ -173,7 +174,7 @@ class MaxPool2d(nn.Module):
 class _MaxPool(torch.autograd.Function):
     """The larger of two rows, then the larger of two columns.
 
-    The gradient goes to the pixel whose value was taken, one pixel also among equals.
+    The gradient goes to the selected pixel, and to exactly one among equal pixels.
     """
 
     @staticmethod

@@ -1,11 +1,11 @@
-"""Counts in messages: which numbers of a message count rows, and which counts are possible.
+"""Counts in messages: the fields that count rows, and the range of valid counts.
 
-A server divides by counts, so a negative count would turn a client's part of an average around. A
-field is declared to hold counts, and every upload that comes from a client is checked::
+A server divides by counts, so a negative count would reverse the sign of a client's part of an
+average. A field is declared to hold counts, and every upload of a client is checked::
 
     rows: Tensor = field(metadata=COUNTS)
-    weight: Tensor = field(metadata=NONZERO | COUNTS)  # beside a form on the wire
-    total: Tensor = field(metadata=COUNTS_FIRST)  # (classes, m + 1): in the first column alone
+    weight: Tensor = field(metadata=NONZERO | COUNTS)  # together with a wire form
+    total: Tensor = field(metadata=COUNTS_FIRST)  # (classes, m + 1): first column only
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-MOST_ROWS = 2**31  # that a client may say it has, unless clients.max_rows bounds them
+MOST_ROWS = 2**31  # the default bound of a client's rows; clients.max_rows replaces it
 _META = "counts"
 
 COUNTS = {_META: "all"}
@@ -26,7 +26,7 @@ COUNTS_FIRST = {_META: "first column"}
 
 @dataclass(frozen=True)
 class CountRange:
-    """The least and the greatest number that is taken for a count."""
+    """The smallest and the largest valid count."""
 
     least: float = 0.0
     most: float = MOST_ROWS
@@ -34,7 +34,7 @@ class CountRange:
 
 @functools.cache
 def count_fields(kind: type) -> Mapping[str, str]:
-    """Return the fields of a message type that hold counts, and where in them counts are."""
+    """Return the fields of a message type that hold counts, and the position of their counts."""
     if not dataclasses.is_dataclass(kind):
         return {}
     fields = dataclasses.fields(kind)
@@ -42,7 +42,7 @@ def count_fields(kind: type) -> Mapping[str, str]:
 
 
 def impossible(kind: type, arrays: Mapping[str, Tensor], allowed: CountRange) -> str | None:
-    """Return why a count of a message, or of a stack of messages, is impossible, or None."""
+    """Return why a count of a message, or of a stack of messages, is invalid, or None."""
     for name, where in count_fields(kind).items():
         counts = arrays[name][..., 0] if where == COUNTS_FIRST[_META] else arrays[name]
         wrong = counts[(counts < allowed.least) | (counts > allowed.most)]

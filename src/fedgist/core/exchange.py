@@ -1,4 +1,4 @@
-"""What crosses in a stage, as one value that several methods delegate to."""
+"""The interface of an exchange: download, upload and server update, shared by several methods."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedgist.core.tree import Tree
 
 
 class Exchange(Protocol):
-    """What crosses in a stage, as one value that several methods delegate to.
+    """The messages of a stage and the server's update, as one value that methods share.
 
-    Where a method does not define a function of these names, that of its ``exchange`` is called:
-    averaging methods differ in what learns, not in what crosses.
+    A method that does not define one of these functions uses the function of its ``exchange``.
+    Averaging methods, for instance, differ in their local training and share an exchange.
     """
 
     def init_server(self, ctx: Context) -> Tree:
@@ -41,30 +41,30 @@ class Exchange(Protocol):
 
 
 class Silence:
-    """The exchange of methods in which nothing crosses."""
+    """The exchange of methods without messages."""
 
     def init_server(self, ctx: Context) -> Tree:
-        """Keep nothing."""
+        """Return an empty state."""
         return Nothing()
 
     def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Send nothing."""
+        """Return an empty message."""
         return Nothing()
 
     def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:
-        """Change nothing."""
+        """Return net and state unchanged."""
         return net, own
 
     def upload(
         self, net: Net, own: Tree, sums: Tree, down: Tree, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Send nothing."""
+        """Return an empty message."""
         return Nothing(), own
 
     def server_update(self, server: Tree, replies: Replies, ctx: Context) -> Tree:
-        """Change nothing."""
+        """Return the state unchanged."""
         return server
 
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
-        """Return nothing: the server has no model."""
+        """Return no model."""
         return {}

@@ -1,10 +1,10 @@
-"""Stand-ins for torch's layers that misbehave when clients are stacked.
+"""Replacements of torch's layers that give wrong results or are slow for stacked clients.
 
-Batch norm must not see absent rows and must hand its statistics back instead of storing them;
-dropout must draw from a key instead of torch's generator; a convolution of many small nets is
-sometimes faster net by net. :func:`replace_layers` replaces torch's layers by these, in a builder's
-module or a user's own. They learn how they are run from the *pass* that :mod:`fedgist.core.net`
-opens around a call.
+Batch norm must not see absent rows and must return its statistics instead of storing them. Dropout
+must draw from a key instead of torch's generator. A convolution of many small nets is sometimes
+faster net by net. :func:`replace_layers` replaces torch's layers with these, in a builder's module
+or a user's own. The layers read their mode from the *pass* that :mod:`fedgist.core.net` opens
+around a call.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
 @dataclass(eq=False)
 class Pass:
-    """One training pass through a net: the rows present, the key, and what batch norm learned.
+    """One training pass through a net: the present rows, the key, and new batch norm statistics.
 
-    Batch norm takes each of ``parts`` equal parts of a batch by itself, one after the other. Where
-    it is known that no row is absent (``whole``), of one client alone, torch's own is faster. The
-    body computes in bfloat16 where torch's autocast does, if ``half``.
+    Batch norm normalizes each of ``parts`` equal parts of a batch separately. ``whole`` says that
+    no row is absent and there is one client; torch's own batch norm is then faster. With ``half``,
+    the body computes in bfloat16 wherever torch's autocast does.
 
-    It is the one mutable value in the core: the trainer opens it, runs a loss, and reads
+    A pass is the only mutable value in the core: the trainer opens it, runs a loss, and reads
     ``updates`` afterwards.
     """
 
@@ -48,38 +48,38 @@ class Pass:
         """Return the context of the body's forward pass."""
         if not self.half:
             return contextlib.nullcontext()
-        # without the cache: a cast of one client's view must not be taken for another's
+        # without the cache: a cast of one client's view must not be reused for another client
         return torch.autocast(device, torch.bfloat16, cache_enabled=False)
 
     def of_rows(self, mask: Tensor) -> Pass:
-        """Return a pass over other rows: its draws are its own, its ``updates`` are these."""
+        """Return a pass over other rows, ``mask`` (rows,), with new draws and these ``updates``."""
         key = random.fold(self.next_key(), "rows")
         return Pass(mask, key, half=self.half, updates=self.updates)
 
     def next_key(self) -> Tensor:
-        """Return a different key at every call.
+        """Return a different key, (), at every call.
 
-        So two dropout layers, or two views of a batch, do not share their draws.
+        So two dropout layers, or two views of a batch, do not share random numbers.
         """
         self.draws += 1
         return random.fold(self.key, "dropout", self.draws)
 
 
 _MATRIX = 2  # dimensions: rows, and the numbers in each
-_SMALL = 4096  # weights: up to so many, calling a function of our own takes longer than it saves
+_SMALL = 4096  # weights: up to this size, a custom function costs more time than it saves
 
 current: ContextVar[Pass | None] = ContextVar("pass", default=None)  # None: evaluation
 
 
 class Dropout(nn.Module):
-    """Dropout from a key; ``channels`` drops whole channels (torch's Dropout2d)."""
+    """Dropout by key; ``channels`` drops whole channels (torch's Dropout2d)."""
 
     def __init__(self, p: float, *, channels: bool) -> None:
         super().__init__()
         self.p, self.channels = p, channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero a share ``p`` of ``x`` (batch, ...) and scale the rest, in training only."""
+        """Zero a fraction ``p`` of ``x`` (batch, ...) and scale the rest, in training only."""
         run = current.get()
         if run is None or self.p == 0.0:
             return x
@@ -89,9 +89,9 @@ class Dropout(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch norm over the rows that are present, its running statistics handed to the pass.
+    """Batch norm over the present rows, which returns its running statistics through the pass.
 
-    It runs client by client (``each``) or on all of a stack at once, on a GPU always so.
+    It runs client by client (``each``), or on a whole stack at once; on a GPU always the latter.
     """
 
     running_mean: Tensor
@@ -129,7 +129,7 @@ class BatchNorm(nn.Module):
         return torch.addcmul(shift.view(shape), x.to(scale.dtype), scale.view(shape))
 
     def _of_batch(self, run: Pass, x: Tensor, mask: Tensor) -> Tensor:
-        """Normalize a batch by its own statistics, which go to the pass."""
+        """Normalize a batch by its own statistics, which are added to the pass."""
         about = self.weight, self.bias, self.eps
         if run.whole or (self.each and x.device.type == "cpu"):
             out, mean, var = of_each(x, None if run.whole else mask, *about)
@@ -147,7 +147,7 @@ class BatchNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer; if large, its gradient comes out contiguous when clients are stacked."""
+    """A linear layer; a large one has contiguous gradients when clients are stacked."""
 
     def __init__(self, old: nn.Linear) -> None:
         super().__init__()
@@ -159,13 +159,16 @@ class Linear(nn.Module):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W' + b for ``x`` (batch, ..., in), ``weight`` (out, in), ``bias`` (out,)."""
+    """Return x W' + b, (batch, ..., out).
+
+    ``x`` is (batch, ..., in), ``weight`` (out, in) and ``bias`` (out,).
+    """
     if x.dim() < _MATRIX or weight.numel() <= _SMALL:
         return F.linear(x, weight, bias)
     bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     if x.dim() > _MATRIX:
         return linear(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], len(weight))
-    # a function of our own is not cast by torch; no cast is known of tensors without numbers
+    # torch does not cast a custom function's inputs; meta tensors have no cast
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         half = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(half), weight.to(half), bias.to(half)
@@ -206,7 +209,7 @@ class _Linear(torch.autograd.Function):
 
 
 def replace_layers(module: nn.Module) -> nn.Module:
-    """Replace the layers of a module, a user's too, by those of this file; names are kept.
+    """Replace torch's layers in a module with those of this file; names are unchanged.
 
     A layer that is used in two places, at any depth, gets one replacement, used in both.
     """
@@ -215,9 +218,9 @@ def replace_layers(module: nn.Module) -> nn.Module:
 
 
 def _join(module: nn.Module) -> None:
-    """Join convolutions with the max-pooling that follows them, in plain sequences.
+    """Join convolutions with the max-pooling after them, in plain sequences.
 
-    Only there is it certain that nothing else calls these layers.
+    Only in a plain sequence is it certain that no other code calls these layers.
     """
     if type(module) is not nn.Sequential:
         return

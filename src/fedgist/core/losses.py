@@ -1,7 +1,7 @@
 """Losses for one client's batch: means over the rows that are present.
 
-``mask`` is (batch,), true where a row is present; absent rows have weight 0, whatever numbers they
-hold.
+``mask`` is (batch,), true for a present row. Absent rows have weight 0, whatever numbers they hold.
+Every loss is a scalar, ().
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import Tensor
 
-SURE = 1.0 - 1e-6  # a discriminator is never surer than this, so that losses stay finite
+SURE = 1.0 - 1e-6  # upper bound of a discriminator's probability, so that losses stay finite
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``values`` (batch,) over the rows present; 0 if there are none."""
+    """Return the mean, (), of ``values`` (batch,) over the rows present; 0 if there are none."""
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
@@ -31,9 +31,9 @@ def cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of ``logits`` (batch, classes) with labels ``y`` (batch,).
 
-    With ``smoothing`` s, a label is (1 - s) of its class and s of all classes alike (Szegedy et al.
-    2016, section 7). The loss of each row is multiplied by its ``weight`` (batch,); the mean is
-    taken over rows, not over weights, so a batch of one row feels its weight, too.
+    With ``smoothing`` s, a label has weight 1 - s on its class and s spread evenly over all classes
+    (Szegedy et al. 2016, section 7). ``weight`` (batch,) multiplies the loss of each row. The mean
+    is taken over rows, not over weights, so a weight also has an effect in a batch of one row.
     """
     log_p = F.log_softmax(logits, dim=-1)
     chosen = log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -47,9 +47,9 @@ def cross_entropy(
 def balanced_weights(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     """Return n / (k n_c), the weight of each class c of each client: (clients, classes).
 
-    ``y`` and ``mask`` are (clients, rows); n is how many rows a client has, k how many classes, n_c
-    how many rows of class c (King and Zeng 2001, as scikit-learn's "balanced"). A class without
-    rows has weight 0. The weights of a client's rows have mean 1.
+    ``y`` and ``mask`` are (clients, rows). A client has n rows of k classes, n_c of them of class c
+    (King and Zeng 2001, as scikit-learn's "balanced"). A class without rows has weight 0. The
+    weights of a client's rows have mean 1.
     """
     n_c = torch.zeros(len(y), num_classes, device=y.device).scatter_add_(1, y, mask.float())
     n, k = n_c.sum(1, keepdim=True), (n_c > 0).sum(1, keepdim=True)
@@ -57,13 +57,19 @@ def balanced_weights(y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
 
 
 def kl(target: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean KL(target || softmax(logits)); ``target`` (batch, classes) sums to 1."""
+    """Return the mean KL(target || softmax(logits)), (); ``target``, ``logits`` (batch, classes).
+
+    Each row of ``target`` sums to 1.
+    """
     log_q = F.log_softmax(logits, dim=-1)
     return masked_mean((torch.xlogy(target, target) - target * log_q).sum(-1), mask)
 
 
 def squared_distance(a: Tensor, b: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over rows of ``|a - b|^2``, summed over the last dimension."""
+    """Return the mean over rows of ``|a - b|^2``, summed over the last dimension.
+
+    ``a`` and ``b`` are (batch, width).
+    """
     return masked_mean((a - b).square().sum(-1), mask)
 
 
@@ -75,25 +81,27 @@ def proximal(params: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> Tens
 
 
 def contrast(log_h: Tensor, y: Tensor) -> Tensor:
-    """Return -ln h at a row's own class, -ln(1 - h) at the others: (batch, classes).
+    """Return -ln h at a row's own class, and -ln(1 - h) at the others: (batch, classes).
 
-    h (batch, classes) is the chance, for a discriminator, that a row is of the class that it sees
-    (Berdoz et al. 2022, l_disc).
+    ``log_h`` (batch, classes) is ln h, and ``y`` is (batch,). h is a discriminator's probability
+    that a row has the class of a representation (Berdoz et al. 2022, l_disc).
     """
     own = F.one_hot(y, log_h.shape[1]).bool()
     return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
 
 
 def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor) -> Tensor:
-    """Return what each row adds to a lower bound on mutual information, in nats: (batch,).
+    """Return each row's term of a lower bound on mutual information, in nats: (batch,).
 
-    With K = classes - 1 negatives that are drawn as classes occur, a row's own included,
-    I >= ln K + E[ln h(s, t^y) + K sum_c p_c ln(1 - h(s, t^c))] for every h below 1 (Berdoz et al.
-    2022, theorem 1, after Tian, Krishnan, Isola 2020). Negatives of other classes alone would make
-    it too high where classes are skewed. ``log_h`` (batch, lots, classes), ``frequency`` (classes,)
-    are the p_c, ``there`` (lots, classes) says of which classes there are representations: p is
-    that among them. The mean over lots; NaN for a class of which there is none, and where no
-    frequency is known.
+    ``log_h`` is (batch, lots, classes) and ``y`` (batch,). ``frequency`` (classes,) are the class
+    frequencies p_c. ``there`` (lots, classes) marks the classes with a representation; p is taken
+    among these. The result is the mean over lots. It is NaN for a class without a representation,
+    and if no frequency is known.
+
+    With K = classes - 1 negatives, drawn by class frequency and including a row's own class, I >=
+    ln K + E[ln h(s, t^y) + K sum_c p_c ln(1 - h(s, t^c))] for every h below 1 (Berdoz et al. 2022,
+    theorem 1, after Tian, Krishnan, Isola 2020). Negatives of other classes only would make the
+    bound too high for skewed classes.
     """
     present = there * frequency
     share = present / present.sum(1, keepdim=True).clamp(min=torch.finfo(present.dtype).tiny)

@@ -1,7 +1,7 @@
 """Messages: the only values that cross between server and clients.
 
-A message is a frozen dataclass of tensors. Its cost is defined here: the bytes of its tensors in
-their own types, or in the wire form that a field declares (:mod:`fedgist.core.wire_form`). The
+A message is a frozen dataclass of tensors. This module defines its cost: the bytes of its tensors
+in their own types, or in the wire form that a field declares (:mod:`fedgist.core.wire_form`). The
 ledger of a run, the papers' "communication cost" and every engine use this number.
 
 >>> @message(reduce="sum")

@@ -87,9 +87,10 @@ measure        client  yes   evaluation  client's  every batch           (batch,
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
 =============  ======  ====  ==========  ========  ====================  ===========================
 
-A client's key differs between clients, rounds and stages. A stage's key is shared by all clients.
-``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or ``"evaluate"``.
-Functions under ``torch.func.vmap`` may branch on stage and round, never on a tensor: use masks.
+A client's key differs between clients, rounds and stages. A stage's key is the same for all
+clients. ``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or
+``"evaluate"``. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
+tensor: use masks.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class Method:
         return selected
 
     def download(self, server: Tree, order: Order, ctx: Context) -> Tree:
-        """Return the message for one client; tensors that clients share are one broadcast."""
+        """Return the message for one client; tensors shared by clients are one broadcast."""
         return self.exchange.download(server, order, ctx)
 
     def receive(self, net: Net, own: Tree, down: Tree, ctx: Context) -> tuple[Net, Tree]:

@@ -1,7 +1,7 @@
-"""Metrics: what they are called, in which unit they are, and which end is better.
+"""Metrics: their names, their units, and whether higher or lower is better.
 
-Reports read these, and never guess them from the name of a column. How metrics are computed is in
-``objective.py``.
+Reports read these values and never guess them from a column's name. ``objective.py`` computes the
+metrics.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:  # it loads torch
 
 Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
-ALL_ROWS, HELD_OUT = "all", "validation"  # sets of rows that the server has by itself
+ALL_ROWS, HELD_OUT = "all", "validation"  # the server's own sets of rows
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which models are judged: what it is called, its unit, and which end is better.
+    """A metric of models: its name, its unit, and whether higher or lower is better.
 
-    A score of a site that is below ``least`` or above ``most`` is refused. Losses and R2 have no
-    such bounds.
+    The server refuses a site's score below ``least`` or above ``most``. Losses and R2 have no such
+    bounds.
     """
 
     name: str
@@ -37,20 +37,20 @@ class Metric:
     most: float | None = None
 
     def allows(self, value: float) -> bool:
-        """Return whether a model can have this score."""
+        """Return whether a score is possible."""
         return (self.least is None or value >= self.least) and (
             self.most is None or value <= self.most
         )
 
 
 def share(name: str, title: str) -> Metric:
-    """Return a metric that is a share of rows, from 0 to 1; more is better."""
+    """Return a metric that is a fraction of rows, from 0 to 1; higher is better."""
     return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
 
 
 LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
 
-# what features of one client and means of another say of each other, at least
+# lower bound on the mutual information between one client's features and another's class means
 INFORMATION = Metric("information_bound", "Mutual information, at least", "nats", "higher")
 
 #: The metrics of classification, by name.
@@ -72,9 +72,9 @@ WORD_METRICS: Mapping[str, Metric] = MappingProxyType(
         "perplexity": Metric("perplexity", "Perplexity", "", "lower", least=0.0),
     }
 )
-#: What a probe of a model's features finds.
+#: The accuracy of a linear probe of a model's features.
 PROBE = share("probe", "Linear probe")
-#: What further probes find, by the names of their columns.
+#: The metrics of further probes, by the names of their columns.
 PROBES_BESIDE: Mapping[str, Metric] = MappingProxyType(
     {
         f"{PROBE.name}_{kind}": share(f"{PROBE.name}_{kind}", title)
@@ -97,8 +97,8 @@ CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType(
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {LOSS.name: LOSS, **CHOSEN_METRICS, **PROBES_BESIDE, INFORMATION.name: INFORMATION}
 )
-#: Objectives by name: each is made for a number of classes, the metrics chosen, how much labels are
-#: smoothed, and options of its own.
+#: Objectives by name. Each takes a number of classes, the chosen metrics, the label smoothing, and
+#: its own options.
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
     {
         "classes": "fedgist.core.objective:Classes",

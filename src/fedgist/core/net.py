@@ -54,7 +54,10 @@ class Architecture:
     drops_features: bool = False
 
     def laid_out(self, *, each: bool) -> Architecture:
-        """Return the architecture with convolutions and batch norm per client or stacked."""
+        """Return the architecture with unstacked (``each``) or stacked layers.
+
+        This concerns convolutions and batch norm.
+        """
         kinds = Conv2d | BatchNorm
         layers = [layer for layer in self.module.modules() if isinstance(layer, kinds)]
         if all(layer.each == each for layer in layers):
@@ -137,7 +140,7 @@ class Net:
         return {k: v for k, v in self.params.items() if self.arch.layers.holds(part, k)}
 
     def state(self, part: Part = "all") -> dict[str, Tensor]:
-        """Return the parameters and buffers of ``part`` by name, as averaging methods send."""
+        """Return parameters and buffers of ``part`` by name, as averaging methods send them."""
         holds = self.arch.layers.holds
         return self.part(part) | {k: v for k, v in self.buffers.items() if holds(part, k)}
 

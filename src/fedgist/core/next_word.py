@@ -1,7 +1,7 @@
-"""Texts as tasks: after each word a model says what comes next.
+"""Next-word prediction: after each token of a text, a model predicts the next one.
 
-A text is a row of word numbers, (length,). The first four numbers are no words: padding, the begin
-and the end of a text, and a word that the vocabulary does not have.
+A text is a row of token numbers, (length,). The first four numbers are special: padding, the begin
+and the end of a text, and a word outside the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedgist.core.tree import tree
 from fedgist.errors import one_of
 
 PADDING, BEGIN, END, UNKNOWN = range(4)
-SPECIAL = ("<pad>", "<begin>", "<end>", "<unknown>")  # what these numbers are called
+SPECIAL = ("<pad>", "<begin>", "<end>", "<unknown>")  # their names
 
 
 @tree
 class WordMarks:
-    """What is kept of each text: sums over its places, each (rows,).
+    """Sums over the tokens of each text, each (rows,).
 
-    ``loss`` in nats over ``places``, all that are counted; ``right`` words of those that are in the
-    vocabulary, ``words``.
+    ``loss`` in nats is the sum over all ``places`` counted tokens. ``right`` of the ``words``
+    tokens in the vocabulary are predicted correctly.
     """
 
     loss: Tensor
@@ -38,12 +38,13 @@ class WordMarks:
 
 @dataclass(frozen=True)
 class NextWord:
-    """The next word at each place of a text: cross-entropy, and the metrics chosen.
+    """The objective of next-word prediction: cross-entropy per token, and the chosen metrics.
 
-    The loss of a text is the mean over its places, ends and unknown words included; that of a batch
-    the mean over its texts. Judged by, a client's places count alike, whatever text they are in.
-    Accuracy is over words of the vocabulary, without ends and unknown words, which are not guessed
-    either: the likeliest word counts. ``smoothing`` smooths what models learn from.
+    The loss of a text is the mean over its tokens, including ends and unknown words. The loss of a
+    batch is the mean over its texts. For evaluation, every token of a client has the same weight,
+    regardless of text length. Per-token accuracy covers words of the vocabulary, without ends and
+    unknown words; the prediction is the most likely of these words. ``smoothing`` smooths labels in
+    training.
     """
 
     num_words: int
@@ -56,7 +57,7 @@ class NextWord:
 
     @property
     def outputs(self) -> int:
-        """A logit for each word."""
+        """The number of outputs: one logit per token of the vocabulary."""
         return self.num_words
 
     def __post_init__(self) -> None:
@@ -65,11 +66,11 @@ class NextWord:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics chosen."""
+        """The chosen metrics."""
         return tuple(WORD_METRICS[name] for name in self.chosen)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss of texts, ``logits`` (batch, length, words), by their weight."""
+        """Return the mean loss of texts, (), for ``logits`` (batch, length, words), weighted."""
         places = counted(batch)
         found = _cross_entropy(logits, batch.y, self.smoothing)
         of_text = torch.where(places, found, 0.0).sum(1) / places.sum(1).clamp(min=1)
@@ -77,7 +78,7 @@ class NextWord:
         return losses.masked_mean(of_text, batch.mask)
 
     def mark(self, logits: Tensor, batch: Batch) -> WordMarks:
-        """Return the sums of each text."""
+        """Return the sums of each text, for ``logits`` (batch, length, words)."""
         places = counted(batch)
         words = places & (batch.y >= len(SPECIAL))
         guess = logits[..., len(SPECIAL) :].max(-1).indices + len(SPECIAL)
@@ -90,7 +91,10 @@ class NextWord:
         )
 
     def measure(self, marks: WordMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Return the loss and the metrics chosen, (clients,) each, NaN where nothing is counted."""
+        """Return the loss and the chosen metrics, (clients,) each, NaN without counted tokens.
+
+        The marks, ``y`` and ``mask`` are (clients, rows, ...).
+        """
         del y  # the marks say how many words there are
 
         def total(leaf: Tensor) -> Tensor:
@@ -101,17 +105,17 @@ class NextWord:
         return {name: every[name] for name in self.chosen} | {LOSS.name: loss}
 
     def confusion(self, marks: WordMarks, y: Tensor, mask: Tensor) -> None:
-        """Return nothing: a table of all words by all words would be too large to look at."""
+        """Return nothing: a confusion matrix of all words would be too large."""
         del marks, y, mask
 
 
 def counted(batch: Batch) -> Tensor:
-    """Return which places of a batch of texts are counted, (batch, length)."""
+    """Return a mask of the counted tokens in a batch of texts, (batch, length)."""
     return (batch.y >= 0) & batch.mask.unsqueeze(-1)
 
 
 def _cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """Return the cross-entropy of each place, (batch, length)."""
+    """Return the cross-entropy of each token, (batch, length)."""
     log_p = F.log_softmax(logits, dim=-1)
     chosen = log_p.gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     if smoothing:

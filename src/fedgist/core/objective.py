@@ -1,4 +1,4 @@
-"""What a task asks of a model: its loss, and by which metrics it is judged.
+"""The objective of a task: its loss, and the metrics of evaluation.
 
 An objective belongs to the task, not to the method: FedAvg and FedProx train classifiers, models of
 text (``next_word.py``) and encoders (``simclr.py``) without new files.
@@ -20,17 +20,17 @@ from fedgist.core.metrics import CLASS_METRICS, LOSS, Metric
 from fedgist.core.tree import Tree, tree
 from fedgist.errors import one_of
 
-#: What is kept of each row that was predicted, until metrics are computed from it: a tree whose
-#: leaves have a line for each row. Every objective has its own.
+#: Per-row results of prediction from which metrics are computed: a tree of (rows, ...) leaves.
+#: Every objective has its own type.
 Marks: TypeAlias = Tree
 
 
 @tree
 class ClassMarks:
-    """What is kept of each row whose class was predicted.
+    """Per-row results of classification, from which metrics are computed.
 
-    ``loss`` (rows,) in nats, ``label`` (rows,) the class predicted, ``scores`` (rows, classes) the
-    probabilities, or (rows, 0) where no metric needs them. Absent rows hold zeros.
+    ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``scores`` (rows,
+    classes) are the probabilities, or (rows, 0) if no metric needs them. Absent rows hold zeros.
     """
 
     loss: Tensor
@@ -39,7 +39,7 @@ class ClassMarks:
 
 
 class Objective(Protocol):
-    """A task's loss and metrics."""
+    """The interface of a task's loss and metrics."""
 
     @property
     def name(self) -> str:
@@ -47,52 +47,53 @@ class Objective(Protocol):
 
     @property
     def text(self) -> bool:
-        """Whether rows are texts, with a label at each of their places, and not one for all."""
+        """Whether rows are texts, with a label for each token instead of one per row."""
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a row, or for each of its places."""
+        """The number of outputs of a model per row, or per token."""
 
     @property
     def views(self) -> int:
-        """How many views of each row are in a batch that is learnt from, one after the other.
+        """The number of views of each row in a training batch, one after the other.
 
-        One, where outputs are predictions. Of several, outputs are embeddings, which two layers
-        make of the features, and models are judged by probes of the features.
+        With one view, outputs are predictions. With several, outputs are embeddings, made of the
+        features by two layers, and models are evaluated by probes of the features.
         """
 
     @property
     def norm_parts(self) -> int:
-        """Into how many parts batch norm divides a batch, each with its own statistics."""
+        """The number of parts of a batch that batch norm normalizes separately."""
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics beside the loss; the first is the one that reports show first."""
+        """The metrics in addition to the loss; reports show the first one first."""
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss of a batch over the rows present: a scalar.
+        """Return the mean loss of a batch over the rows present: a scalar, ().
 
-        The loss of each row is multiplied by ``batch.weight``, where the batch has weights.
+        ``batch.weight`` multiplies the loss of each row, if the batch has weights.
         """
 
     def mark(self, logits: Tensor, batch: Batch) -> Marks:
-        """Return what is kept of each row of one client (under vmap)."""
+        """Return the per-row results of one client, (batch, ...) each (under vmap)."""
 
     def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Return each client's metrics, loss included, from marks (clients, rows): (clients,) each.
+        """Return each client's metrics, including the loss: (clients,) each.
 
-        They are in double precision, and NaN where a metric is not defined for a client.
+        The marks, ``y`` and ``mask`` are (clients, rows, ...). Metrics are in double precision, and
+        NaN if undefined for a client.
         """
 
     def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor | None:
-        """Return counts (true class, predicted class), summed over clients, if there are any."""
+        """Return counts (true class, predicted class), summed over clients, or None."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """One class for each example: cross-entropy, and the metrics chosen (by default all).
+    """The objective of classification: cross-entropy, and the chosen metrics (by default all).
 
-    ``smoothing`` smooths the labels that models learn from, not those by which they are judged.
+    ``smoothing`` smooths labels in training, not in evaluation.
     """
 
     num_classes: int
@@ -105,7 +106,7 @@ class Classes:
 
     @property
     def outputs(self) -> int:
-        """A logit for each class."""
+        """The number of outputs: one logit per class."""
         return self.num_classes
 
     def __post_init__(self) -> None:
@@ -114,17 +115,20 @@ class Classes:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics chosen."""
+        """The chosen metrics."""
         return tuple(CLASS_METRICS[name] for name in self.chosen)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of ``logits`` (batch, classes), rows by their weight."""
+        """Return the mean weighted cross-entropy, (), of ``logits`` (batch, classes)."""
         return losses.cross_entropy(
             logits, batch.y, batch.mask, weight=batch.weight, smoothing=self.smoothing
         )
 
     def mark(self, logits: Tensor, batch: Batch) -> ClassMarks:
-        """Return the cross-entropy, the likeliest class and the probabilities of each row."""
+        """Return the cross-entropy, the most likely class and the probabilities of each row.
+
+        ``logits`` are (batch, classes).
+        """
         normalizer = torch.logsumexp(logits, -1)
         loss = normalizer - logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
         kept = logits if "auroc" in self.chosen else logits[..., :0]
@@ -137,7 +141,7 @@ class Classes:
         )
 
     def measure(self, marks: ClassMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Return the loss and the metrics chosen, (clients,) each."""
+        """Return the loss and the chosen metrics, (clients,) each."""
         table = Predictions(marks, y, mask, self.num_classes)
         values = {name: _MEASURES[name](table) for name in self.chosen}
         losses_seen = torch.where(mask, marks.loss, 0.0).to(torch.float64)
@@ -150,7 +154,7 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The rows of K clients, predicted: marks, labels ``y`` and ``mask``, each (K, rows)."""
+    """The predictions of K clients: marks, labels ``y`` and ``mask``, each (K, rows)."""
 
     marks: ClassMarks
     y: Tensor
@@ -158,7 +162,7 @@ class Predictions:
     num_classes: int
 
     def counts(self) -> Tensor:
-        """Return how often each class was taken for each: (K, true class, predicted class)."""
+        """Return the confusion matrices: (K, true class, predicted class)."""
         clients, classes = len(self.y), self.num_classes
         client = torch.arange(clients, device=self.y.device).unsqueeze(1)
         cell = (client * classes + self.y) * classes + self.marks.label
@@ -167,30 +171,31 @@ class Predictions:
 
 
 def accuracy(p: Predictions) -> Tensor:
-    """Return the share of rows whose class is right."""
+    """Return the fraction of correctly classified rows, (K,)."""
     right = (p.marks.label == p.y) & p.mask
     return right.sum(1).to(torch.float64) / p.mask.sum(1)
 
 
 def balanced_accuracy(p: Predictions) -> Tensor:
-    """Return the mean recall over the classes that a client has."""
+    """Return the mean recall over the classes of each client, (K,)."""
     counts = p.counts().to(torch.float64)
     of_class = counts.sum(2)
     return (counts.diagonal(dim1=1, dim2=2) / of_class).nanmean(1)
 
 
 def macro_f1(p: Predictions) -> Tensor:
-    """Return the mean F1 over the classes that a client has or that its model predicts."""
+    """Return the mean F1 over the classes that a client has or its model predicts, (K,)."""
     counts = p.counts().to(torch.float64)
     either = counts.sum(1) + counts.sum(2)
     return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)
 
 
 def auroc(p: Predictions) -> Tensor:
-    """Return the area under the ROC curve of each class against the rest, mean over classes.
+    """Return the area under the ROC curve of each class against the rest, mean over classes: (K,).
 
-    By ranks (Mann and Whitney): the share of pairs of a row of the class and another row in which
-    the former has the higher probability, ties counting half. NaN where a client has one class.
+    It is computed from ranks (Mann and Whitney): the fraction of pairs of a row of the class and
+    another row in which the former has the higher probability; ties count one half. It is NaN for a
+    client with one class.
     """
     scores = p.marks.scores.movedim(2, 1)  # (K, classes, rows)
     scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all

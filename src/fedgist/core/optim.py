@@ -1,8 +1,8 @@
 """Optimizers over stacked parameters: row k of every tensor belongs to client k.
 
 Each is a pair (init, step) over named tensors (clients, ...). Every client has its own step
-counter, so clients that have done different numbers of steps can be in one stack. ``step`` works in
-place, on the rows it is given: clients whose rows are left out stay as they are.
+counter, so clients with different numbers of steps can share a stack. ``step`` works in place on
+the given rows: clients whose rows are left out are unchanged.
 
 The update rules are those of ``torch.optim`` (Adam: Kingma and Ba 2015, algorithm 1; AdamW, whose
 decay is decoupled from the gradient: Loshchilov and Hutter 2019, algorithm 2).
@@ -20,12 +20,12 @@ from torch.optim.adamw import adamw
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import tree
 
-ADAMS = ("adam", "adamw")  # those with two moments
+ADAMS = ("adam", "adamw")  # the rules with two moments
 
 
 @tree
 class OptimizerState:
-    """Moments by parameter (those that the rule uses), and each client's step count, (clients,)."""
+    """Moments by parameter, if the rule has them, and each client's step count, (clients,)."""
 
     first: dict[str, Tensor]
     second: dict[str, Tensor]
@@ -49,7 +49,7 @@ def step(
     grads: Mapping[str, Tensor],
     state: OptimizerState,
 ) -> None:
-    """Take one step for every row, in place."""
+    """Take one step for every client, in place; all leaves are (clients, ...)."""
     state.count.add_(1)
     if optimizer.name in ADAMS and _in_step(state.count):
         _fused_adam(optimizer, params, grads, state)
@@ -90,9 +90,9 @@ def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 
 
 def _in_step(count: Tensor) -> bool:
-    """Return whether all clients have done equally many steps, as in a fresh stack.
+    """Return whether all clients have the same number of steps, as in a fresh stack.
 
-    False on a GPU, where looking at the numbers would make the CPU wait.
+    It is False on a GPU, because reading the numbers would block the CPU.
     """
     return count.device.type == "cpu" and len(count) > 0 and bool((count == count[0]).all())
 
@@ -103,12 +103,12 @@ def _fused_adam(
     grads: Mapping[str, Tensor],
     state: OptimizerState,
 ) -> None:
-    """Let torch read each tensor once, where the rule in :func:`step` reads it nine times."""
+    """Call torch's fused Adam, which reads each tensor once; :func:`step` reads it nine times."""
     done = [(state.count[0] - 1).to(torch.float32) for _ in params]
     rule = adamw if optimizer.name == "adamw" else adam
     rule(
         list(params.values()),
-        # it goes through memory as it lies: a transposed gradient would meet other numbers
+        # the fused kernel ignores strides: a transposed gradient would meet other numbers
         [grads[n].contiguous() for n in params],
         [state.first[n] for n in params],
         [state.second[n] for n in params],

@@ -1,4 +1,4 @@
-"""Which optimizer, with which settings; the rules themselves are in ``optim.py``."""
+"""Settings of an optimizer; the update rules are in ``optim.py``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer and its settings, with their names in ``torch.optim``.
+    """An optimizer and its settings, named as in ``torch.optim``.
 
-    ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``; ``momentum`` is read by the second
-    alone, ``betas`` and ``eps`` by the last two. ``weight_decay`` is added to the gradient, by
-    ``adamw`` taken from the parameters.
+    ``name`` is ``sgd``, ``momentum``, ``adam`` or ``adamw``. Only ``momentum`` reads ``momentum``.
+    Only ``adam`` and ``adamw`` read ``betas`` and ``eps``. ``weight_decay`` is added to the
+    gradient; ``adamw`` subtracts it from the parameters.
     """
 
     name: OptimizerName = "adam"

@@ -1,16 +1,17 @@
-"""Parts of a net, by name: what a method keeps, sends, or lets learn.
+"""Names of the parts of a net, for the parts that a method keeps, sends or trains.
 
 ==============  =================================================================
 ``all``         every parameter and buffer
 ``none``        nothing
 ``head``        the linear layer that makes the logits
 ``body``        everything but the head
-``last:k``      the last k layers, the head among them: ``last:1`` is the head
-``but_last:k``  everything but these
+``last:k``      the last k layers including the head: ``last:1`` is the head
+``but_last:k``  everything but the last k layers
 ==============  =================================================================
 
-A layer is a module with a weight matrix or a kernel of its own. What has none (a normalization)
-belongs to the layer before it. Layers are ordered as the module registers them; the head is last.
+A layer is a module with its own weight matrix or kernel. A module without one (a normalization)
+belongs to the layer before it. Layers are in the order of registration in the module; the head is
+last.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ def is_part(name: str) -> bool:
 
 
 def check_part(name: str, where: str) -> None:
-    """Raise MethodError, which says ``where``, if ``name`` names no part of a net."""
+    """Raise MethodError, which names ``where``, if ``name`` is no part of a net."""
     if not (isinstance(name, str) and is_part(name)):
         raise MethodError(f"{where} = {name!r}{did_you_mean(str(name), KNOWN)}")
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The names of a net's parameters and buffers, layer by layer, the head last."""
+    """The names of a net's parameters and buffers, layer by layer, with the head last."""
 
     names: tuple[tuple[str, ...], ...]
 
@@ -71,9 +72,9 @@ class Layers:
     def last(self, count: int) -> dict[str, str]:
         """Return the names of the last ``count`` layers' arrays, by names that all nets share.
 
-        These say the place of a layer from the end, the module within it if it is not the first,
-        and the array: ``"1.weight"`` is the head's, ``"2.1.running_mean"`` that of a batch norm
-        behind the layer before.
+        A shared name consists of the layer's position from the end, the module within the layer
+        unless it is the first, and the array: ``"1.weight"`` is the head's, ``"2.1.running_mean"``
+        that of a batch norm after the layer before.
         """
         self._need(count, f"{LAST}:{count}")
         shared = {}
@@ -104,7 +105,7 @@ def check_depth(nets: Mapping[str, Layers], key: str, count: int, *, rest: bool 
 
 @functools.cache
 def _cut(part: Part) -> tuple[bool, int]:
-    """Return whether a part is the last layers, or what comes before, and how many they are."""
+    """Return whether a part is the last layers or the rest, and the number of last layers."""
     check_part(part, "part")
     kind, _, count = part.partition(":")
     return kind in {"head", LAST}, int(count or 1)
@@ -113,7 +114,7 @@ def _cut(part: Part) -> tuple[bool, int]:
 def layers_of(body: nn.Module, head: str, names: Collection[str]) -> Layers:
     """Return the layers of a net: its body as a module, its head's name, and all arrays' names."""
     layers: list[list[str]] = []
-    before: list[str] = []  # what precedes the first layer belongs to it
+    before: list[str] = []  # modules before the first layer belong to it
     for path, module in body.named_modules():
         parameters = list(module.named_parameters(path, recurse=False))
         arrays = itertools.chain(parameters, module.named_buffers(path, recurse=False))

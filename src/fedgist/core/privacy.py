@@ -11,8 +11,8 @@ upload is a sum over rows bounds each term inside the sum (:func:`bounded`), and
 of such sums (``Method.record_terms``). ``"client"``: in neighbouring federations one client sends
 its message or a zero. The whole message is clipped.
 
-Noise from the seed makes a simulation repeatable. Noise from the operating system lies on a
-*grid*, and so is every term before it is bounded. Sums of such terms are exact in float32, so
+Noise from the seed makes a simulation repeatable. Noise from the operating system is a multiple of
+a *grid*, and so is every term before it is bounded. Sums of such terms are exact in float32, so
 rounding never moves a total further than the sensitivity (docs/decisions/0038-noise-on-a-grid.md).
 """
 

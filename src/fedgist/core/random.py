@@ -1,9 +1,9 @@
 """Counter-based randomness in tensor operations.
 
-A *key* is a 64-bit integer tensor; :func:`fold` derives a new key from it and some words, and a
-draw mixes the key with the position of each number. Nothing is remembered, so the same key gives
-the same numbers stacked under vmap or alone, in any order and on any device: integers and uniforms
-bit for bit, normals up to the device's logarithm.
+A *key* is a 64-bit integer tensor. :func:`fold` derives a new key from a key and some words. A draw
+mixes the key with the position of each number. There is no state, so the same key gives the same
+numbers stacked under vmap or unstacked, in any order and on any device: integers and uniforms bit
+for bit, normals up to the device's logarithm.
 
 The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 generators", 2014).
@@ -42,12 +42,15 @@ def _number(word: Word) -> int | Tensor:
 
 
 def key(seed: int, *words: Word) -> Tensor:
-    """Make a key from a seed and words: numbers, names, or integer tensors (a key per element)."""
+    """Make a key, (), from a seed and words: numbers, names, or integer tensors (one key each)."""
     return fold(_mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN), *words)
 
 
 def fold(key: Tensor, *words: Word) -> Tensor:
-    """Derive a key, a different one for each sequence of words."""
+    """Derive a key in the shape of ``key``, a different one for each sequence of words.
+
+    Integer tensors among the words broadcast against the key.
+    """
     for word in words:
         key = _mix((key ^ _number(word)) * 3 + _GOLDEN)
     return key
@@ -59,7 +62,7 @@ def _bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw uniform float32 numbers, multiples of 2^-24, from 0 to just below 1.
+    """Draw uniform float32 numbers of ``shape``, multiples of 2^-24, from 0 to just below 1.
 
     ``key`` is a scalar, or has leading dimensions that broadcast against ``shape``.
     """
@@ -67,12 +70,12 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def integers(key: Tensor, shape: tuple[int, ...], high: int) -> Tensor:
-    """Draw integers from 0 to ``high`` - 1, for ``high`` below 2^31."""
+    """Draw integers of ``shape`` from 0 to ``high`` - 1, for ``high`` below 2^31."""
     return (_shift(_bits(key, shape), 32) * high) >> 32
 
 
 def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Draw standard normal float32 numbers (Box-Muller, in double precision, then rounded)."""
+    """Draw standard normal float32 numbers of ``shape`` (Box-Muller, in double precision)."""
     radius = (_shift(_bits(fold(key, 1), shape), 11).to(torch.float64) + 1.0) * 2.0**-53
     angle = _shift(_bits(fold(key, 2), shape), 11).to(torch.float64) * 2.0**-53
     return (torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)).to(
@@ -81,7 +84,7 @@ def normal(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def permutation(key: Tensor, length: int) -> Tensor:
-    """Draw a random order of the numbers from 0 to ``length`` - 1, (length,)."""
+    """Draw a random permutation of the numbers from 0 to ``length`` - 1, (length,)."""
     return torch.argsort(_shift(_bits(key, (length,)), 1), stable=True)
 
 
@@ -95,9 +98,9 @@ def choice(key: Tensor, length: int, size: int) -> list[int]:
 
 
 def order(key: Tensor, present: Tensor) -> Tensor:
-    """Draw, for each line of ``present`` (lines, places), a random order of its true places.
+    """Draw, for each row of ``present`` (lines, places), a random order of its true places.
 
-    The false ones come last. Returned are the places, (lines, places).
+    The false places come last. The result holds the places, (lines, places).
     """
     draws = _shift(_bits(key, (present.shape[1],)), 1)
     return torch.argsort(
@@ -107,11 +110,11 @@ def order(key: Tensor, present: Tensor) -> Tensor:
 
 @contextmanager
 def torch_draws(seed: int) -> Iterator[None]:
-    """Let torch's own generator on the CPU begin at a seed, for layers that draw from no key.
+    """Seed torch's CPU generator within a block, for layers that draw without a key.
 
-    Behind it, the generator goes on as if nothing had been drawn.
+    On exit, torch's generator is restored to its previous state.
     """
-    generator = torch.default_generator  # torch.manual_seed would ask every kind of device
+    generator = torch.default_generator  # torch.manual_seed would seed every device
     before = generator.get_state()
     generator.manual_seed(seed)
     try:

@@ -1,8 +1,8 @@
-"""Schedules: how the learning rate moves over the rounds of a run.
+"""Schedules of the learning rate over the rounds of a run.
 
 A schedule is a pure function of the round's number and the number of rounds, so a resumed run and a
-site that missed rounds go on with the same rate. It multiplies the rate of every phase that trains
-in a round, also of one with an optimizer of its own; phases before a test keep their whole rate.
+site that missed rounds continue with the same rate. It multiplies the rate of every training phase
+of a round, including phases with their own optimizer. Phases before a test keep the full rate.
 
 The factors are those of ``torch.optim.lr_scheduler``, with a round in place of a step.
 """
@@ -20,11 +20,11 @@ ScheduleName = Literal["constant", "step", "linear", "cosine"]
 class Schedule:
     """A schedule and its settings.
 
-    In the first ``warmup_rounds`` w the rate rises evenly: w' / (w + 1) of it in round w'. After
-    them it stays (``constant``), is multiplied by ``step_factor`` once in ``step_rounds`` rounds
-    (``step``), or falls to ``min_factor`` of it, evenly (``linear``) or along half a cosine
-    (``cosine``; Loshchilov and Hutter 2017, eq. 5, without restarts); it would be there in the
-    round after the last.
+    In the first ``warmup_rounds`` w the rate rises linearly: w' / (w + 1) of the full rate in round
+    w'. After the warm-up, ``constant`` keeps the rate, and ``step`` multiplies it by
+    ``step_factor`` every ``step_rounds`` rounds. ``linear`` and ``cosine`` (Loshchilov and Hutter
+    2017, eq. 5, without restarts) let it fall to the fraction ``min_factor``, which they would
+    reach in the round after the last.
     """
 
     name: ScheduleName = "constant"
@@ -34,7 +34,7 @@ class Schedule:
     min_factor: float = 0.0
 
     def factor(self, number: int, num_rounds: int) -> float:
-        """Return by what the rate of round ``number`` is multiplied; round 0 counts as round 1.
+        """Return the factor of the rate in round ``number``; round 0 counts as round 1.
 
         >>> [Schedule("step", step_rounds=2, step_factor=0.5).factor(r, 4) for r in (1, 2, 3, 4)]
         [1.0, 1.0, 0.5, 0.5]

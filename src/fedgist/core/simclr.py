@@ -1,4 +1,4 @@
-"""SimCLR: encoders learn which two views are of the same row, without any label.
+"""SimCLR: encoders learn without labels to match two views of the same row.
 
 Chen, Kornblith, Norouzi, Hinton 2020, "A simple framework for contrastive learning of visual
 representations"; the loss is eq. 3 of Shi et al. 2021, "Towards communication-efficient and
@@ -24,14 +24,14 @@ from fedgist.errors import one_of
 
 @tree
 class NoMarks:
-    """Nothing is kept of a row: no label is guessed."""
+    """An empty result per row: no label is predicted."""
 
 
 @dataclass(frozen=True)
 class SimCLR:
-    """Two views of each row, whose embeddings are pulled together, and away from all others."""
+    """The objective of SimCLR: embeddings of two views of a row attract, other rows repel."""
 
-    num_classes: int  # of the labels that probes look for
+    num_classes: int  # of the labels that probes predict
     chosen: tuple[str, ...] = (PROBE.name,)
     smoothing: float = 0.0
     projection: PositiveInt = 128
@@ -58,21 +58,21 @@ class SimCLR:
 
     @property
     def outputs(self) -> int:
-        """The numbers of an embedding."""
+        """The number of outputs: the width of an embedding."""
         return self.projection
 
     @property
     def norm_parts(self) -> int:
-        """Two, where each view has its own statistics."""
+        """The number of parts for batch norm: 2 if each view has its own statistics."""
         return self.views if self.batch_norm == "each" else 1
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What probes find."""
+        """The accuracy of a linear probe."""
         return (PROBE,)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss (eq. 3) of embeddings (2 B, m): the first views, then the others."""
+        """Return the mean loss (eq. 3), (), of embeddings (2 B, m), first views before second."""
         first, second = F.normalize(logits, dim=-1).chunk(2)
         mask = batch.mask[: len(first)]
         across = first @ second.mT / self.temperature  # (B, B): row i's positive is column i
@@ -87,24 +87,25 @@ class SimCLR:
         return losses.masked_mean(terms, mask)
 
     def mark(self, logits: Tensor, batch: Batch) -> NoMarks:
-        """Keep nothing."""
+        """Return an empty result."""
         del logits, batch
         return NoMarks()
 
     def measure(self, marks: NoMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Return nothing: probes measure."""
+        """Return no metrics: probes measure the features."""
         del marks, y, mask
         return {}
 
     def confusion(self, marks: NoMarks, y: Tensor, mask: Tensor) -> None:
-        """Return nothing: no class is taken for another."""
+        """Return nothing: no class is predicted."""
         del marks, y, mask
 
 
 def _surprise(similarities: Tensor, present: Tensor) -> Tensor:
-    """Return ``-log softmax`` of the positives, (B,): row i's is column i, absent columns count 0.
+    """Return ``-log softmax`` of the positives, (B,): column i is row i's, absent columns count 0.
 
-    An absent row is its own only column, so that its number is finite.
+    ``similarities`` are (B, columns) and ``present`` (columns,). An absent row has only its own
+    column, so its result is finite.
     """
     rows, columns = similarities.shape
     own = torch.eye(rows, columns, dtype=torch.bool, device=similarities.device)

@@ -1,10 +1,11 @@
-"""Noise and draws that nobody can repeat: bits of the operating system, and the discrete Gaussian.
+"""Unrepeatable noise and draws: random bits of the operating system, and the discrete Gaussian.
 
-Noise in floating point tells of the numbers under it: which numbers can come out depends on what
-went in (Mironov 2012, "On significance of the least significant bits for differential privacy").
-So the numbers of a release are multiples of a *grid*, a power of two, and noise is a whole number
-of it: of the discrete Gaussian, whose chance of x goes as exp(-x^2 / (2 sigma^2)) (Canonne, Kamath,
-Steinke 2020, "The discrete Gaussian for differential privacy").
+Floating-point noise leaks the protected numbers: the set of possible results depends on the input
+(Mironov 2012, "On significance of the least significant bits for differential privacy"). So the
+numbers of a release are multiples of a *grid*, a power of two, and noise is a multiple of the grid
+as well. Its distribution is the discrete Gaussian, with a probability of x proportional to
+exp(-x^2 / (2 sigma^2)) (Canonne, Kamath, Steinke 2020, "The discrete Gaussian for differential
+privacy").
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from torch import Tensor
 
 from fedgist.errors import MethodError
 
-SLICES = 16  # of a deviation, at least: the finer, the fewer draws are thrown away
-FARTHEST = 12  # deviations; what lies behind has a chance of 1e-31
-AT_ONCE = 1 << 17  # numbers that are drawn together: what is worked on stays in the cache
-DIGITS = 40  # of the table's chances, before they are rounded to 63 bits
+SLICES = 16  # the smallest number of slices per deviation: finer slices reject fewer draws
+FARTHEST = 12  # deviations; the tail beyond has probability 1e-31
+AT_ONCE = 1 << 17  # numbers per batch of draws, so that arrays stay in the cache
+DIGITS = 40  # of the table's probabilities, before they are rounded to 63 bits
 
 
 def bits(shape: tuple[int, ...]) -> Tensor:
-    """Return 64 random bits for each place, int64: ChaCha20 under a key that is used this once.
+    """Return 64 random bits per element, int64 of ``shape``: ChaCha20 under a fresh key.
 
-    Its 256 bits come from the operating system, so two processes, forked or not, never share them.
+    The 256 bits of the key come from the operating system, so two processes, forked or not, never
+    share random bits.
     """
     ciphers, count = _ciphers(), math.prod(shape)
     if not count:
@@ -43,7 +45,7 @@ def bits(shape: tuple[int, ...]) -> Tensor:
 
 @functools.cache
 def _ciphers() -> ModuleType:
-    """Return the module of cryptography, an extra, that has ChaCha20."""
+    """Return the module with ChaCha20 of cryptography, an optional dependency."""
     try:
         return importlib.import_module("cryptography.hazmat.primitives.ciphers")
     except ImportError as error:
@@ -53,23 +55,24 @@ def _ciphers() -> ModuleType:
 
 
 def uniform(shape: tuple[int, ...]) -> Tensor:
-    """Return multiples of 2^-53 from 0 to just below 1, float64."""
+    """Return multiples of 2^-53 from 0 to just below 1, float64 of ``shape``."""
     return _high(bits(shape), 53).to(torch.float64) * 2.0**-53
 
 
 def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
-    """Return whole numbers of the discrete Gaussian, int64, for ``sigma`` from 0.01 to 2^48.
+    """Return integers of the discrete Gaussian, int64 of ``shape``, for 0.01 <= ``sigma`` <= 2^48.
 
-    The numbers from 0 on are cut into slices of one width. A slice is drawn from a table by the
-    chance of its first number, the place in it evenly, and both are kept with the chance that the
-    number has beside the slice's first. A sign is drawn, too; minus 0 is thrown away. The table has
-    63 bits, and a chance 53: each number's chance is right to 2^-51 of itself and 2^-63 altogether.
+    The numbers from 0 on are cut into slices of one width. A slice is drawn from a table with the
+    probability of its first number, and a position in the slice uniformly. The draw is accepted
+    with the ratio of the number's probability to that of the slice's first number. A sign is drawn
+    as well, and minus 0 is rejected. The table has 63 bits and an acceptance probability 53: each
+    number's probability is right to a relative error of 2^-51 and an absolute error of 2^-63.
     """
     width = 2 ** max(0, math.floor(math.log2(sigma / SLICES)))
     table, found, missing = _table(sigma, width), [], math.prod(shape)
     while missing:
         wanted = min(missing, AT_ONCE)
-        words = bits((3, wanted + wanted // 16 + 8))  # about one in thirty is thrown away
+        words = bits((3, wanted + wanted // 16 + 8))  # about one in thirty is rejected
         first = torch.searchsorted(table, _high(words[0], 63), right=True) * width
         place = words[1] & (width - 1)
         exponent = place.double() * (2 * first + place).double() / (2 * sigma**2)
@@ -85,7 +88,7 @@ def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _table(sigma: float, width: int) -> Tensor:
-    """Return the chance of all slices up to each, but for the last, in units of 2^-63."""
+    """Return the cumulative probabilities of the slices, without the last, in units of 2^-63."""
     with localcontext() as exact:
         exact.prec = DIGITS
         ratio = Decimal(width) / Decimal(sigma)

@@ -1,8 +1,8 @@
-"""Dropout between features and head: it belongs to the head, so that features are never dropped.
+"""Dropout between features and head, which moves to the head so that features are complete.
 
 A term of a loss on features, such as FedProto's distance to a prototype c, must not see dropout.
-Of a feature z that is doubled or zeroed, each with probability one half, the mean squared distance
-to c is ``(z - c)^2 + z^2``. Its minimum is c / 2, not c.
+If a feature z is doubled or zeroed, each with probability one half, its mean squared distance to c
+is ``(z - c)^2 + z^2``. The minimum is at c / 2, not at c.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ COMMUTING = (nn.Identity, nn.Flatten, nn.ReLU)  # with a factor of 0 or 1 / (1 -
 
 
 class Trailing(NamedTuple):
-    """The dropout that was moved out of a body, and whether its features are still dropped out."""
+    """The dropout moved out of a body, and whether the body still drops features."""
 
     moved: Dropout | None
     drops_features: bool
 
 
 class _Memory(NamedTuple):
-    """Which numbers a tensor holds: where they lie, how many, and how often they were changed."""
+    """The identity of a tensor's data: its address, its size and its version."""
 
     address: int
     size: int
@@ -46,7 +46,7 @@ class _Call(NamedTuple):
 
 
 class _LastUse(TorchFunctionMode):
-    """Whether dropout was called after the last function of torch's that took a parameter."""
+    """A recorder of whether dropout was called after the last use of a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _LastUse(TorchFunctionMode):
 
 
 def _drops(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a call f(x, p=0.5, training=True) of torch's drops anything."""
+    """Return whether a call f(x, p=0.5, training=True) of torch's drops any number."""
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     p = given.get("p", 0.5)
     return bool(given.get("training", True)) and p != 0.0
@@ -82,13 +82,13 @@ def _is_learned(value: object) -> bool:
 
 
 def move_trailing(body: nn.Module, x: Tensor) -> Trailing:
-    """Switch the dropout before the head off in ``body``, in place, and return it.
+    """Disable the dropout before the head in ``body``, in place, and return it.
 
-    It is found by a training pass on ``x``, rows of the body's input: the dropout layer from which
-    only Identity, Flatten and ReLU lead to the features. Left in the body are dropout as a
-    function, a layer that is called twice, and the dropout of channels of several places each.
-    Where dropout that stays comes after the last of the body's parameters, features are dropped out
-    in training. A body that fails on ``x`` is left as it is.
+    ``x`` ``(rows, *input)`` is an input of the body. A training pass on ``x`` finds the dropout
+    layer after which only Identity, Flatten and ReLU lead to the features. Dropout stays in the
+    body if it is a function, a layer that is called twice, or a channel dropout with several
+    positions per channel. If dropout that stays comes after the last of the body's parameters,
+    features are dropped in training. A body that fails on ``x`` is unchanged.
     """
     try:
         features, calls, drops = _pass(body, x)
@@ -107,7 +107,7 @@ def move_trailing(body: nn.Module, x: Tensor) -> Trailing:
 
 
 def _pass(body: nn.Module, x: Tensor) -> tuple[Tensor, list[_Call], bool]:
-    """Run a training pass.
+    """Run a training pass on ``x``.
 
     Return the features, the calls of dropout and commuting layers, and whether dropout comes after
     the last parameter.
@@ -117,7 +117,7 @@ def _pass(body: nn.Module, x: Tensor) -> tuple[Tensor, list[_Call], bool]:
     given: dict[nn.Module, _Memory] = {}
 
     def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        given[layer] = _memory(inputs[0])  # a layer that works in place changes what it is given
+        given[layer] = _memory(inputs[0])  # a layer that works in place changes its input
 
     def after(layer: nn.Module, _: object, output: Tensor) -> None:
         calls.append(_Call(layer, given[layer], _memory(output), output))
@@ -139,7 +139,7 @@ def _pass(body: nn.Module, x: Tensor) -> tuple[Tensor, list[_Call], bool]:
 
 
 def _last_dropout(features: Tensor, calls: list[_Call]) -> tuple[Dropout | None, Tensor]:
-    """Return the dropout from which only commuting layers lead to the features, and its output."""
+    """Return the dropout followed only by commuting layers, and its output."""
     wanted = _memory(features)
     for call in reversed(calls):
         if call.made != wanted:
@@ -151,5 +151,5 @@ def _last_dropout(features: Tensor, calls: list[_Call]) -> tuple[Dropout | None,
 
 
 def _memory(tensor: Tensor) -> _Memory:
-    # a view, as Flatten makes one, holds the same numbers
+    # a view, such as the result of Flatten, has the same data
     return _Memory(tensor.untyped_storage().data_ptr(), tensor.numel(), tensor._version)

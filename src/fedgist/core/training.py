@@ -1,4 +1,4 @@
-"""What a recipe says about local training, for every method alike."""
+"""The settings of local training in a recipe, which all methods share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fedgist.core.schedules import Schedule
 
 Precision = Literal["float32", "bfloat16"]
 Sampling = Literal["fixed", "poisson"]
-Life = Literal["epoch", "round", "run"]  # how long an optimizer remembers
+Life = Literal["epoch", "round", "run"]  # how long optimizer state is kept
 CONSTANT = Schedule()
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of clients, who train a model of its own: how many there are, and a round asks."""
+    """A pool of clients that train one model: its size, and its clients per round."""
 
     size: int
     per_round: int
@@ -25,16 +25,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class Training:
-    """What a recipe says about training, for every method alike.
+    """The training settings of a recipe, common to all methods.
 
-    ``sampling`` says how a round's clients are drawn: ``fraction_train`` of them, or each by itself
-    with that chance, so that a round may have none. ``schedule`` multiplies the learning rate of a
-    round. ``clip_norm`` bounds the norm of each client's gradient, unless it is 0. With
-    ``balanced``, a client's classes weigh equally in the task's loss, however many rows it has of
-    each, and ``smoothing`` smooths its labels. ``precision`` is that of a training step's forward
-    and backward pass; all else is done in float32. ``memory``: how long a client's optimizer keeps
-    its moments. ``pools`` by name, where there are any: they say how many clients a round asks of
-    each, in place of ``fraction_train``.
+    ``sampling`` selects a round's clients: ``fixed`` takes ``fraction_train`` of them; ``poisson``
+    samples each client independently with that probability, so that a round may have none.
+    ``schedule`` multiplies the learning rate of a round. ``clip_norm`` bounds the norm of each
+    client's gradient; 0 disables clipping. With ``balanced``, all classes of a client have the same
+    weight in the task's loss, whatever their numbers of rows. ``smoothing`` smooths labels.
+    ``precision`` is that of a training step's forward and backward pass; all other computations are
+    in float32. ``memory`` says how long optimizer state is kept. ``pools`` by name, if there are
+    any, set the clients per round in place of ``fraction_train``.
     """
 
     num_rounds: int
@@ -52,5 +52,5 @@ class Training:
     pools: Mapping[str, Pool] = field(default_factory=dict)
 
     def lr_factor(self, number: int) -> float:
-        """Return by what learning rates are multiplied in round ``number``."""
+        """Return the factor of learning rates in round ``number``."""
         return self.schedule.factor(number, self.num_rounds)

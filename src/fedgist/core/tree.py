@@ -1,8 +1,8 @@
-"""Values made of tensors: frozen dataclasses, dictionaries and nothing else.
+"""Trees: values made of tensors, as frozen dataclasses and dictionaries.
 
 Messages, states and nets are *trees*: dataclasses whose fields are tensors, dictionaries of
-tensors, or other trees. Declared with :func:`tree`, they pass through ``torch.func.vmap`` like a
-tensor does, and they flatten to named arrays (``"weights/conv1.weight"``) for files and wires.
+tensors, or other trees. A class declared with :func:`tree` passes through ``torch.func.vmap`` like
+a tensor does. It flattens to named arrays (``"weights/conv1.weight"``) for files and messages.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch.utils import _pytree
 
 T = TypeVar("T")
 SEPARATOR = "/"
-#: What messages, states and summaries are: a value of any class declared with :func:`tree`.
+#: The type of messages, states and summaries: any class declared with :func:`tree`.
 Tree: TypeAlias = Any
-STATIC = {"static": True}  # metadata of a field that vmap does not look into
-#: Metadata of a field of a server's state that older runs lack: it begins as ``init_server`` has it
+STATIC = {"static": True}  # metadata of a field that vmap does not map over
+#: Metadata of a server's field that older runs lack; its first value is that of ``init_server``
 LATER = {"later": True}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def tree(cls: type[T]) -> type[T]:
-    """Make ``cls`` a frozen dataclass that vmap looks into.
+    """Make ``cls`` a frozen dataclass that vmap maps over.
 
-    A field declared ``field(metadata=STATIC)`` is carried along as it is; every other field holds
-    tensors. Two trees are equal if they are of one class and hold the same: static fields that are
-    equal, tensors of one element type, device and shape with equal elements. Trees have no hash.
+    A field declared ``field(metadata=STATIC)`` is not mapped over. Every other field holds tensors.
+    Two trees are equal if they have the same class and contents: equal static fields, and tensors
+    of one element type, device and shape with equal elements. Trees have no hash.
     """
     frozen = dataclasses.dataclass(frozen=True, eq=False)(cls)
-    # a dataclass's own equality asks tensors for one truth value, which they do not have
+    # a dataclass's own equality needs one truth value of a tensor comparison
     for name, value in (("__eq__", _equal_trees), ("__hash__", None)):
         setattr(frozen, name, value)
     fields = dataclasses.fields(frozen)  # type: ignore[arg-type]  # it is a dataclass now
@@ -47,7 +47,7 @@ def tree(cls: type[T]) -> type[T]:
     static = [f.name for f in fields if f.metadata.get("static")]
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        # vmap would take None for a tensor
+        # vmap would treat None as a tensor
         filled = tuple(n for n in leaves if getattr(value, n) is not None)
         return [getattr(value, n) for n in filled], (filled, *(getattr(value, n) for n in static))
 
@@ -79,22 +79,22 @@ def leaves(value: object) -> list[Tensor]:
 
 
 def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
-    """Apply ``function`` to each tensor of ``value`` and those at its place in ``others``."""
+    """Apply ``function`` to each tensor of ``value`` with its counterparts in ``others``."""
     return typing.cast("T", _pytree.tree_map(function, value, *others))
 
 
 def take(value: T, rows: Tensor | slice | int) -> T:
-    """Return rows of a stacked tree: every tensor indexed along its first dimension."""
+    """Return rows of a stacked tree: every tensor is indexed along its first dimension."""
     return map_leaves(lambda leaf: leaf[rows], value)
 
 
 def stack(values: list[T]) -> T:
-    """Stack trees of one shape along a new first dimension."""
+    """Stack trees of equal shapes along a new first dimension."""
     return map_leaves(lambda *leaf: torch.stack(leaf), *values)
 
 
 def same(first: object, second: object) -> bool:
-    """Return whether two trees hold the very same tensors (by identity: a broadcast)."""
+    """Return whether two trees hold identical tensor objects, as for a broadcast."""
     if first is second:
         return True
     a, b = leaves(first), leaves(second)

@@ -1,6 +1,6 @@
-"""Forms on the wire: how a field of a message travels where that is not how it is computed with.
+"""Wire forms: compact encodings of a message's fields for transfer.
 
-Most fields travel as they are, every number in its type. A field can be declared to cost less::
+Most fields are sent unchanged, every number in its type. A field can declare a smaller encoding::
 
     @message(reduce="sum")
     class Votes:
@@ -8,11 +8,11 @@ Most fields travel as they are, every number in its type. A field can be declare
 
     @message(reduce="sum")
     class Means:
-        total: Tensor = field(metadata=rows_where("count"))  # rows whose count is not 0
+        total: Tensor = field(metadata=rows_where("count"))  # only rows with a count
         count: Tensor = field(metadata=NONZERO)  # one bit each, and the numbers that are not 0
 
-In memory these are ordinary floats: they can be added, checked, and given noise. A row that is
-left out is zero in memory; noise makes its count nonzero, and so it travels.
+In memory these are ordinary floats, which can be added, checked and noised. A row that is not sent
+is zero in memory. Noise makes the row's count nonzero, so the row is then sent.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BYTE = 8  # bits
-_AFTER = "|"  # between an array's name and its shape, which packed bits do not show
+_AFTER = "|"  # between an array's name and its shape, which packed bits do not contain
 _NUMBERS = "numbers"
 _META = "wire form"
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Numbers that are ``low`` or ``high``: one bit each, eight to a byte."""
+    """Numbers that are ``low`` or ``high``, sent as one bit each, eight to a byte."""
 
     low: float
     high: float
@@ -43,12 +43,12 @@ class Bits:
 
 @dataclass(frozen=True)
 class Nonzero:
-    """Numbers of which only those travel that are not 0, and one bit each to say which."""
+    """Numbers of which only the nonzero ones are sent, with a bit per number."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of which only those travel where the field ``where`` of the message is not 0."""
+    """Rows of which only those with a nonzero field ``where`` are sent."""
 
     where: str
 
@@ -62,16 +62,16 @@ NONZERO = {_META: Nonzero()}
 
 
 def rows_where(field: str) -> dict[str, WireForm]:
-    """Return the metadata of a field whose rows travel where ``field`` is not 0.
+    """Return the metadata of a field whose rows are sent only if ``field`` is not 0.
 
-    The shape of ``field``, a tensor of the same message, is how that of the rows begins.
+    The leading dimensions of the rows are the shape of ``field``, a tensor of the same message.
     """
     return {_META: Rows(field)}
 
 
 @functools.cache
 def forms_of(kind: type) -> Mapping[str, WireForm]:
-    """Return the forms that a message type declares, by the names of its own fields."""
+    """Return the wire forms that a message type declares, by the names of its own fields."""
     if not dataclasses.is_dataclass(kind):
         return {}
     fields = dataclasses.fields(kind)
@@ -79,7 +79,7 @@ def forms_of(kind: type) -> Mapping[str, WireForm]:
 
 
 def check(kind: type) -> None:
-    """Raise TypeError if a form of a message type depends on a field that does not exist."""
+    """Raise TypeError if a wire form of a message type depends on a missing field."""
     names = {field.name for field in dataclasses.fields(kind)}
     for name, form in forms_of(kind).items():
         if isinstance(form, Rows) and form.where not in names:
@@ -89,12 +89,12 @@ def check(kind: type) -> None:
 
 
 def form_of(kind: type, name: str) -> WireForm | None:
-    """Return the form of the array ``name`` of a message type, or None if it travels as it is."""
+    """Return the wire form of the array ``name`` of a message type; None: sent unchanged."""
     return forms_of(kind).get(name.split("/", maxsplit=1)[0])
 
 
 def size(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
-    """Return the bytes of a message on the wire; of a stack (``lead`` = 1) those of each, (K,)."""
+    """Return the bytes of a message on the wire, (); for a stack (``lead`` = 1) of each, (K,)."""
     total = torch.zeros((), dtype=torch.int64)
     for name, array in arrays.items():
         form, one = form_of(kind, name), array.shape[lead:]
@@ -113,7 +113,7 @@ def size(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
 
 
 def misfit(kind: type, arrays: Arrays) -> str | None:
-    """Return why a message, or a stack of messages, cannot travel in its form; None if it can."""
+    """Return why a message, or a stack of messages, contradicts its wire form, or None."""
     for name, array in arrays.items():
         form = form_of(kind, name)
         if isinstance(form, Bits) and not bool(((array == form.low) | (array == form.high)).all()):
@@ -121,14 +121,14 @@ def misfit(kind: type, arrays: Arrays) -> str | None:
         if isinstance(form, Rows):
             left_out = arrays[form.where] == 0
             if array.shape[: left_out.dim()] != left_out.shape:
-                return f"{name} has not the rows of {form.where}"
+                return f"{name} must begin with the shape of {form.where}"
             if bool(array[left_out].any()):
                 return f"{name} is not zero where {form.where} is"
     return None
 
 
 def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
-    """Return the arrays of a message as they travel."""
+    """Return the arrays of a message as they are sent."""
     out = {}
     for name, array in arrays.items():
         form = form_of(kind, name)
@@ -145,7 +145,10 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
 
 
 def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str, Tensor]:
-    """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`."""
+    """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`.
+
+    No decoded array may take more than ``limit`` bytes.
+    """
     out = {}
     for name, array in arrays.items():
         bare, _, after = name.rpartition(_AFTER)
@@ -182,9 +185,9 @@ def _unpacked(name: str, array: Tensor, shape: str, limit: int | None) -> Tensor
 
 
 def _spread(name: str, array: Tensor, there: Tensor, limit: int | None) -> Tensor:
-    """Return what travelled at the places where it belongs, zeros elsewhere."""
+    """Return the received rows at their positions in ``there``, with zeros elsewhere."""
     if array.shape[:1] != (int(there.sum()),):
-        raise ValueError(f"{name} has not as much as is said to be there")
+        raise ValueError(f"{name} holds {len(array)} rows, but {int(there.sum())} are declared")
     shape = (*there.shape, *array.shape[1:])
     _check_memory(name, math.prod(shape) * array.element_size(), limit)
     whole = array.new_zeros(shape)

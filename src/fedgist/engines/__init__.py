@@ -1,4 +1,4 @@
-"""Engines: what runs clients. Each has one verb, ``ask``, and none knows any method."""
+"""Engines run clients. They depend on the ``Method`` interface, never on a concrete method."""
 
 from typing import Literal
 

@@ -1,8 +1,8 @@
-"""The clients of one machine: their rows, their models, what they keep, and how they answer.
+"""A host of the clients on one machine: their rows, models and state, and its answers to requests.
 
 A :class:`ClientHost` answers three requests about a cohort: to train and upload, to score its
-clients' models on their own rows, or to mark rows by one model that all of them share. It is the
-clients' side of the local engine, in each of its processes, and of a real site, which hosts one
+clients' models on their own rows, or to predict rows with one model that all of them share. It is
+the clients' side of the local engine, in each of its processes, and of a real site, which hosts one
 client.
 """
 
@@ -36,7 +36,7 @@ from fedgist.training.stacking_plan import Plan
 
 
 class ClientHost:
-    """The clients of one machine, asked a cohort at a time."""
+    """A host of clients, which answers requests for one cohort at a time."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ClientHost:
         settings: HostSettings,
         plans: Mapping[str, Plan],
     ) -> None:
-        """``plans`` says for each architecture how its clients are stacked."""
+        """Host a population of clients with an execution plan for each architecture."""
         self.method, self.task, self.population = method, task, population
         self.settings, self.plans = settings, dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
@@ -63,7 +63,7 @@ class ClientHost:
         return self.mark(request.sent, request.split, request.rows)
 
     def train(self, sent: Sent) -> Trained:
-        """Install the downloads, train, make the uploads, and store what clients keep."""
+        """Install the downloads, train, make the uploads, and store the clients' state."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         phases = self.method.phases(cohort.ctx)
@@ -77,13 +77,13 @@ class ClientHost:
         key = (sent.round == 0, sent.stage, sent.architecture)
         if key not in self.forms:
             self.forms[key] = addable(form_of_stack(message), self.task)
-        sizes = payloads(message, len(sent.ids))  # a sum does not show what its terms cost
+        sizes = payloads(message, len(sent.ids))  # a sum does not show the bytes of its terms
         message, refused = settle(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
 
     def score(self, sent: Sent, split: Split, *, tuned_only: bool = False) -> dict[str, ScoreTable]:
-        """Score each client's model and, if there are phases before a test, the one they make."""
+        """Score each client's model and, if there are phases before a test, its trained copies."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         models = {} if tuned_only else {"": clients}
@@ -101,14 +101,14 @@ class ClientHost:
         return tables
 
     def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
-        """Return what copies of the models go through before further tests, by what they become."""
+        """Return the phases before further tests, by the name of the trained copy."""
         if split not in TESTS:
             return {}
         tests = {FINETUNED: self.method.before_test(ctx), TRAINED: self._next_training(ctx)}
         return {name: phases for name, phases in tests.items() if phases}
 
     def _next_training(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return the local training of a round, where models are tested after it as well."""
+        """Return the local training of a round, if models are also tested after it."""
         every, last = self.settings.trained_every, self.task.training.num_rounds
         if not every or (ctx.round % every and ctx.round != last):
             return ()
@@ -116,7 +116,7 @@ class ClientHost:
         return next((phases for at in stages if (phases := self.method.phases(at))), ())
 
     def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
-        """Return the marks of rows by the model that all clients share, (rows, ...)."""
+        """Return the per-row results (rows, ...) of rows (rows,) for the model that all share."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
         table = rows.unsqueeze(0).to(self.settings.device)
@@ -124,7 +124,7 @@ class ClientHost:
         return take(inference.predict(cohort, clients, table, examples), 0)
 
     def cohort(self, sent: Sent) -> Cohort:
-        """Return the clients of a request as the trainer needs them."""
+        """Return the cohort of a request, for the trainer."""
         device = self.settings.device
         ctx = Context(self.key, self.task, sent.round, sent.stage)
         down = map_leaves(lambda leaf: leaf.to(device), sent.down)
@@ -143,7 +143,7 @@ class ClientHost:
         )
 
     def clients(self, sent: Sent) -> Clients:
-        """Return what the clients hold: what they kept, or their first; else the common start."""
+        """Return the clients' stored state, their first state, or the common initial net."""
         store, arch = self.stores[sent.architecture], self.laid_out[sent.architecture]
         for client in store.absent(sent.ids):
             first = self._kept(self._newcomer(client, sent.architecture))
@@ -161,7 +161,7 @@ class ClientHost:
         return Clients(net.having(under("net/")), own, memory)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what clients keep, by architecture and name."""
+        """Return the clients' state, by architecture and name."""
         return {
             f"{architecture}/{name}": array
             for architecture, store in self.stores.items()
@@ -169,7 +169,7 @@ class ClientHost:
         }
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back."""
+        """Restore the clients' state from a checkpoint."""
         known = tuple(f"{architecture}/" for architecture in self.stores)
         if strange := [name for name in arrays if not name.startswith(known)]:
             raise CheckpointError(
@@ -194,7 +194,7 @@ class ClientHost:
         return own_type, stores
 
     def _client(self, architecture: str, own: Tree) -> Clients:
-        """Return one client at its start, with the optimizer memory that it will keep."""
+        """Return one client in its first state, with the optimizer state that it will keep."""
         clients = cohorts.begin(self._start_net(self.laid_out[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}
         for stage in self.method.stages(Context(self.key, self.task, 1, "")):
@@ -229,7 +229,10 @@ class ClientHost:
 def score_table(
     ctx: Context, ids: Sequence[int], marks: Marks, table: Tensor, y: Tensor
 ) -> ScoreTable:
-    """Measure marks (K, rows) of the rows in a table; the last round has a confusion matrix."""
+    """Score the per-row results (K, rows, ...) of a table (K, rows).
+
+    ``y`` are the labels of all examples. In the last round the table has a confusion matrix.
+    """
     objective, mask = ctx.task.objective, table >= 0
     labels = labels_of(y, table)
     last = ctx.round == ctx.task.training.num_rounds
@@ -242,5 +245,5 @@ def score_table(
 
 
 def lay_out(arch: Architecture, plan: Plan) -> Architecture:
-    """Return the architecture with its convolutions as the plan says."""
+    """Return the architecture with the plan's layout of convolutions."""
     return arch.laid_out(each=plan.stack and plan.convolutions == "each")

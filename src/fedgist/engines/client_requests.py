@@ -1,4 +1,4 @@
-"""The requests that a host of clients answers, and the answer to a request to train."""
+"""The requests to a host of clients, and the answer to a request for training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgist.engines.engine import Split
 
 @tree
 class Sent:
-    """A cohort and what it was sent: plain numbers and messages, so that it can cross processes."""
+    """A cohort and its download: plain numbers and messages, so that it can cross processes."""
 
     round: int = field(metadata=STATIC)
     stage: str = field(metadata=STATIC)
@@ -24,16 +24,16 @@ class Sent:
 
 @tree
 class TrainRequest:
-    """Train and upload; answered by :class:`Trained`."""
+    """A request to train and upload; answered by :class:`Trained`."""
 
     sent: Sent
 
 
 @tree
 class ScoreRequest:
-    """Score each client's model on its rows of a split; answered by a table for each model.
+    """A request to score clients' models on a split; answered by a table for each model.
 
-    With ``tuned_only``, score only what the models become in the phases before a test.
+    With ``tuned_only``, only the copies trained in the phases before a test are scored.
     """
 
     sent: Sent
@@ -43,7 +43,10 @@ class ScoreRequest:
 
 @tree
 class MarkRequest:
-    """Mark rows by the model that all clients share; answered by :class:`Marks`."""
+    """A request to predict ``rows`` (rows,) with the model that all clients share.
+
+    It is answered by the objective's per-row results.
+    """
 
     sent: Sent
     split: Split = field(metadata=STATIC)
@@ -52,7 +55,7 @@ class MarkRequest:
 
 @tree
 class Trained:
-    """The accepted uploads or their sum, who was refused and why, mean losses (K,), and bytes."""
+    """The accepted uploads or their sum, refused clients, mean losses (K,), and upload bytes."""
 
     accepted: tuple[int, ...] = field(metadata=STATIC)  # places in the cohort
     refused: dict[int, str] = field(metadata=STATIC)

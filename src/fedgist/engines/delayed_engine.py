@@ -1,7 +1,7 @@
-"""Late replies, simulated: some uploads reach the server a round after they were asked for.
+"""Simulated late replies: some uploads reach the server one round later.
 
-It wraps another engine. Who is late is drawn by key, so that a run can be repeated; late replies
-that are under way are saved in the checkpoint.
+The delayed engine wraps another engine. Late clients are drawn by key, so that a run can be
+repeated. Late replies that have not arrived are saved in the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATE = "delayed: its reply comes a round late"
 
 @dataclass
 class DelayedEngine:
-    """An engine some of whose clients reply late: ``is_late`` says which, for a list of orders."""
+    """An engine with late replies: ``is_late`` marks the late ones in a list of orders."""
 
     engine: Engine
     is_late: Callable[[Context, Sequence[Order]], Sequence[bool]]
@@ -41,7 +41,7 @@ class DelayedEngine:
             start()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Return the replies that are in time, and those of earlier rounds that arrive now."""
+        """Return the replies that are in time, and late replies of earlier rounds."""
         late = self.is_late(ctx, orders)
         arriving = [p for p in self.under_way if p.stage == ctx.stage and p.round < ctx.round]
         taken = {id(part) for part in arriving}
@@ -51,7 +51,7 @@ class DelayedEngine:
         if prompt:
             answer = self.engine.ask(ctx, [orders[i] for i in prompt], [downs[i] for i in prompt])
         for i in range(len(orders)):
-            if late[i]:  # one at a time: a sum holds those in time or one that is late
+            if late[i]:  # one by one: a sum holds replies in time, or one late reply
                 alone = self.engine.ask(ctx, [orders[i]], [downs[i]])
                 self.under_way += [*alone.subtotals, *alone.each]
                 answer = replace(
@@ -69,20 +69,20 @@ class DelayedEngine:
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Score as the engine does: evaluation waits for everybody."""
+        """Score as the wrapped engine does: evaluation waits for all clients."""
         return self.engine.score(ctx, orders, downs, split)
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Any:
-        """Return what one client holds after this download."""
+        """Return one client's state after this download."""
         return self._simulation().client(ctx, order, down)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what clients keep, and the replies under way."""
+        """Return the clients' state, and the late replies."""
         sealed = {f"{UNDER_WAY}/{i}": _sealed(part) for i, part in enumerate(self.under_way)}
         return self._simulation().state() | sealed
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back."""
+        """Restore the clients' state and the late replies from a checkpoint."""
         start = f"{UNDER_WAY}/"
         places = sorted(int(n.removeprefix(start)) for n in arrays if n.startswith(start))
         self.under_way = [_unsealed(arrays[f"{start}{place}"]) for place in places]
@@ -90,7 +90,7 @@ class DelayedEngine:
         self._simulation().restore(kept)
 
     def forget(self, client: int) -> bool:
-        """Drop a client's replies under way, each of which is of one client; say if any was."""
+        """Drop a client's late replies; return whether there were any."""
         before = len(self.under_way)
         self.under_way = [part for part in self.under_way if _sender(part).client != client]
         return len(self.under_way) < before
@@ -105,7 +105,7 @@ class DelayedEngine:
 
 
 def by_chance(seed: int, chance: float) -> Callable[[Context, Sequence[Order]], Sequence[bool]]:
-    """Return a function that draws who is late: anew for every client, round and stage."""
+    """Return a function that draws late clients independently for every round and stage."""
 
     def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
         key = random.key(seed, "delay", ctx.round, ctx.stage)
@@ -121,7 +121,7 @@ def _sender(part: Subtotal | Reply) -> Order:
 
 
 def _sealed(part: Subtotal | Reply) -> Tensor:
-    """Return a reply under way as bytes, for a checkpoint."""
+    """Return a late reply as bytes, uint8, for a checkpoint."""
     order = _sender(part)
     header = Header(
         purpose="reply",

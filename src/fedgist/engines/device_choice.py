@@ -1,4 +1,4 @@
-"""The device of a run: from the name in a recipe to one that this machine has."""
+"""The device of a run: the choice of a usable device by its name in a recipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedgist.errors import RecipeError, first_line
 
 
 def usable_device(name: str) -> str:
-    """Return the device to use: ``auto`` is the GPU, or the CPU of a machine without one."""
-    if name == "cpu":  # a GPU's driver is not even asked
+    """Return the device to use; ``auto`` is the GPU, or the CPU of a machine without a GPU."""
+    if name == "cpu":  # a GPU's driver is not loaded
         return name
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -28,7 +28,7 @@ def usable_device(name: str) -> str:
 
 
 def check_precision(precision: Precision, device: str) -> None:
-    """Raise RecipeError if a precision brings nothing on a device: without units, it is slower."""
+    """Raise RecipeError if a device has no units for a precision, which is then slower."""
     if precision == "bfloat16" and usable_device(device) == "cpu" and not _multiplies_bfloat16():
         raise RecipeError(
             "train.precision = 'bfloat16' needs a GPU or a CPU with AMX; "
@@ -37,6 +37,6 @@ def check_precision(precision: Precision, device: str) -> None:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether this machine's CPU has AMX units; where torch cannot tell, no."""
+    """Return whether this machine's CPU has AMX units; False if torch cannot tell."""
     tell = getattr(torch.cpu, "get_capabilities", None)
     return tell is not None and bool(tell().get("amx_bf16"))

@@ -32,12 +32,12 @@ A complete toy engine, whose clients are entries of a list and only count their 
 Count(rows=tensor(18.))
 >>> engine.close()
 
-**Life cycle.** An engine gets all at construction, runs stage after stage from one thread, and
-is closed once, with or without an error. The first stage may start processes or connections.
+**Life cycle.** An engine gets everything at construction, runs stage after stage from one thread,
+and is closed once, with or without an error. The first stage may start processes or connections.
 
 **Deadlines** belong to the engine: ``ask`` and ``score`` return when all clients have answered or
-time is up. A client without an answer by then is *absent*. A message that arrives later is part
-of a later answer and names its own round: the round loop, not the engine, decides whether the
+the time is up. A client without an answer by then is *absent*. A message that arrives afterwards is
+part of a later answer and names its own round: the round loop, not the engine, decides whether the
 message is *late*.
 
 **Failures** of clients are part of an answer: a client is absent with a reason, or its upload is

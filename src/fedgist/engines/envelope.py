@@ -1,9 +1,9 @@
-"""What crosses a wire: typed messages in an envelope that says what they are about.
+"""Envelopes: typed messages as bytes, with a header that states the run, round, stage and client.
 
 An envelope is a magic word, the length of a header, the header (JSON, checked by its schema), and
 the messages as safetensors, one after the other. The header carries the run, the round, the stage
-and, for each message, its registered type, its size and its digest. Nothing is parsed before the
-size has been compared with a limit, and no message before its digest has been.
+and, for each message, its registered type, its size and its digest. No byte is parsed before the
+size is compared with a limit, and no message before its digest is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgist.errors import MessageError
 
 MAGIC = b"fedgist1"
 LONGEST_HEADER = 1 << 16  # bytes
-CHECKSUM = 32  # bytes of the digest in front of the header
+CHECKSUM = 32  # bytes of the digest before the header
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 Text = Annotated[str, Field(max_length=500)]
 
@@ -40,10 +40,10 @@ class Enclosed(_Strict):
 
 
 class Header(_Strict):
-    """What an envelope is about.
+    """The header of an envelope.
 
-    ``purpose``: a server asks a client to ``train`` or to ``score``; a client's ``reply`` holds its
-    messages, a ``refusal`` the reason why there are none.
+    ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``reply`` for a
+    client's messages, and ``refusal`` for a client's reason against an answer.
     """
 
     purpose: Literal["train", "score", "reply", "refusal"]
@@ -59,7 +59,7 @@ class Header(_Strict):
 
 @dataclass(frozen=True)
 class Packed:
-    """A message as bytes: a broadcast is packed, and its digest made, once."""
+    """A message as bytes with its digest; a broadcast is packed only once."""
 
     about: Enclosed
     blob: bytes
@@ -73,7 +73,7 @@ class Packed:
 
 
 def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
-    """Return an envelope that holds these messages, by name."""
+    """Return an envelope with these messages, by name."""
     packed = {n: m if isinstance(m, Packed) else Packed.of(m) for n, m in messages.items()}
     about = {name: message.about for name, message in packed.items()}
     head = header.model_copy(update={"messages": about}).model_dump_json().encode()

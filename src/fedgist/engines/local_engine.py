@@ -1,8 +1,8 @@
-"""The local engine: clients simulated on this machine.
+"""The local engine, which simulates all clients on this machine.
 
-Each stage is cut into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts are
-the unit of work, of sums and of stacking, and they depend on the plan alone, not on the number of
-workers: the same plan gives the same bits.
+Each stage is split into cohorts: by architecture, sorted by number of steps, K at a time. Cohorts
+are the unit of work, of sums and of stacking. They depend only on the execution plan, not on the
+number of workers: the same plan gives the same bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LocalEngine:
         settings: HostSettings,
         plans: Mapping[str, Plan],
     ) -> None:
-        """``plans`` says for each architecture how its clients are stacked."""
+        """Host a population of clients with an execution plan for each architecture."""
         self.method, self.task, self.settings = method, task, settings
         self.host = ClientHost(method, task, population, settings, plans)
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
@@ -46,11 +46,11 @@ class LocalEngine:
         self.pool = WorkerPool(self.host.answer, asked or default_workers(settings.device))
 
     def start(self) -> None:
-        """Fork the workers now: best done before anything else starts a thread."""
+        """Fork the workers now; call this before any other code starts a thread."""
         self.pool.start()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Train the clients ordered and collect their uploads."""
+        """Train the clients of these orders and collect their uploads."""
         cohorts_sent = list(self._cut(ctx, orders, downs, "train"))
         results: list[Trained] = self.pool.run([TrainRequest(sent) for sent in cohorts_sent])
         losses, refused, subtotals, each, sizes = {}, [], [], [], Counter[str]()
@@ -83,10 +83,10 @@ class LocalEngine:
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Evaluate each client's model as it would be after this download.
+        """Evaluate each client's model after this download.
 
-        A model that several clients share is evaluated once. Before a second test, each is
-        trained by its own clients, if the method or the settings say so.
+        A model that several clients share is evaluated once. Before a second test, each client
+        trains its own copy, if the method or the settings require it.
         """
         if not self.settings.share_measurements:
             return Scores({})
@@ -120,22 +120,22 @@ class LocalEngine:
     def trial(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
     ) -> tuple[Cohort, Clients]:
-        """Return the first cohort of these orders, ready to train; nothing of it is kept."""
+        """Return the first cohort of these orders, ready to train; its results are not stored."""
         sent = next(self._cut(ctx, orders, downs, "train"))
         cohort = self.host.cohort(sent)
         return cohort, cohorts.receive(cohort, self.host.clients(sent))
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
-        """Return what one client holds after this download."""
+        """Return one client's state after this download."""
         _, clients = self.trial(ctx, [order], [down])
         return take(clients, 0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what clients keep, by architecture and name."""
+        """Return the clients' state, by architecture and name."""
         return self.host.state()
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back."""
+        """Restore the clients' state from a checkpoint."""
         self.host.restore(arrays)
 
     def close(self) -> None:
@@ -145,10 +145,10 @@ class LocalEngine:
     def _cut(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Iterator[Sent]:
-        """Cut orders into cohorts, sorted by how many rows of a split their clients have."""
+        """Split orders into cohorts, sorted by the clients' numbers of rows in a split."""
         counts, place = self._counts(split), self.host.population.place
 
-        # by architecture, then by steps, then by client: arrival order cannot matter
+        # by architecture, then by steps, then by client: independent of the order of arrival
         def rank(i: int) -> tuple[str, int, int]:
             client = orders[i].client
             return orders[i].architecture, -counts[place[client]], client
@@ -168,13 +168,13 @@ class LocalEngine:
         return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
     def _shared(self, downs: Sequence[Tree]) -> bool:
-        """Return whether clients of one architecture all hold the same model after ``downs``."""
+        """Return whether clients of one architecture all have the same model after ``downs``."""
         kept = any(store.arrays for store in self.host.stores.values())
         alike = self.method.keeps == "none" and not kept and all(same(d, downs[0]) for d in downs)
         return self.method.merges_clients or alike
 
     def _counts(self, split: Split) -> list[int]:
-        """Return how many rows each client has in a split."""
+        """Return each client's number of rows in a split."""
         population = self.host.population
         if split == "test":
             return [len(population.test_examples.y)] * len(population.clients)

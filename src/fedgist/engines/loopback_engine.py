@@ -1,7 +1,7 @@
-"""The loop-back: sites in one process, cut out of one data set, each with only its own rows.
+"""The loop-back engine: sites in one process, each with only its own rows of one data set.
 
-Every message crosses as bytes, through the same gate as over a network; only the wire is different.
-It is a simulation as well: it can look into its sites and save what they keep.
+Every message is sent as bytes and validated as over a network. Only the wire is different. The
+engine is a simulation as well: it can read its sites' state and save it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUN = "loopback"
 
 
 class LoopbackEngine:
-    """A remote engine whose sites are in this process."""
+    """A remote engine with all sites in this process."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LoopbackEngine:
         rounds_kept: int = 2,
         wire: Wire | None = None,
     ) -> None:
-        """A ``wire`` given here is used in place of the loop-back's; it must reach ``sites``."""
+        """Make a site for each client; ``wire`` replaces the loop-back wire and must reach them."""
         self.sites = {
             client.id: Site(
                 method,
@@ -55,26 +55,26 @@ class LoopbackEngine:
         self.remote = RemoteEngine(method, wire or LoopbackWire(handlers), run=RUN)
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Send each order with its download; return what came back."""
+        """Send each order with its download; return the replies."""
         with as_workers_do():
             return self.remote.ask(ctx, orders, downs)
 
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Let each site score what it would hold."""
+        """Let each site score its model after this download."""
         with as_workers_do():
             return self.remote.score(ctx, orders, downs, split)
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
-        """Return what one client holds after this download."""
+        """Return one client's state after this download."""
         host = self.sites[order.client].host
         ids = (order.client,)
         sent = Sent(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
         return take(cohorts.receive(host.cohort(sent), host.clients(sent)), 0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what all sites keep, by client and name."""
+        """Return the state of all sites, by client and name."""
         return {
             f"{client}/{name}": array
             for client, site in self.sites.items()
@@ -82,7 +82,7 @@ class LoopbackEngine:
         }
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's state back into every site."""
+        """Restore the state of every site from a checkpoint."""
         for client, site in self.sites.items():
             start = f"{client}/"
             own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
@@ -94,7 +94,7 @@ class LoopbackEngine:
 
 
 def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
-    """Return what a site needs of a task: its own architectures, and none of the server's rows."""
+    """Return a site's task: its own architectures, and none of the server's rows."""
     return replace(
         task,
         architectures={name: task.architectures[name] for name in architectures},
@@ -104,7 +104,7 @@ def task_of_site(task: Task, architectures: Sequence[str]) -> Task:
 
 
 def outlined(task: Task) -> Task:
-    """Return a task as a server knows it whose clients do not show their bodies: as outlines."""
+    """Return the task of a server that does not know its clients' bodies, with outlines."""
     outlines = {
         name: replace(Outline.of(arch), name=name).architecture()
         for name, arch in task.architectures.items()

@@ -1,4 +1,4 @@
-"""Settings of the task's loss, refused where a method would ignore them in silence."""
+"""Check of settings of the task's loss: a method that ignores them is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgist.errors import MethodError
 
 
 def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -> None:
-    """Check that a method learns by the task's loss, if the recipe has settings of that loss."""
+    """Raise MethodError if the recipe has settings of the task's loss that the method ignores."""
     training = task.training
     asked = ["train.class_weights = 'balanced'"] if training.balanced else []
     asked += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []

@@ -1,9 +1,9 @@
-"""What a valid message looks like, worked out beforehand; and which uploads are valid.
+"""Forms of valid messages, derived before a message arrives, and validation of uploads.
 
-A form is made by letting the method make the message once. On fake tensors (torch's device
-``meta``), which have a type and a shape and no numbers, that costs nothing, however large the work
-of a client is; a method that looks at numbers fails on them, and gets one made-up row instead.
-Where clients are simulated, the first message of a stage is the form of the others.
+A form is derived from one message that the method makes. On fake tensors (torch's device ``meta``),
+which have a type and a shape but no numbers, this takes no time, however large a client's work is.
+A method that reads numbers fails on fake tensors, and gets one made-up row instead. For simulated
+clients, the first message of a stage is the form of the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAKE = "meta"
 
 
 def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> Form:
-    """Return what a valid upload of this stage looks like, after the download ``down``."""
+    """Return the form of a valid upload of this stage, after the download ``down``."""
 
     def upload(ctx: Context, net: Any, down: Tree) -> Form:
         task, text = ctx.task, ctx.task.objective.text
@@ -47,7 +47,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
 
 
 def download_form(method: Method, ctx: Context, order: Order) -> Form:
-    """Return what a valid download of this stage looks like, from a fresh server."""
+    """Return the form of a valid download of this stage, from a fresh server."""
 
     def download(ctx: Context) -> Form:
         return Form.of(method.download(method.init_server(ctx), order, ctx))
@@ -57,7 +57,7 @@ def download_form(method: Method, ctx: Context, order: Order) -> Form:
 
 
 def asks_clients(method: Method, ctx: Context, order: Order) -> bool:
-    """Return whether this stage asks clients; if not, it is the server's own work."""
+    """Return whether this stage involves clients; if not, it is the server's own work."""
 
     def orders(ctx: Context) -> object:
         return method.orders(method.init_server(ctx), [order], ctx)
@@ -66,7 +66,7 @@ def asks_clients(method: Method, ctx: Context, order: Order) -> bool:
 
 
 def _on_fakes(make: Callable[..., Any], *values: Any) -> Any:
-    """Return what a function makes of fakes, or of the values if it fails on fakes."""
+    """Return a function's result for fake tensors, or for the values if it fails on fakes."""
     with torch.no_grad():
         try:
             with torch.device(FAKE):
@@ -80,9 +80,9 @@ def _fake(leaf: Tensor) -> Tensor:
 
 
 def addable(form: Form, task: Task) -> Form:
-    """Return the form of an upload, of which as many may be added up as there are clients.
+    """Return the form of an upload that can be summed over all clients.
 
-    Its counts are those that rows can have, and the noise of clients where they add it themselves.
+    Its counts are limited to possible numbers of rows, plus the clients' own noise.
     """
     if reason := unaddable(form):
         raise MethodError(reason)
@@ -91,16 +91,16 @@ def addable(form: Form, task: Task) -> Form:
 
 
 def form_of_stack(message: Tree) -> Form:
-    """Return the form of the messages of which this is a stack."""
+    """Return the form of a single message of this stack (K, ...)."""
     arrays = {name: (a.dtype, tuple(a.shape[1:])) for name, a in named(message).items()}
     return Form(type(message), arrays)
 
 
 def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
-    """Pass K stacked uploads through the gate; return what passed, and who was refused and why.
+    """Validate K stacked uploads; return the accepted ones, and refused clients with reasons.
 
-    Messages that sum are added up first: if the total is finite and small enough to be added to
-    others, its terms need not be checked one by one, but for a bound of their norms.
+    Messages that are summed are added up first. If the total is finite and can be added to other
+    totals, its terms are not checked one by one, unless their norms are bounded.
     """
     adds = reduction(type(message)) == "sum"
     seen = map_leaves(lambda leaf: leaf.sum(0), message) if adds else message

@@ -1,10 +1,9 @@
-"""Checks a method before it runs; an error names the function that breaks the vocabulary.
+"""Check of a method before a run; an error names the function that breaks the interface.
 
-Each of the client's functions is called once, for one client and a few made-up rows; what it
-returns is checked, and that it changed nothing that it was given. Loss and summaries are evaluated
-twice, with different numbers in absent rows: if that changes them, the method has forgotten
-``batch.mask``, and its results would depend on how many clients the machine at hand stacks
-together.
+Each of the client's functions is called once, for one client and a few made-up rows. The check
+covers the result, and that the function did not change its arguments. Loss and summaries are
+evaluated twice, with different numbers in absent rows. If the numbers change a result, the method
+ignores ``batch.mask``, and its results would depend on the number of stacked clients.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def check_method(method: Method, task: Task, server: Tree, key: Tensor) -> list[
 
 
 def trials(method: Method, task: Task, server: Tree, key: Tensor) -> Iterator[Trial]:
-    """Return a trial of every stage that asks clients, in rounds 0 and 1, by architecture."""
+    """Yield a trial of every stage with clients, in rounds 0 and 1, by architecture."""
     for name in task.architectures:
         for number in (0, 1):
             for stage in _stages(method, Context(key, task, number, "")):
@@ -58,7 +57,7 @@ def trials(method: Method, task: Task, server: Tree, key: Tensor) -> Iterator[Tr
 def why_unstackable(
     method: Method, task: Task, server: Tree, key: Tensor, architecture: str
 ) -> str | None:
-    """Return which function of a method cannot be stacked, and why; None if it is the model."""
+    """Return the function of a method that cannot be stacked, and why; None: the model."""
     for stage in _stages(method, Context(key, task, 1, "")):
         trial = Trial(method, Context(key, task, 1, stage), architecture, server)
         if trial.asks_clients() and (reason := trial.unstackable()):
@@ -67,7 +66,7 @@ def why_unstackable(
 
 
 def check_returned(value: Any, method: Method, function: str) -> Any:
-    """Return ``value``, what a function of the method returned, unless it is None."""
+    """Return ``value``, the result of a method's function, unless it is None."""
     if value is None:
         raise MethodError(
             f"{type(method).__name__}.{function} returned nothing: is a return missing?"
@@ -76,7 +75,7 @@ def check_returned(value: Any, method: Method, function: str) -> Any:
 
 
 def check_state(value: Tree, method: Method, function: str) -> Tree:
-    """Return a state that a function returned, if it is a tree."""
+    """Return a state that a function returned; raise MethodError unless it is a tree."""
     try:
         named(check_returned(value, method, function))
     except (TypeError, ValueError) as error:
@@ -107,11 +106,11 @@ class Trial:
         self.order = Order(0, architecture)
 
     def asks_clients(self) -> bool:
-        """Return whether this stage asks any client."""
+        """Return whether this stage involves any client."""
         return self.method.orders(self.server, [self.order], self.ctx) is not None
 
     def look(self) -> list[str]:
-        """Call every function of the client once and check what it returns; return notes."""
+        """Call every function of the client once and check the result; return notes."""
         self.down = self._call("download", self.server, self.order)
         self._message("download", self.down)
         own = self._call("init_client", self.net)
@@ -129,7 +128,7 @@ class Trial:
         return notes
 
     def batch(self, absent: float) -> Batch:
-        """Return made-up rows; the last one is absent and filled with the number ``absent``."""
+        """Return made-up rows; the last row is absent and filled with the number ``absent``."""
         task, key, text = self.ctx.task, self.ctx.key, self.ctx.task.objective.text
         x, y = made_up(key, ROWS, task.input_shape, task.num_classes, text=text)
         x[PRESENT:], y[PRESENT:] = absent % task.num_classes if text else absent, 0
@@ -138,14 +137,14 @@ class Trial:
         return Batch(x, y, mask, annotations=beside)
 
     def _picked(self, batch: Batch) -> Batch:
-        """Return the batch as summaries see it, with what the client chooses of its rows."""
+        """Return the batch for summaries, with the client's choices among its rows."""
         picks = self._call("pick", Labels(batch.y, batch.mask, batch.annotations), self.own)
         if not isinstance(picks, Tensor) or tuple(picks.shape[:-1]) != (ROWS,):
             self._complain("pick", f"returned {kind_of(picks)}, not (rows, choices)")
         return replace(batch, picks=picks)
 
     def unstackable(self) -> str | None:
-        """Return which function fails on two clients stacked, if the model does not."""
+        """Return the function that fails on two stacked clients, if the model itself does not."""
         self.look()
         batch = self._picked(self.batch(0.0))
 
@@ -202,7 +201,7 @@ class Trial:
         return [note]
 
     def _idle_biases(self) -> list[str]:
-        """Return a note if Adam moves biases on which nothing depends."""
+        """Return a note if Adam changes biases without an effect on the loss."""
         optimizer = self.ctx.task.training.optimizer.name
         layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
         pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
@@ -214,7 +213,7 @@ class Trial:
         return [note + "engines may differ by points of accuracy; use bias=False there"]
 
     def _check_gradient(self, batch: Batch) -> None:
-        """Raise MethodError if no gradient flows from the loss to what is learned."""
+        """Raise MethodError if no gradient flows from the loss to the trained tensors."""
         live = {n: p.detach().clone().requires_grad_() for n, p in self.net.params.items()}
         own = map_leaves(_learnable, self.own)
         with torch.enable_grad():
@@ -223,7 +222,7 @@ class Trial:
             self._complain("loss", "returned a number without a gradient: was it detached?")
 
     def losses(self, net: Net, batch: Batch, own: Tree) -> list[Tensor]:
-        """Return the loss of each phase."""
+        """Return the loss of each phase, ()."""
         losses = []
         phases: Any = check_returned(self.method.phases(self.ctx), self.method, "phases")
         for phase in phases:
@@ -248,7 +247,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _unchanged(self, function: str, given: tuple[object, ...]) -> Iterator[None]:
-        """Compare the numbers that a function is given with what they are behind it."""
+        """Raise MethodError if a function changes its arguments in place."""
         tensors = leaves(given)
         before = [tensor.detach().clone() for tensor in tensors]
         yield
@@ -258,7 +257,7 @@ class Trial:
                 self._complain(function, problem + "return a new tensor")
 
     def _named(self, function: str, code: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the method; if it fails, the error names it."""
+        """Call a function of the method; an error names the function."""
         try:
             value = code(*args, self.ctx)
         except MethodError:
@@ -315,7 +314,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a value is, in words for a message."""
+    """Return a description of a value's type, for an error message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return "nothing" if value is None else f"a {type(value).__name__}"

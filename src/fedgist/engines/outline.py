@@ -1,9 +1,9 @@
-"""What a server may know of a model whose body stays at the site: an outline.
+"""Outlines: the server's view of a model whose body stays at the site.
 
-It holds the width of the features, the number of classes, the head, and the shapes of whatever else
-the method shares, and nothing of how features are made. It is used in place of an architecture, so
-that the server can work out what a valid message looks like; its features have the right shape and
-mean nothing.
+An outline holds the width of the features, the number of classes, the head, and the shapes of the
+other shared arrays. It holds no information about the body. The server uses it in place of an
+architecture to derive the form of a valid message. Its features have the right shape but no
+meaning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgist.core.parts import Layers
 
 @dataclass(frozen=True)
 class Outline:
-    """What a server knows of an architecture: sizes, the head's name, shapes of shared arrays."""
+    """The server's view of an architecture: sizes, the head's name, shapes of shared arrays."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Outline:
 
     @staticmethod
     def of(arch: Architecture) -> Outline:
-        """Return the outline of an architecture of which the head alone may be known."""
+        """Return the outline of an architecture that shows only its head."""
         return Outline(
             arch.name,
             arch.input_shape,
@@ -77,7 +77,7 @@ class Outline:
 
 
 def _layers(names: Iterable[str]) -> Layers:
-    """Return arrays as layers, each with those of one module; the first named is the head."""
+    """Return arrays as layers, one layer per module; the first named one is the head."""
     layers: dict[str, list[str]] = {}
     for name in names:
         owner = name.rpartition(".")[0]
@@ -88,7 +88,7 @@ def _layers(names: Iterable[str]) -> Layers:
 
 
 class _Blank(nn.Module):
-    """A body without parameters, whose features have the right width."""
+    """A body without parameters, with features of the right width."""
 
     def __init__(self, width: int, *, text: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Choosing the plans of a run by timing its own first steps."""
+"""Choice of a run's execution plans by timing its own first steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fedgist.training import local_training
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
 
-STEPS = 3  # of the real work, timed for each candidate
-TRIES = 2  # the faster one counts
+STEPS = 3  # timed steps of the real work for each candidate
+TRIES = 2  # measurements of each candidate; the fastest one counts
 
 
 def choose_plans(
@@ -43,7 +43,7 @@ def choose_plans(
 ) -> dict[str, Plan]:
     """Return a plan for each architecture: the ``fixed`` one, or the fastest on this machine.
 
-    Before a plan is timed, ``say`` is called with a line about it.
+    Before a plan is timed, ``say`` is called with a line of text about it.
     """
     plans = dict(fixed)
     probe = _Probe(method, task, population, settings, server, memory_limit, say)
@@ -54,7 +54,7 @@ def choose_plans(
 
 
 class _Probe:
-    """Runs a few steps of round 1 on copies of clients, by a candidate plan."""
+    """A measurement of a few steps of round 1 on copies of clients, by a candidate plan."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Probe:
         self.stage = learning[0] if learning else None
 
     def plan(self, name: str, arch: Architecture, fixed: int | None) -> Plan:
-        """Return the plan for one architecture."""
+        """Return the execution plan for one architecture."""
         clients = [c for c in self.population.clients if name in c.architectures]
         if self.stage is None or not clients:
             return Plan(fixed or 1)
@@ -113,7 +113,7 @@ class _Probe:
             )
 
     def _prepare(self, name: str, plan: Plan) -> tuple[Cohort, Clients, tuple[Phase, ...]]:
-        assert self.stage is not None  # asked for only where something learns
+        assert self.stage is not None  # called only if a stage trains
         task = replace(self.task, architectures={name: self.task.architectures[name]})
         engine = LocalEngine(self.method, task, self.population, self.settings, {name: plan})
         ctx = Context(engine.host.key, self.task, 1, self.stage)
@@ -124,7 +124,7 @@ class _Probe:
         return cohort, state, tuple(replace(p, steps=STEPS) for p in self.method.phases(ctx)[:1])
 
     def _seconds(self, name: str, plan: Plan) -> float:
-        """Return the seconds that a plan takes per client and step."""
+        """Return a plan's seconds per client and step."""
         with as_workers_do():
             cohort, clients, phases = self._prepare(name, plan)
             local_training.train(cohort, clients, tuple(replace(p, steps=1) for p in phases))
@@ -136,9 +136,9 @@ class _Probe:
         return best / (STEPS * len(cohort.ids))
 
     def _bytes(self, name: str) -> int:
-        """Return the bytes that one more client in a stack takes.
+        """Return the memory in bytes for one more client in a stack.
 
-        These are parameters, gradient, two moments, and what backward needs.
+        It covers parameters, gradient, two moments, and saved tensors of the backward pass.
         """
         held = 0
 
@@ -156,10 +156,10 @@ class _Probe:
 
 
 def _code_of(values: Iterable[object]) -> str:
-    """Return a digest of the functions of the classes of values, of torch's own aside.
+    """Return a digest of the functions of the values' classes, without torch's own.
 
-    What a user has edited since a plan was measured may no longer be stackable, whatever it is
-    called.
+    A class that the user has edited since the measurement may no longer be stackable, even under
+    the same name.
     """
     found = hashlib.sha256()
     bases = dict.fromkeys(base for value in values for base in type(value).__mro__)

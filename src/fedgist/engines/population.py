@@ -1,4 +1,4 @@
-"""The clients that a machine hosts, and their rows."""
+"""The clients of one machine, and their rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedgist.engines.engine import Split
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Clients and their rows: line i of ``train``, ``validation`` and ``test`` is ``clients[i]``'s.
+    """Clients and their rows: entry i of ``train``, ``validation``, ``test`` is ``clients[i]``'s.
 
     A method that merges clients has one client, but every client's test rows. ``whole_test`` are
-    the test rows as the server sees them, where each client sees its own in another way.
+    the test rows as the server sees them, if clients see their own rows differently.
     """
 
     clients: tuple[ClientInfo, ...]
@@ -33,7 +33,7 @@ class Population:
 
     @functools.cached_property
     def place(self) -> Mapping[int, int]:
-        """The place of each client in ``clients``, by id."""
+        """The index of each client in ``clients``, by id."""
         return {client.id: i for i, client in enumerate(self.clients)}
 
     def rows(self, split: Split) -> Rows:
@@ -41,13 +41,13 @@ class Population:
         return {"client": self.test, "train": self.train, "validation": self.validation}[split]
 
     def examples_of(self, split: Split) -> Examples:
-        """Return the examples among which the rows of a split are numbered."""
+        """Return the examples that the row numbers of a split refer to."""
         if split == "test" and self.whole_test is not None:
             return self.whole_test
         return self.test_examples if split in {"client", "test"} else self.examples
 
     def table(self, split: Split, ids: Sequence[int]) -> Tensor:
-        """Return these clients' rows of a split: (clients, rows), -1 where there is none."""
+        """Return these clients' rows of a split: (clients, rows), -1 for absent rows."""
         if split == "test":
             return torch.arange(len(self.test_examples.y)).expand(len(ids), -1)
         return self.rows(split).table([self.place[client] for client in ids])
@@ -55,14 +55,14 @@ class Population:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How clients are hosted; only ``seed``, ``own_start`` and ``own`` change results."""
+    """Settings of a host of clients; only ``seed``, ``own_start`` and ``own`` change results."""
 
     seed: int
     own_start: bool = False
     workers: int | None = None
     device: str = "cpu"
     share_measurements: bool = True  # losses and scores leave the clients
-    # rounds after which copies of the models are tested once more, trained; 0: never
+    # number of rounds between tests of copies after one more local training; 0: never
     trained_every: int = 0
-    # clients' own settings, of those that have any
+    # clients' own settings, if they have any
     own: Mapping[int, Settings] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How fedgist's own processes compute, what they do with memory, and how they end."""
+"""Control of fedgist's own processes: torch's threads, the memory allocator, and their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt, from mall
 
 @contextlib.contextmanager
 def as_workers_do() -> Iterator[None]:
-    """Run torch as workers do: the same bits, and faster for small nets."""
+    """Run torch with the workers' settings: the same bits, and faster for small nets."""
     threads, flushed = torch.get_num_threads(), _flushes_denormals()
     set_up_torch()
     try:
@@ -27,11 +27,11 @@ def as_workers_do() -> Iterator[None]:
 
 
 def set_up_torch() -> None:
-    """Run torch on one thread, and take numbers below 1e-38 for zero.
+    """Run torch on one thread, and treat numbers below 1e-38 as zero.
 
-    Where clients have fitted their few rows, gradients and the squares of them that Adam keeps
-    become so small that a processor computes with them in many steps: a round of FedLog's MNIST
-    experiment took twice as long after 80 rounds as after 10.
+    When clients have fitted their few rows, gradients and Adam's second moments become so small
+    that a processor needs many steps for each operation: a round of FedLog's MNIST experiment took
+    twice as long after 80 rounds as after 10.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -39,7 +39,7 @@ def set_up_torch() -> None:
 
 @contextlib.contextmanager
 def on_threads(count: int) -> Iterator[None]:
-    """Run torch on so many threads: for work of the server, while no worker has any."""
+    """Run torch on ``count`` threads: for work of the server, while workers are idle."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -49,15 +49,15 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Return whether this thread takes the smallest numbers for zero: torch does not tell."""
+    """Return whether this thread treats the smallest numbers as zero: torch has no query."""
     return not bool(torch.tensor(1e-40) * 1.0)
 
 
 def keep_memory() -> None:
     """Make the C library keep freed memory instead of returning it to the system at each step.
 
-    The page faults that follow cost more than some layers do. Only processes that are fedgist's own
-    call this, workers and commands, and it has an effect with glibc alone.
+    The page faults after a return cost more time than some layers do. Only fedgist's own processes,
+    workers and commands, call this function. It has an effect only with glibc.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -70,7 +70,7 @@ def keep_memory() -> None:
 
 
 def die_with_parent() -> None:
-    """Wait until the parent process ends, even if it is killed, and end this process then."""
+    """Wait until the parent process ends, even if it is killed, and then end this process."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,9 +1,9 @@
-"""The remote engine: clients at the other end of a wire.
+"""The remote engine, which runs clients at sites over a network.
 
-It seals each download in an envelope, sends it, and passes what comes back through the same gate as
-the local engine: the right run, a registered type, the form worked out beforehand, finite numbers.
-A reply counts at most once. One that arrives after its stage has closed is handed on with the round
-it answers; the round loop and the method decide whether it is used.
+It seals each download in an envelope, sends the envelope, and validates replies as the local engine
+does: the right run, a registered type, the expected form, finite numbers. A reply counts at most
+once. A reply that arrives after its stage is passed on with its round. The round loop and the
+method decide whether it is used.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from fedgist.engines.site import SLACK
 from fedgist.engines.wire import Wire
 from fedgist.errors import MessageError, printable
 
-FORGOTTEN_AFTER = 50  # rounds: a reply that is later still is dropped
+FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
 StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """An order under way, and what a valid reply to it looks like."""
+    """An open order, and the form of a valid reply."""
 
     order: Order
     form: Form
@@ -54,7 +54,7 @@ class _Asked:
 
 @dataclass
 class _Inbox:
-    """What has come over the wire and has not been handed on yet."""
+    """Received replies that have not been passed on yet."""
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
     refused: list[tuple[Asked, str]] = field(default_factory=list)
@@ -64,20 +64,23 @@ class _Inbox:
 
 
 class RemoteEngine:
-    """Clients behind a wire, asked with a deadline."""
+    """Clients at sites, which answer over a wire until a deadline."""
 
     def __init__(
         self, method: Method, wire: Wire, *, run: str, deadline_s: float | None = None
     ) -> None:
-        """``run`` is the run's own name, which every envelope carries."""
+        """Connect to a wire; ``run`` is the run's own name, which every envelope carries."""
         self.method, self.wire, self.run, self.deadline_s = method, wire, run, deadline_s
         self.under_way: dict[StageKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
-        self.largest = 0  # bytes of the largest upload that was ever asked for
+        self.largest = 0  # bytes of the largest upload requested so far
         self.inbox = _Inbox()
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Send each order with its download; return what came back in time, or late from before."""
+        """Send each order with its download; return the replies received in time.
+
+        Late replies of earlier rounds are part of the answer.
+        """
         oldest = ctx.round - FORGOTTEN_AFTER
         self.under_way = {k: asked for k, asked in self.under_way.items() if k[0] > oldest}
         for order, down in zip(orders, downs, strict=True):
@@ -86,7 +89,7 @@ class RemoteEngine:
         for client, blob in self._exchange(envelopes):
             self._receive(client, blob)
         inbox, self.inbox = self.inbox, _Inbox()
-        # what answers another stage waits until that stage comes again
+        # a reply to another stage waits until that stage comes again
         others = [part for part in inbox.parts if part.stage != ctx.stage]
         self.inbox.parts = [part for part in others if part.round > oldest]
         parts = [part for part in inbox.parts if part.stage == ctx.stage]
@@ -104,7 +107,7 @@ class RemoteEngine:
     def score(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
     ) -> Scores:
-        """Let each client score what it would hold after this download, on its own rows."""
+        """Let each client score its model after this download, on its own rows."""
         envelopes = self._envelopes("score", ctx, orders, downs, split)
         tables: dict[str, dict[int, ScoreTable]] = {}
         for client, blob in self._exchange(envelopes):
@@ -118,7 +121,7 @@ class RemoteEngine:
                     for model, table in self._tables(ctx, client, messages).items():
                         tables.setdefault(model, {})[client] = table
             except MessageError:
-                continue  # a score that cannot be read is a score that is missing
+                continue  # an unreadable score counts as missing
         return Scores({model: collect(list(rows.values())) for model, rows in tables.items()})
 
     def close(self) -> None:
@@ -151,12 +154,12 @@ class RemoteEngine:
         return envelopes
 
     def _exchange(self, envelopes: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Return what arrived, ordered by client: the order of arrival must not matter."""
+        """Return the replies ordered by client: the order of arrival must not matter."""
         arrivals = self.wire.exchange(envelopes, self.deadline_s)
         return sorted(arrivals, key=lambda pair: pair[0])
 
     def _receive(self, client: int, blob: bytes) -> None:
-        """Pass a reply through the gate and put it into the inbox."""
+        """Validate a reply and add it to the inbox."""
         self.inbox.received_bytes += len(blob)
         asked: _Asked | None = None
         try:
@@ -165,7 +168,7 @@ class RemoteEngine:
             key = (header.round, header.stage, client, header.architecture)
             asked = self.under_way.pop(key, None)
             if asked is None:
-                return  # it was counted before, or never asked for
+                return  # it was counted before, or was not requested
             if header.purpose == "refusal":
                 self.inbox.refused.append((asked.order.asked, printable(header.reason)))
                 return
@@ -175,7 +178,7 @@ class RemoteEngine:
             self.inbox.refused.append((who, str(error)))
 
     def _waited_for(self, client: int) -> Asked:
-        """Return what a reply that does not say so most likely answers: the newest order."""
+        """Return the client's newest order, as the likely one for a reply that names none."""
         keys = [key for key in self.under_way if key[2] == client]
         return Asked(client, max(keys)[3] if keys else "")
 
@@ -223,7 +226,7 @@ class RemoteEngine:
         return tables
 
     def _check(self, client: int, header: Header, purpose: str | None = None) -> None:
-        """Raise MessageError if an envelope is of another run or client, or not an answer."""
+        """Raise MessageError if an envelope has another run or client, or is not an answer."""
         if header.run != self.run:
             raise MessageError(f"it is of run {header.run!r}, not {self.run!r}")
         if header.client != client:
@@ -244,7 +247,7 @@ def _key(ctx: Context, order: Order) -> StageKey:
 
 
 def _sound(score: Any, known: Mapping[str, Metric], classes: int) -> bool:
-    """Return whether a message is a score: possible numbers of known metrics, and valid counts."""
+    """Return whether a message is a score: possible values of known metrics, and valid counts."""
     if not isinstance(score, Score) or not set(score.values) <= set(known):
         return False
     for name, v in score.values.items():

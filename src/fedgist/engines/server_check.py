@@ -1,8 +1,8 @@
-"""Checks a method's functions at the server while they run: what they draw, change and return.
+"""Check of a method's server functions during the first rounds: draws, changes and results.
 
-A function that draws from a global generator makes two runs of one seed differ. One that changes
-its input in place spoils what others hold. A server state of another shape is refused by every
-client. None of this raises an error where it happens, so the first rounds of a run are watched.
+A function that draws from a global generator makes two runs of one seed differ. A function that
+changes its input in place corrupts other values. Every client refuses a server state of another
+shape. None of these faults raises an error by itself, so the first rounds of a run are checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedgist.core.method import Method, Replies
 from fedgist.core.tree import Tree, leaves, named
 from fedgist.engines.method_check import broken, kind_of
 
-LAST_WATCHED = 1  # the rounds 0 and 1 reach every function
+LAST_WATCHED = 1  # rounds 0 and 1 call every function
 
 
 @contextlib.contextmanager
@@ -47,13 +47,13 @@ def watched(method: Method, function: str, number: int, *given: Tree) -> Iterato
 
 
 def sums_of(replies: Replies) -> list[Tree]:
-    """Return all messages of replies, of those that are summed the totals."""
+    """Return all messages of replies; for messages that are summed, the totals."""
     totals: list[Tree] = [total.message for total in replies.totals]
     return totals + [reply.message for reply in replies.each]
 
 
 def check_shapes(method: Method, function: str, before: Tree, after: Tree) -> None:
-    """Raise MethodError unless a server's state has the arrays that it had before."""
+    """Raise MethodError unless a server's state has the same arrays as before."""
     old, new = shapes(before), shapes(after)
     if type(after) is not type(before):
         broken(method, function, f"returned {kind_of(after)}; the state was {kind_of(before)}")
@@ -64,7 +64,7 @@ def check_shapes(method: Method, function: str, before: Tree, after: Tree) -> No
 
 
 def lost_numbers(before: Tree, after: Tree) -> str | None:
-    """Return the name of an array of a server's state that was finite and is not any more."""
+    """Return the name of an array of a server's state that is no longer finite, or None."""
     old = named(before)
     for name, array in named(after).items():
         if not is_finite(array) and is_finite(old[name]):
@@ -80,7 +80,7 @@ def _said(name: str, of: Shapes) -> str:
 
 
 def _generators() -> dict[str, object]:
-    """Return the states of the global generators, as values that can be compared."""
+    """Return the states of the global generators, as comparable values."""
     kind, keys, place, *gauss = np.random.get_state()
     gpus = torch.cuda.default_generators  # none before CUDA is used
     return {

@@ -1,4 +1,4 @@
-"""Scoring a model that several clients share: each row is predicted once, whoever holds it."""
+"""Scoring of a model that several clients share: each row is predicted only once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedgist.engines.engine import ScoreTable, Split, collect
 from fedgist.engines.worker_pool import WorkerPool
 
 ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
-NUMBERS_AT_ONCE = 1 << 22  # of scores that are measured together: bounds memory
+NUMBERS_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
 
 
 def score_shared(
@@ -50,7 +50,7 @@ def score_shared(
         line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
         values = score_table(ctx, (0,), line, everything.unsqueeze(0), y).values
         whole = {name: float(value) for name, value in values.items()}
-    if rows_of is None:  # every client is tested on the whole set, by the same model
+    if rows_of is None:  # all clients are tested on the whole set with one model
         line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
         return _repeated(score_table(ctx, (0,), line, everything.unsqueeze(0), y), ids), whole
     return _measured(ctx, ids, rows_of, to_mark, marks, y), whole
@@ -74,7 +74,7 @@ def _measured(
     marks: Marks,
     y: Tensor,
 ) -> ScoreTable:
-    """Measure each client's own rows of those marked, a bounded number of clients at a time."""
+    """Measure each client's own rows, for a bounded number of clients at a time."""
     place = torch.zeros(len(y), dtype=torch.int64)
     place[marked] = torch.arange(len(marked))
     longest = max(len(rows) for rows in rows_of)

@@ -1,13 +1,13 @@
-"""A site: one real client, with its own rows and its own model, that answers envelopes.
+"""A site: one real client with its own rows and model, which answers envelopes.
 
-It remembers its state before each stage of the last rounds, together with the reply it gave,
-because a server may ask again: for a stage whose reply never reached it, or after going back to a
-checkpoint. Asked for the same stage with the same download, the site sends the same reply and does
-nothing; with another download, it goes back to its state before that stage.
+A site stores its state before each stage of the last rounds, together with its reply, because a
+server may repeat a request: for a stage whose reply was lost, or after a return to a checkpoint.
+For the same stage with the same download, the site sends its old reply again. For the same stage
+with another download, the site returns to its state before that stage.
 
-A site answers only the stages that ask clients, in rounds up to the last one. Under privacy it
-answers each of them once, because its budget was divided among them. What it released is part of
-its state, which is kept before training begins and again before the reply leaves. A site that is
+A site answers only stages with clients, in rounds up to the last one. Under privacy it answers each
+of these stages once, because its privacy budget is divided among them. Its releases are part of its
+state, which is stored before training begins and again before the reply is sent. A site that is
 killed in between does not release that stage again.
 """
 
@@ -32,13 +32,13 @@ from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import MessageError, MethodError
 from fedgist.training.stacking_plan import Plan
 
-StageKey = tuple[int, int, str]  # round, place of the stage in it, architecture
-SLACK = 1 << 20  # bytes of an envelope beside the payload that is expected
+StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
+SLACK = 1 << 20  # bytes of an envelope in addition to the expected payload
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A stage that was answered: the download's digest, the state before it, and the reply."""
+    """A stage with an answer: the download's digest, the state before it, and the reply."""
 
     digest: str
     before: Mapping[str, Tensor]
@@ -47,11 +47,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class SiteState:
-    """All that a site needs to go on after a restart.
+    """The state that a site needs to continue after a restart.
 
-    ``client`` are the arrays that the client keeps. ``released`` holds the digest of the download
-    that each release answered, ``answered`` the stages that can be asked again, and ``forgotten``
-    the last stage that cannot.
+    ``client`` are the client's arrays. ``released`` holds the digest of the download behind each
+    release. ``answered`` are the stages that can be repeated, and ``forgotten`` is the last stage
+    that cannot.
     """
 
     client: Mapping[str, Tensor]
@@ -64,7 +64,7 @@ Keep = Callable[[SiteState], None]
 
 
 class Site:
-    """One client, unstacked, that answers a server's envelopes."""
+    """One unstacked client that answers a server's envelopes."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Site:
         rounds_kept: int = 2,
         keep: Keep | None = None,
     ) -> None:
-        """``population`` is of one client; stages of ``rounds_kept`` rounds can be asked again.
+        """Host a population of one client; stages of ``rounds_kept`` rounds can be repeated.
 
-        ``keep`` stores the site's state durably: it returns when a restart would find it.
+        ``keep`` stores the site's state durably: it returns when the state would survive a restart.
         """
         (self.client,) = population.clients
         if task.privacy is not None and task.privacy.source == "system":
@@ -88,7 +88,7 @@ class Site:
                     "a site whose noise comes from the system must keep what it released: "
                     "give Site(keep=...)"
                 )
-            # losses and scores are no releases that privacy accounts for: real ones stay here
+            # losses and scores are outside the privacy budget, so they stay at the site
             settings = replace(settings, share_measurements=False)
         self.keep = keep
         alone = dict.fromkeys(task.architectures, Plan(1, stack=False))
@@ -96,16 +96,16 @@ class Site:
         self.method, self.task, self.settings = method, task, settings
         self.run, self.rounds_kept = run, rounds_kept
         self.done: dict[StageKey, Answered] = {}
-        self.forgotten: StageKey = (-1, 0, "")  # the last stage that is no longer remembered
-        self.released: dict[StageKey, str] = {}  # downloads that releases answered, by digest
+        self.forgotten: StageKey = (-1, 0, "")  # the last stage that cannot be repeated
+        self.released: dict[StageKey, str] = {}  # digests of the downloads behind releases
         self.forms: dict[tuple[bool, str, str], Form] = {}
-        self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage asks clients
+        self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage involves clients
         nets = task.starts.values()
         largest = max(payload_bytes(net.state()) for net in nets)
-        self.largest = 4 * largest + SLACK  # bytes of an envelope that is opened at all
+        self.largest = 4 * largest + SLACK  # bytes of the largest envelope that is opened
 
     def handle(self, envelope: bytes) -> bytes:
-        """Answer an envelope with another one: a reply, or a refusal with its reason."""
+        """Answer an envelope with a reply, or with a refusal and its reason."""
         header = Header(
             purpose="refusal",
             run=self.run,
@@ -126,27 +126,27 @@ class Site:
             return seal(refusal, {})
 
     def state(self) -> SiteState:
-        """Return all that is needed to go on after a restart."""
+        """Return the state for a restart."""
         client = {name: array.clone() for name, array in self.host.state().items()}
         return SiteState(client, dict(self.released), dict(self.done), self.forgotten)
 
     def restore(self, state: SiteState) -> None:
-        """Go on from what was kept."""
+        """Restore the state after a restart."""
         self.host.restore(state.client)
         self.released, self.done = dict(state.released), dict(state.answered)
         self.forgotten = state.forgotten
 
     def rewind(self, arrays: Mapping[str, Tensor]) -> None:
-        """Go back to a simulation's checkpoint and forget the stages that were answered.
+        """Return to a simulation's checkpoint and forget the answered stages.
 
-        What was released stays known.
+        The record of releases is kept.
         """
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")
 
     def _limit(self, size: int) -> int:
         """Return the size in bytes of the largest envelope to open, given one of ``size`` bytes."""
-        if size > self.largest:  # larger than a few models: is any download so large?
+        if size > self.largest:  # larger than a few models: derive the largest download
             for number in (0, 1):
                 stages = self.method.stages(Context(self.host.key, self.task, number, ""))
                 for stage in (*stages, EVALUATE):
@@ -157,7 +157,7 @@ class Site:
         return self.largest
 
     def _form(self, number: int, stage: str, architecture: str) -> Form:
-        """Return what a valid download of a stage looks like."""
+        """Return the form of a valid download of a stage."""
         key = (number == 0, stage, architecture)
         if key not in self.forms:
             order = Order(self.client.id, architecture)
@@ -192,7 +192,7 @@ class Site:
         return messages["download"]
 
     def _stages(self, asked: Header) -> tuple[str, ...]:
-        """Return the stages of a round that a server may ask a client for."""
+        """Return the stages of a round in which a server may involve a client."""
         ctx = self._context(asked)
         if asked.purpose == "score":
             return (EVALUATE,)
@@ -215,19 +215,18 @@ class Site:
         self._go_back(key)
         state = self.state()
         if self.keep:
-            self.keep(state)  # the release is charged before anything of it exists
+            self.keep(state)  # the privacy budget is charged before the release exists
         reply = self._do(asked, down)
         self.done[key] = Answered(digest, state.client, reply)
         self._forget(asked.round - self.rounds_kept)
         if self.keep:
-            self.keep(self.state())  # a restart finds every reply that a server may have
+            self.keep(self.state())  # a restart has every reply that a server may have
         return reply
 
     def _check_release(self, key: StageKey, digest: str) -> None:
-        """Refuse to release twice what privacy accounts for once.
+        """Refuse a second release of a stage that the privacy budget covers once.
 
-        The answer to another download is another release. With noise from the seed, the same
-        download gives the same release again.
+        For noise from the seed, the same download gives the same release again.
         """
         privacy = self.task.privacy
         if privacy is None:
@@ -240,7 +239,7 @@ class Site:
         self.released[key] = digest
 
     def _go_back(self, key: StageKey) -> None:
-        """Return to the state before a stage, if it or a later one was answered already."""
+        """Return to the state before a stage, if this stage or a later one was answered already."""
         if key <= self.forgotten:
             raise MessageError(
                 f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
@@ -261,7 +260,9 @@ class Site:
     def _do(self, asked: Header, down: Tree) -> bytes:
         """Train, and return the reply."""
         trained = self.host.train(self._sent(asked, down))
-        if trained.refused:  # the same gate as the server's: what would be refused is not sent
+        if (
+            trained.refused
+        ):  # the site validates as the server does: it does not send an invalid upload
             reason = f"the upload is not valid: {trained.refused[0]}"
             return seal(asked.model_copy(update={"purpose": "refusal", "reason": reason}), {})
         summed = reduction(type(trained.message)) == "sum"
@@ -287,14 +288,14 @@ class Site:
 
 
 def score_of(table: ScoreTable) -> Score:
-    """Return the one line of a table as a message: the metrics that are defined."""
+    """Return the only row of a table as a message, with the defined metrics."""
     values = {name: v[0].cpu() for name, v in table.values.items() if not bool(v[0].isnan())}
     confusion = None if table.confusion is None else table.confusion.cpu()
     return Score(table.rows[0].cpu(), values, confusion)
 
 
 def population_of_one(population: Population, place: int) -> Population:
-    """Return the population of one client: its own rows and nobody else's, numbered from 0."""
+    """Return the population of one client: its own rows only, numbered from 0."""
     client: ClientInfo = population.clients[place]
     train, validation = population.train[place], population.validation[place]
     kept = torch.cat([train, validation])

@@ -1,7 +1,7 @@
-"""The wire: how bytes go from a server to its clients and back.
+"""The wire: transport of bytes from a server to its clients and back.
 
-A wire knows neither methods nor messages: it carries bytes to a client and brings bytes back. For a
-network, the loop-back wire is replaced by another, and nothing else changes.
+A wire depends neither on methods nor on messages: it carries bytes to a client and back. For a
+network, only the loop-back wire is replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Wire(Protocol):
-    """What carries bytes to clients and brings bytes back."""
+    """The transport of bytes to clients and back."""
 
     def present(self) -> frozenset[int]:
         """Return the clients that can be reached now."""
@@ -19,10 +19,10 @@ class Wire(Protocol):
     def exchange(
         self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
-        """Send an envelope to each client; return what arrived until all answered or time is up.
+        """Send an envelope to each client; return the replies at the deadline or when all answered.
 
-        Each arrival is (the client it came from, its bytes), in any order. A client that cannot be
-        reached is left out. What arrives after the deadline is returned by a later exchange.
+        Each reply is (its client, its bytes), in any order. A client that cannot be reached is left
+        out. A reply after the deadline is returned by a later exchange.
         """
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class LoopbackWire:
     def exchange(
         self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
     ) -> list[tuple[int, bytes]]:
-        """Let the clients answer, one after the other; nobody is ever late."""
+        """Let the clients answer one after the other, without delays."""
         del deadline_s
         return [
             (client, self.clients[client](envelope))
@@ -51,5 +51,5 @@ class LoopbackWire:
         ]
 
     def close(self) -> None:
-        """Forget the clients."""
+        """Remove the clients."""
         self.clients = {}

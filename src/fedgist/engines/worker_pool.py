@@ -1,4 +1,4 @@
-"""Worker processes: forked, one torch thread each, fed one task at a time.
+"""Forked worker processes with one torch thread each, which get one task at a time.
 
 Torch's own threads make small nets slower; a process per core makes them faster. Forking gives
 every worker the data and the clients' memory without a copy, and only messages need be picklable.
@@ -38,21 +38,21 @@ Work = Callable[[Any], Any]
 
 
 def default_workers(device: str) -> int:
-    """Return one worker per core; on a GPU, and where processes cannot be forked safely, one."""
+    """Return one worker per core; one on a GPU, or if processes cannot be forked safely."""
     if device != "cpu" or not sys.platform.startswith("linux"):
         return 1
     return usable_cores()
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if sys.platform.startswith("linux"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class WorkerPool:
-    """Calls a function on tasks: in this process if there is one worker, else in forked ones."""
+    """A pool that runs a function on tasks: in this process, or in several forked workers."""
 
     def __init__(self, work: Work, size: int) -> None:
         self.work, self.size = work, size
@@ -78,7 +78,7 @@ class WorkerPool:
         return results
 
     def start(self) -> None:
-        """Fork the workers, if there is to be more than one."""
+        """Fork the workers, if there are several."""
         if self.size == 1 or self.workers:
             return
         fork = multiprocessing.get_context("fork")
@@ -111,7 +111,7 @@ class WorkerPool:
         self, connection: Connection, todo: Iterator[tuple[int, Any]], busy: dict[Any, int]
     ) -> None:
         for index, task in todo:
-            # that a worker has died is noticed when its result is waited for
+            # a dead worker is noticed by the wait for its result
             with contextlib.suppress(OSError):
                 connection.send_bytes(_dump(task))
             busy[connection] = index
@@ -135,8 +135,8 @@ class WorkerPool:
 
 
 def _serve(work: Work, connection: Connection, parents_ends: Sequence[Connection]) -> None:
-    """Do tasks until the other end is closed."""
-    # forking copied the parent's ends: that it closed one is seen only when all copies are closed
+    """Run tasks until the other end is closed."""
+    # forking copied the parent's ends: a closed end is noticed only when all copies are closed
     for end in parents_ends:
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent decides

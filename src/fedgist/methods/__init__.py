@@ -1,6 +1,7 @@
-"""The methods, one file each. A new one is a file here and a line in :data:`METHODS`.
+"""The registry of methods, one file each. A new method is a file and a line in :data:`METHODS`.
 
-A recipe may hold variants of a method, ``fedprox@strong``: other settings under another name.
+A recipe may hold variants of a method, such as ``fedprox@strong``: the same method under another
+name with other settings.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.core.method import Method
 
-DEFAULT_METHOD = "fedlog"  # of recipes that name no method
+DEFAULT_METHOD = "fedlog"  # the method of a recipe that names none
 
 METHODS: Registry[type[Method]] = Registry(
     {
@@ -40,7 +41,7 @@ METHODS: Registry[type[Method]] = Registry(
 
 
 def base_name(name: str) -> str:
-    """Return the name of the method that a variant, ``NAME@VARIANT``, runs; of others their own.
+    """Return the method's name of a variant, ``NAME@VARIANT``; other names are unchanged.
 
     >>> base_name("lg_fedavg@2"), base_name("fedlog")
     ('lg_fedavg', 'fedlog')

@@ -1,6 +1,6 @@
-"""Centralized training: one model on all clients' rows, as if data could be moved.
+"""Centralized training: one model is trained on all clients' rows, as if data could be moved.
 
-See docs/methods/centralized.md.
+A reference without a paper. See docs/methods/centralized.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ from fedgist.core.method import Method
 
 @dataclass(frozen=True)
 class Centralized(Method):
-    """One client that holds all rows; it is evaluated on every client's test rows."""
+    """Centralized training by one client with all rows, evaluated on every client's test rows."""
 
     merges_clients: ClassVar[bool] = True

@@ -1,10 +1,11 @@
-"""CS-FL: clients send random measurements of a sparse update, later only the signs of them.
+"""CS-FL: clients send random measurements of a sparse update, and later only the signs of these.
 
-Li, Li, Varshney 2021, "Communication-efficient federated learning based on compressed sensing".
-The measurements are a subsampled randomized Hadamard transform (Ailon and Chazelle 2009, Tropp
-2011): the signs of the numbers are flipped at random, the vector is transformed, and some of its
-numbers are kept. It takes n log n additions and no matrix, and gives the same bits for one vector
-and for a stack of vectors. See docs/methods/cs_fl.md.
+Li, Li, Varshney 2021, "Communication-efficient federated learning based on compressed sensing"
+(IEEE Internet of Things Journal 8(20), pages 15531 to 15541). The measurements are a subsampled
+randomized Hadamard transform (Ailon and Chazelle 2009, Tropp 2011): the signs of the numbers are
+flipped at random, the vector is transformed, and some of its numbers are kept. The transform takes
+n log n additions and no matrix. It gives the same bits for one vector and for a stack of vectors.
+See docs/methods/cs_fl.md.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from fedgist.core.wire_form import FLAGS, SIGNS, rows_where
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Averages, Averaging, Weights
 
-HALVINGS = 8  # of a step that does not bring a reconstruction nearer
-NEAR = 1e-10  # of the square of what was measured: the rounding of single precision
+HALVINGS = 8  # of a step that does not reduce the error of a reconstruction
+NEAR = 1e-10  # relative squared error at which a search ends: the rounding of single precision
 
 
 @dataclass(frozen=True)
 class Measurement:
     """A random linear map A from n numbers to m, with columns of length 1.
 
-    ``flips`` (n,) are +1 or -1; ``places`` (m,) are the numbers of the transform that are kept.
+    ``flips`` (n,) are +1 or -1. ``places`` (m,) are the indices of the transform's kept numbers.
     """
 
     flips: Tensor
@@ -44,19 +45,19 @@ class Measurement:
 
     @staticmethod
     def draw(key: Tensor, n: int, m: int) -> Measurement:
-        """Draw a map by key."""
+        """Draw a map from ``n`` to ``m`` numbers by key."""
         flips = 2 * random.integers(random.fold(key, "flips"), (n,), 2) - 1
         places = random.permutation(random.fold(key, "places"), _length(n))[:m]
         return Measurement(flips.to(torch.float32), places)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return A x, (m,), of ``x`` (n,)."""
+        """Return A x, (m,), for ``x`` (n,)."""
         n, m = len(self.flips), len(self.places)
         mixed = hadamard(pad(self.flips * x, (0, _length(n) - n)))
         return mixed[self.places] / math.sqrt(m)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Return A^T y, (n,), of ``y`` (m,)."""
+        """Return A^T y, (n,), for ``y`` (m,)."""
         n, m = len(self.flips), len(self.places)
         whole = torch.zeros(_length(n), dtype=y.dtype, device=y.device)
         spread = whole.index_copy(0, self.places, y)
@@ -64,9 +65,9 @@ class Measurement:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Return the Walsh-Hadamard transform of ``x``, whose length is a power of two, without scale.
+    """Return the unscaled Walsh-Hadamard transform, (n,), of ``x`` (n,) with n a power of two.
 
-    Its matrix is symmetric, holds +1 and -1, and its square is the length times the identity.
+    Its matrix is symmetric and holds +1 and -1. The square of the matrix is n times the identity.
     """
     half = 1
     while half < len(x):
@@ -83,11 +84,12 @@ def sparse(x: Tensor, count: int) -> Tensor:
 
 
 def hard_thresholding(measure: Measurement, y: Tensor, count: int, steps: int) -> Tensor:
-    """Return a vector with ``count`` entries whose measurements are near ``y`` (m,).
+    """Return a vector (n,) with ``count`` entries whose measurements are near ``y`` (m,).
 
-    Iterative hard thresholding, normalized: a gradient step on ``|y - A x|^2``, the best one on the
-    entries in use, then all but ``count`` entries are dropped (Blumensath and Davies 2010). A step
-    that leads away is halved; when none leads nearer, or none is needed, the search is over.
+    Iterative hard thresholding, normalized: each step is a gradient step on ``|y - A x|^2``, with
+    the best step size for the entries in use. All but ``count`` entries are then dropped
+    (Blumensath and Davies 2010). A step that increases the error is halved. The search ends if no
+    halved step reduces the error, or if the error is small enough.
     """
     x = torch.zeros_like(measure.flips)
     rest, enough = y, NEAR * y.square().sum()
@@ -111,10 +113,11 @@ def hard_thresholding(measure: Measurement, y: Tensor, count: int, steps: int) -
 
 
 def stackable_thresholding(measure: Measurement, y: Tensor, count: int, steps: int) -> Tensor:
-    """Return what :func:`hard_thresholding` looks for, by a fixed number of steps.
+    """Return the vector (n,) of :func:`hard_thresholding`, by a fixed number of steps.
 
-    There is no branch on numbers, so clients can be stacked, and a server that takes the same steps
-    comes to the same vector. No step is halved; of the vectors tried, the nearest is returned.
+    ``y`` is (m,). There is no branch on numbers, so clients can be stacked, and a server that takes
+    the same steps gets the same vector. No step is halved: the vector with the smallest error is
+    returned.
     """
     best = x = torch.zeros_like(measure.flips)
     rest = y
@@ -132,12 +135,12 @@ def stackable_thresholding(measure: Measurement, y: Tensor, count: int, steps: i
 
 
 def binary_hard_thresholding(measure: Measurement, y: Tensor, count: int, steps: int) -> Tensor:
-    """Return a vector with ``count`` entries whose measurements have the signs ``y`` (m,).
+    """Return a vector (n,) with ``count`` entries whose measurements have the signs ``y`` (m,).
 
-    Binary iterative hard thresholding (Jacques, Laska, Boufounos, Baraniuk 2013): a step on the
-    signs that are wrong, then all but ``count`` entries are dropped. The vector with the fewest
-    wrong signs is returned. Signs do not tell a length: the mean square of its entries is 1. A sign
-    0 is one that nobody knows.
+    Binary iterative hard thresholding (Jacques, Laska, Boufounos, Baraniuk 2013): each step
+    corrects the wrong signs, then all but ``count`` entries are dropped. The vector with the fewest
+    wrong signs is returned. Signs do not determine a length: the mean square of the vector's
+    entries is set to 1. A sign 0 is unknown.
     """
     root = math.sqrt(len(y))
     best = x = sparse(measure.adjoint(y), count) / root
@@ -156,7 +159,7 @@ def _length(n: int) -> int:
 
 
 FLOATS, ONE_BIT = "floats", "signs"  # the stages of the two phases
-DOWN_STEPS = 15  # of a client's reconstruction of the server's step
+DOWN_STEPS = 15  # of the reconstruction of the server's step at a client
 
 
 @message(reduce="sum")
@@ -169,11 +172,11 @@ class Model:
 
 @message(reduce="sum")
 class Change:
-    """What a client needs to hold the model: all of it, or measurements of how it changed.
+    """A client's download: the whole model, or measurements of the model's change.
 
-    ``numbers`` (1, n) are there if ``whole`` (1,) is 1. ``measurements`` (1, m) are there if
-    ``part`` (1,) is 1: then the client holds the model ``version`` - 1, (), and ``change_key`` is
-    the key of these measurements. ``key`` is that of this round's uploads.
+    ``numbers`` (1, n) are sent if ``whole`` (1,) is 1. ``measurements`` (1, m) are sent if ``part``
+    (1,) is 1: then the client holds the model ``version`` - 1, (), and ``change_key`` is the key of
+    these measurements. ``key`` is the key of this round's uploads.
     """
 
     numbers: Tensor = field(metadata=rows_where("whole"))
@@ -187,7 +190,7 @@ class Change:
 
 @message(reduce="each")
 class Measured:
-    """A client's measurements, (m,), and its rows."""
+    """A client's measurements, (m,), and its number of rows, ()."""
 
     measurements: Tensor
     rows: Tensor = field(metadata=COUNTS)
@@ -195,7 +198,7 @@ class Measured:
 
 @message(reduce="sum", over="architecture")
 class Weighed:
-    """A client's measurements (m,) times its rows, and its rows."""
+    """A client's measurements (m,) times its number of rows, and that number, ()."""
 
     measurements: Tensor
     rows: Tensor = field(metadata=COUNTS)
@@ -210,11 +213,11 @@ class Signs:
 
 @tree
 class Sent:
-    """What the server sent of its last step, by architecture, where downloads are measurements.
+    """The last step that the server sent, by architecture, if downloads are measurements.
 
-    ``measurements`` (m,) of the step and their ``key``, the ``rest`` (n,) that it has not sent yet,
-    and which clients ``hold`` the model before the step, (clients,): 1 or 0. ``version`` counts the
-    steps.
+    ``measurements`` (m,) are those of the step, and ``key`` is their key. ``rest`` (n,) is the
+    unsent part of the step. ``hold`` (clients,) is 1 for clients that hold the model before the
+    step. ``version`` () counts the steps.
     """
 
     measurements: dict[str, Tensor]
@@ -235,7 +238,7 @@ class Server:
 
 @tree
 class Held:
-    """The global model as a client holds it, (n,), and its version, ()."""
+    """The global model that a client holds, (n,), and its version, ()."""
 
     numbers: Tensor
     version: Tensor
@@ -243,7 +246,7 @@ class Held:
 
 @tree
 class Residual:
-    """What a client has not sent yet of its updates, (n,), and the model that it holds."""
+    """The unsent part of a client's updates, (n,), and the global model that the client holds."""
 
     rest: Tensor
     held: Held | None = None
@@ -251,11 +254,11 @@ class Residual:
 
 @dataclass(frozen=True)
 class CSFL(Method):
-    """CS-FL as its abstract describes it; its second phase sends signs, as 1-bit CS-FL does.
+    """CS-FL as in the paper's abstract; its second phase sends signs, as 1-bit CS-FL does.
 
-    With ``down = "measurements"`` the server moves by what the clients reconstruct. A client that
-    holds another version of the model sends NaN, which is refused, so that it gets the model in the
-    next round.
+    With ``down = "measurements"`` the server takes the step that the clients reconstruct. A client
+    that holds another version of the model sends NaN. The server refuses that upload and sends the
+    client the whole model in the next round.
     """
 
     sparsity: Fraction = 0.005
@@ -287,7 +290,7 @@ class CSFL(Method):
     exchange: ClassVar[Exchange] = Averaging()
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if changes come down to clients that hold several models."""
+        """Raise MethodError if measurements of changes are sent to clients with several models."""
         if self.down == "measurements" and task.training.pools:
             raise MethodError(
                 "method cs_fl: method.down = 'measurements' is for clients of one model, not for "
@@ -295,14 +298,14 @@ class CSFL(Method):
             )
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return the stage of the phase to which the round belongs."""
+        """Return the stage of the round's phase."""
         if ctx.round == 0:
             return ()
         first = round(self.first_phase * ctx.task.training.num_rounds)
         return (FLOATS,) if ctx.round <= first else (ONE_BIT,)
 
     def init_server(self, ctx: Context) -> Server:
-        """Return every architecture's common start."""
+        """Return the common initial weights of every architecture."""
         averages, key = self.exchange.init_server(ctx), ctx.draw("measurements")
         if self.down == "model":
             return Server(averages, key)
@@ -312,14 +315,14 @@ class CSFL(Method):
         return Server(averages, key, Sent(nothing, rest, key, nobody, nobody.sum()))
 
     def init_client(self, net: Net, ctx: Context) -> Residual:
-        """Return an empty residual, and a model of no version."""
+        """Return an empty residual, and a model without a version."""
         zero = torch.zeros_like(flat(net.state()))
         if self.down == "model":
             return Residual(zero)
         return Residual(zero, Held(zero, torch.full((), -1.0, device=zero.device)))
 
     def download(self, server: Server, order: Order, ctx: Context) -> Model | Change:
-        """Return the weights of the client's architecture, or how they changed."""
+        """Return the weights of the client's architecture, or their change."""
         weights, sent = server.averages.weights[order.architecture].arrays, server.sent
         if sent is None:
             return Model(weights, server.key)
@@ -331,7 +334,7 @@ class CSFL(Method):
     def receive(
         self, net: Net, own: Residual, down: Model | Change, ctx: Context
     ) -> tuple[Net, Residual]:
-        """Start from the global weights."""
+        """Return the net with the global weights."""
         if isinstance(down, Model):
             return net.having(down.arrays), own
         held = held_by(own)
@@ -342,7 +345,7 @@ class CSFL(Method):
         return net.having(unflat(numbers, net.state())), own
 
     def _moved(self, held: Held, down: Change) -> Tensor:
-        """Return the model that a client held, after the change; a repeated one changes nothing."""
+        """Return the client's model after the change; a repeated change has no effect."""
         moved = self._reconstructed(down.change_key, held.numbers, down.measurements[0])
         return held.numbers + torch.where(held.version == down.version - 1, moved, 0.0)
 
@@ -353,7 +356,7 @@ class CSFL(Method):
     def upload(
         self, net: Net, own: Residual, sums: Count, down: Model | Change, ctx: Context
     ) -> tuple[Measured | Weighed | Signs, Residual]:
-        """Return measurements of the largest numbers of update and residual; keep the others.
+        """Return measurements of the largest numbers of update and residual; keep the rest.
 
         Without error feedback the residual stays empty.
         """
@@ -373,7 +376,7 @@ class CSFL(Method):
         return Measured(measured, sums.rows), own
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Return each architecture's weights moved by what its measurements tell."""
+        """Return each architecture's weights after the step reconstructed from measurements."""
         weights, sent = dict(server.averages.weights), server.sent
         next_key = ctx.draw("next measurements")
         if sent is not None:
@@ -391,7 +394,7 @@ class CSFL(Method):
         return Server(Averages(weights), next_key, sent)
 
     def _compressed(self, name: str, step: Tensor, sent: Sent) -> Tensor:
-        """Return the step that clients reconstruct; ``sent`` takes measurements and the rest."""
+        """Return the step that clients reconstruct; ``sent`` stores measurements and the rest."""
         wanted = step + sent.rest[name] if self.error_feedback else step
         kept = sparse(wanted, self._count(wanted))
         sent.measurements[name] = self._measurement(sent.key, wanted)(kept)
@@ -404,7 +407,7 @@ class CSFL(Method):
         return self.exchange.models(server.averages, ctx)
 
     def _step(self, key: Tensor, like: Tensor, replies: Replies, ctx: Context) -> Tensor:
-        """Return how the weights move, (n,)."""
+        """Return the step of the weights, (n,)."""
         measure, count = self._measurement(key, like), self._count(like)
         steps = self.reconstruction_steps
         if ctx.stage == ONE_BIT:
@@ -431,21 +434,21 @@ class CSFL(Method):
 
 
 def held_by(own: Residual) -> Held:
-    """Return the model that a client holds, where changes of it come down."""
+    """Return the model that a client holds, if it downloads changes."""
     assert own.held is not None  # it was made by init_client
     return own.held
 
 
 def flat(arrays: Mapping[str, Tensor]) -> Tensor:
-    """Return all arrays of floats as one vector, ordered by name; counters are left out.
+    """Return all float arrays as one vector (n,), ordered by name; integer counters are left out.
 
-    What came over a wire or from a checkpoint has its arrays in another order.
+    The order is by name because arrays from a network or a checkpoint come in another order.
     """
     return torch.cat([arrays[name].flatten() for name in _floats(arrays)])
 
 
 def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the arrays of floats of which :func:`flat` makes this vector."""
+    """Return float arrays in the shapes of ``like`` from ``vector`` (n,): the inverse of flat."""
     names = _floats(like)
     pieces = torch.split(vector, [like[name].numel() for name in names])
     return {n: piece.view(like[n].shape) for n, piece in zip(names, pieces, strict=True)}

@@ -1,8 +1,8 @@
-"""FD: clients share their mean logits of each class, and learn to give what the others give.
+"""FD, federated distillation: clients share the mean logits of each class and learn from them.
 
 Jeong, Oh, Kim, Park, Bennis, Kim 2018, "Communication-efficient on-device machine learning:
-Federated distillation and augmentation under non-IID private data", section 2. See
-docs/methods/fd.md.
+Federated distillation and augmentation under non-IID private data", section 2
+(https://arxiv.org/abs/1811.11479). See docs/methods/fd.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedgist.methods.common.newest import Newest
 
 @message(reduce="each")
 class ClassLogits:
-    """Mean logits by class, (classes, classes), and which classes there are: 1 or 0, (classes,)."""
+    """Mean logits by class, (classes, classes), and a mask of the classes present, (classes,)."""
 
     mean: Tensor = field(metadata=rows_where("there"))
     there: Tensor = field(metadata=FLAGS)
@@ -33,16 +33,16 @@ class ClassLogits:
 
 @message(reduce="each")
 class DenseClassLogits:
-    """Mean logits by class, (classes, classes), all of which travel: zeros for absent classes.
+    """Mean logits by class, (classes, classes), all of which are sent: zeros for absent classes.
 
-    Nobody can tell such zeros from logits: they are learned from as if they were.
+    A receiver cannot tell such zeros from logits, so clients learn from the zeros as well.
     """
 
     mean: Tensor
 
     @property
     def there(self) -> Tensor:
-        """Which classes there are, all or, of an empty message, none: 1 or 0, (classes,)."""
+        """Mask of classes present (classes,): all ones, or all zeros for an empty message."""
         some = (self.mean != 0).flatten(-2).any(-1, keepdim=True)
         return some.expand(self.mean.shape[:-1]).to(self.mean.dtype)
 
@@ -52,7 +52,10 @@ AnyLogits = ClassLogits | DenseClassLogits
 
 @tree
 class Board:
-    """Server state: each client's newest logits, their sums and numbers by class, and means."""
+    """Server state: each client's newest logits, their sums and counts by class, and their means.
+
+    ``total`` is (classes, classes) and ``count`` (classes,).
+    """
 
     newest: Newest
     total: Tensor
@@ -62,7 +65,7 @@ class Board:
 
 @tree
 class LogitSums:
-    """Sums of logits by class, (classes, classes), and how many rows they are over, (classes,)."""
+    """Sums of logits by class, (classes, classes), and the numbers of rows, (classes,)."""
 
     total: Tensor
     rows: Tensor
@@ -70,7 +73,7 @@ class LogitSums:
 
 @dataclass(frozen=True)
 class FD(Method):
-    """Federated distillation."""
+    """Federated distillation by mean logits of each class."""
 
     gamma: NonNegative = 1.0
     """Weight of the distance between a client's logits and the mean logits of the class."""
@@ -84,7 +87,7 @@ class FD(Method):
     accepts_late: ClassVar[bool] = True
 
     def init_server(self, ctx: Context) -> Board:
-        """Return a board on which nobody has written."""
+        """Return a board without any client's logits."""
         classes, device = ctx.task.num_classes, ctx.key.device
         mean, there = torch.zeros(classes, classes, device=device), torch.zeros(classes).to(device)
         newest = Newest.of_nobody(self._message(mean, there), ctx.task.num_clients)
@@ -94,7 +97,10 @@ class FD(Method):
         return ClassLogits(mean, there) if self.declare_classes else DenseClassLogits(mean)
 
     def download(self, server: Board, order: Order, ctx: Context) -> AnyLogits:
-        """Return the mean logits of each class over the (other) clients that have it."""
+        """Return each class's mean logits over the clients that have the class.
+
+        With ``leave_own_out``, the client's own logits are not part of the mean.
+        """
         mean = server.everyone
         if self.leave_own_out:
             own = take_logits(self._newest(server.newest), order.client)
@@ -110,7 +116,8 @@ class FD(Method):
     def loss(self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context) -> Tensor:
         """Return the task's loss plus gamma times the mean squared distance to the teacher.
 
-        The teacher of a row is the mean logits of its class; a class without any has no distance.
+        The teacher of a row is the mean logits of its class. A row of a class without a teacher has
+        distance 0.
         """
         logits = net(batch.x)
         distance = (logits - down.mean[batch.y]).square().mean(1) * down.there[batch.y]
@@ -121,7 +128,7 @@ class FD(Method):
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context
     ) -> LogitSums:
-        """Return sums of logits by class."""
+        """Return the sums of logits by class over a batch."""
         logits, classes = net(batch.x), ctx.task.num_classes
         rows = class_sums(torch.ones_like(logits[:, :1]), batch.y, batch.mask, classes)
         return LogitSums(class_sums(logits, batch.y, batch.mask, classes), rows[:, 0])
@@ -133,11 +140,11 @@ class FD(Method):
         return self._message(*class_means(sums.total, sums.rows)), own
 
     def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
-        """Keep each client's newest logits, and average them by class."""
+        """Store each client's newest logits, and average them by class."""
         return self._board(server.newest.having(replies))
 
     def forget(self, server: Board, client: int, ctx: Context) -> Board:
-        """Return the board without what a client wrote."""
+        """Return the board without a client's logits."""
         return self._board(server.newest.without(client))
 
     def _board(self, newest: Newest) -> Board:
@@ -147,5 +154,5 @@ class FD(Method):
 
 
 def take_logits(stack: AnyLogits, client: int) -> ClassLogits:
-    """Return one client's logits out of a stack of all."""
+    """Return one client's logits from a stack of all, (clients, classes, classes)."""
     return ClassLogits(stack.mean[client], stack.there[client])

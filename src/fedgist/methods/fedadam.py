@@ -1,7 +1,8 @@
-"""FedAdam and its relatives: the server takes the clients' mean update for a gradient.
+"""FedAdam and related methods: the clients' mean update is the gradient of a server's optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, "Adaptive federated
-optimization", algorithm 2. See docs/methods/fedadam.md.
+optimization", algorithm 2 (ICLR 2021, https://arxiv.org/abs/2003.00295). See
+docs/methods/fedadam.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedgist.methods.common.server_steps import ServerSteps, Stepped
 
 @dataclass(frozen=True)
 class FedAdam(Method):
-    """Federated averaging with an adaptive optimizer at the server, one for each architecture."""
+    """Federated averaging with an adaptive server optimizer for each architecture."""
 
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     """The server's optimizer."""
@@ -32,7 +33,7 @@ class FedAdam(Method):
 
     @property
     def exchange(self) -> ServerSteps:
-        """Weights up and down; the server steps along their mean update."""
+        """Weights in both directions; the server steps along the clients' mean update."""
         return ServerSteps(self.server)
 
     def check(self, task: Task) -> None:

@@ -1,7 +1,7 @@
-"""FedBABU: a body that all clients learn under one head that nobody ever changes.
+"""FedBABU: all clients train the body of the model, under a head that is never trained.
 
 Oh, Kim, Yun 2022, "FedBABU: toward enhanced representation for federated image classification",
-algorithm 1. See docs/methods/fedbabu.md.
+algorithm 1 (https://arxiv.org/abs/2106.06042). See docs/methods/fedbabu.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fedgist.methods.common.averaging import Averages, Averaging
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """Bodies are averaged; the last round's test comes before and after fine-tuning of all layers.
+    """Averaged bodies; in the last round, clients are tested before and after fine-tuning.
 
-    The head is the common start's, which everybody has: it is neither kept nor sent.
+    The head is that of the common initial net, which every client has: it is neither kept nor sent.
     """
 
     finetune_epochs: NonNegativeInt = 5
@@ -33,11 +33,11 @@ class FedBABU(Method):
         return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return the fine-tuning of body and head, in the last round alone."""
+        """Return the fine-tuning of body and head, in the last round only."""
         last = ctx.round == ctx.task.training.num_rounds
         return (Phase(epochs=self.finetune_epochs),) if last and self.finetune_epochs else ()
 
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
-        """Return the global model of each architecture: its body under the start's head."""
+        """Return the global model of each architecture: its body under the initial head."""
         starts = ctx.task.starts
         return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}

@@ -1,7 +1,7 @@
-"""FedDBE: FedAvg with a bias of each client's own on the features, whose means are held together.
+"""FedDBE: FedAvg with a client's own bias on the features, and a penalty on drifting feature means.
 
 Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan 2023, "Eliminating domain bias for federated learning in
-representation space". See docs/methods/feddbe.md.
+representation space" (NeurIPS 2023, https://arxiv.org/abs/2311.14975). See docs/methods/feddbe.md.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ AVERAGE = Averaging()
 
 @message(reduce="sum", over="architecture")
 class FeatureSum:
-    """The sum of features (m,) and the number of rows that it is over."""
+    """The sum of features (m,) and its number of rows ()."""
 
     total: Tensor
     rows: Tensor = field(metadata=COUNTS)
 
     def mean(self) -> Tensor:
-        """Return the mean features (m,): zeros if there are no rows."""
+        """Return the mean features (m,): zeros without rows."""
         return self.total / self.rows.clamp(min=1.0)
 
 
 @message(reduce="sum")
 class Common:
-    """The weights, and the sum over all clients of features under the common start."""
+    """The weights, and the sum over all clients of the features of the common initial net."""
 
     weights: Weights
     consensus: FeatureSum
@@ -71,7 +71,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class FedDBE(Method):
-    """Domain bias eliminator on FedAvg, with momentum 1: a batch's mean stands for the client's."""
+    """Domain bias eliminator on FedAvg, with momentum 1: a batch's mean replaces the client's."""
 
     kappa: NonNegative = 50.0
     """Weight of the mean regularization: how strongly mean features are held together."""
@@ -80,11 +80,11 @@ class FedDBE(Method):
     needs_classes: ClassVar[bool] = True
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return ``"means"`` in round 0, then ``"train"``."""
+        """Return ``"means"`` in round 0, and ``"train"`` afterwards."""
         return ("train",) if ctx.round else ("means",)
 
     def init_server(self, ctx: Context) -> Server:
-        """Return the common starts, and no means."""
+        """Return the common initial weights, and no means."""
         device = ctx.key.device
         nothing = {
             name: FeatureSum(
@@ -95,17 +95,17 @@ class FedDBE(Method):
         return Server(AVERAGE.init_server(ctx), nothing)
 
     def init_client(self, net: Net, ctx: Context) -> Bias:
-        """Return a bias of zeros."""
+        """Return a bias of zeros, (m,)."""
         return Bias(torch.zeros(net.arch.feature_width, device=ctx.key.device))
 
     def select(self, server: Server, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return everybody for the means; then, as any method, a fraction."""
+        """Return all clients online for the means, and a fraction of all clients afterwards."""
         if ctx.round == 0:
             return [Order(client.id, client.architectures[0]) for client in online]
         return super().select(server, online, ctx)
 
     def download(self, server: Server, order: Order, ctx: Context) -> Common | Nothing:
-        """Return the weights and the consensus; for the means, nothing: all have the start."""
+        """Return the weights and the consensus; for the means, nothing is sent."""
         if ctx.stage == "means":
             return Nothing()
         name = order.architecture
@@ -114,7 +114,7 @@ class FedDBE(Method):
     def receive(
         self, net: Net, own: Bias, down: Common | Nothing, ctx: Context
     ) -> tuple[Net, Bias]:
-        """Start from the global weights."""
+        """Return the net with the global weights."""
         return (net if isinstance(down, Nothing) else net.having(down.weights.arrays)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
@@ -124,18 +124,18 @@ class FedDBE(Method):
         return (Phase(("all", "own.bias"), epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:
-        """Return the task's loss of z + bias, and kappa MSE(mean of z, consensus)."""
+        """Return the task's loss of z + bias, plus kappa times MSE(mean of z, consensus)."""
         z = net.features(batch.x)
         present = torch.where(batch.mask.unsqueeze(1), z, 0.0)
         mean = present.sum(0) / batch.mask.sum().clamp(min=1)
         far = (mean - down.consensus.mean()).square().mean()
-        known = down.consensus.rows.clamp(0.0, 1.0)  # 0 where nobody has told a mean
+        known = down.consensus.rows.clamp(0.0, 1.0)  # 0 if no client has sent a mean
         return ctx.task.objective.loss(net.logits(z + own.bias), batch) + self.kappa * known * far
 
     def summarize(
         self, net: Net, batch: Batch, own: Bias, down: Common | Nothing, ctx: Context
     ) -> FeatureSum | Count:
-        """Return the sum of features for the means; otherwise how many rows there are."""
+        """Return the sum of features for the means; otherwise the number of rows."""
         rows = batch.mask.sum().to(torch.float32)
         if ctx.stage != "means":
             return Count(rows)
@@ -151,7 +151,7 @@ class FedDBE(Method):
         return AVERAGE.upload(net, own, sums, down.weights, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Take each architecture's sum of features, or average its weights."""
+        """Store each architecture's sum of features, or average its weights."""
         if ctx.stage != "means":
             averages = AVERAGE.server_update(server.averages, replies, ctx)
             return Server(averages, server.consensus)
@@ -159,11 +159,11 @@ class FedDBE(Method):
         return Server(server.averages, server.consensus | heard)
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
-        """Return nothing: a model is whole with a client's bias."""
+        """Return no model: a model is complete only with a client's bias."""
         return {}
 
     def predict(
         self, net: Net, own: Bias, down: Common | Nothing, x: Tensor, ctx: Context
     ) -> Tensor:
-        """Return the logits of z + bias."""
+        """Return the logits (batch, classes) of z + bias."""
         return net.logits(net.features(x) + own.bias)

@@ -1,8 +1,8 @@
-"""FedLog: clients share class sums of features, the server solves for one linear head exactly.
+"""FedLog: clients share class sums of features, and the server solves for one linear head exactly.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
-flexibility". The paper's symbols are those of methods/common/conjugate_head.py. See
-docs/methods/fedlog.md.
+flexibility" (https://arxiv.org/abs/2407.08337). The paper's symbols are those of
+methods/common/conjugate_head.py. See docs/methods/fedlog.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
 @tree
 class Server:
-    """Server state: the head, (classes, m + 1), and the sums that it was solved for."""
+    """Server state: the head, (classes, m + 1), and the sums that determine the head."""
 
     eta: Tensor
     sums: Remembered = field(metadata=LATER)
@@ -60,7 +60,7 @@ class FedLog(Method):
 
     @property
     def accepts_late(self) -> bool:
-        """A late upload may be a client's newest; a total has no place for it."""
+        """Whether late uploads are used: only with a memory of each client's newest sums."""
         return self.memory == "newest"
 
     def check(self, task: Task) -> None:
@@ -69,7 +69,7 @@ class FedLog(Method):
         sum_memory.check(self.memory, task, "fedlog")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
+        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` is ``"exchange"``."""
         if ctx.round == 0:
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
@@ -109,11 +109,11 @@ class FedLog(Method):
         return sum_memory.sent(self.memory, sums), own
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Return the MAP head (eq. 14) of the sums that are remembered."""
+        """Return the MAP head (eq. 14) of the remembered sums."""
         return self._solved(server, sum_memory.remember(self.memory, server.sums, replies, ctx))
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
-        """Return the head of the sums without a client's."""
+        """Return the head of the sums without one client's."""
         return self._solved(server, sum_memory.forget(self.memory, server.sums, client))
 
     def _solved(self, server: Server, sums: Remembered) -> Server:

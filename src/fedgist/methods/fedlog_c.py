@@ -1,8 +1,8 @@
-"""FedLog-C: FedLog whose clients see the class sums, and learn features near their class's mean.
+"""FedLog-C: FedLog with a contrastive loss, for which clients download the class sums.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
-flexibility", eq. 15. The paper's symbols are those of methods/common/conjugate_head.py. See
-docs/methods/fedlog_c.md.
+flexibility", eq. 15 (https://arxiv.org/abs/2407.08337). The paper's symbols are those of
+methods/common/conjugate_head.py. See docs/methods/fedlog_c.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FedLogC(Method):
     record_terms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the bounds, and that a random head has a prior to come from."""
+        """Check the bounds, and that a random head has a prior."""
         super().__post_init__()
         if self.head_start == "random" and self.nu == 0:
             raise MethodError(
@@ -66,7 +66,7 @@ class FedLogC(Method):
 
     @property
     def accepts_late(self) -> bool:
-        """A late upload may be a client's newest; a total has no place for it."""
+        """Whether late uploads are used: only with a memory of each client's newest sums."""
         return self.memory == "newest"
 
     def check(self, task: Task) -> None:
@@ -75,19 +75,19 @@ class FedLogC(Method):
         sum_memory.check(self.memory, task, "fedlog_c")
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` asks for it."""
+        """Return ``"train"``; in round 0 ``"exchange"``, if ``head_start`` is ``"exchange"``."""
         if ctx.round == 0:
             return ("exchange",) if self.head_start == "exchange" else ()
         return ("train",)
 
     def init_server(self, ctx: Context) -> Remembered:
-        """Return a pseudo-sum that has a random head and no rows."""
+        """Return a pseudo-sum with a random head and no rows."""
         shape = (ctx.task.num_classes, one_feature_width(ctx.task, "fedlog_c") + 1)
         start = random_pseudo_sums(ctx.draw("head"), shape, self.nu)
         return sum_memory.start(self.memory, start, ctx)
 
     def download(self, server: Remembered, order: Order, ctx: Context) -> Sums | Nothing:
-        """Return the total that is remembered; in the exchange before training, nothing."""
+        """Return the remembered total; in the exchange before training, nothing."""
         return Nothing() if ctx.stage == "exchange" else Sums(server.total)
 
     def receive(
@@ -125,23 +125,25 @@ class FedLogC(Method):
         return sum_memory.sent(self.memory, sums), own
 
     def server_update(self, server: Remembered, replies: Replies, ctx: Context) -> Remembered:
-        """Return the total, with what is remembered of clients that are absent."""
+        """Return the total, including the remembered sums of absent clients."""
         return sum_memory.remember(self.memory, server, replies, ctx)
 
     def forget(self, server: Remembered, client: int, ctx: Context) -> Remembered:
-        """Return the total without a client's sums."""
+        """Return the total without one client's sums."""
         return sum_memory.forget(self.memory, server, client)
 
 
 def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two sums of eq. 15, each divided by the number of rows, for features (batch, m).
+    """Return the two sums of eq. 15, each divided by the number of rows, both ().
 
-    The pull is the mean over rows of ``|phi - mu_y|^2``, the push that of the sum over the other
-    classes y' of ``min(|phi - mu_y'|^2, r)``. Without r, the mean squared distance between two of
-    the means, eq. 15 has no lower bound. Classes that nobody has, by the total ``s``, are left out.
+    ``z`` (batch, m) are features, ``y`` and ``mask`` are (batch,), and ``s`` (classes, m + 1) are
+    the class sums. The pull is the mean over rows of ``|phi - mu_y|^2``. The push is the mean over
+    rows of the sum, over the other classes y', of ``min(|phi - mu_y'|^2, r)``. r is the mean
+    squared distance between two class means: without r, eq. 15 has no lower bound. Classes without
+    rows in ``s`` are left out.
     """
     known = s[:, 0] > 0
-    means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is one of noise alone
+    means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is only noise
     distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
     own_class = one_hot(y, len(s)).to(z.dtype)
     pull = (distances * own_class * known).sum(1)
@@ -150,9 +152,10 @@ def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor
 
 
 def mean_distance(means: Tensor, known: Tensor) -> Tensor:
-    """Return the mean squared distance of two different rows of ``means`` that are ``known``.
+    """Return the mean squared distance, (), between two different rows of ``means`` (classes, m).
 
-    Of k points it is 2 / (k - 1) times the sum of their squared distances to their center.
+    Only rows with ``known`` (classes,) are used. For k points the mean is 2 / (k - 1) times the sum
+    of their squared distances to their center.
     """
     count, weight = known.sum(), known.unsqueeze(1).to(means.dtype)
     center = (means * weight).sum(0) / count.clamp(min=1)

@@ -1,7 +1,7 @@
 """FedPer: clients keep their last layers, and the layers below are averaged.
 
 Arivazhagan, Aggarwal, Singh, Choudhary 2019, "Federated learning with personalization layers",
-algorithms 1 and 2. See docs/methods/fedper.md.
+algorithms 1 and 2 (https://arxiv.org/abs/1912.00818). See docs/methods/fedper.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedgist.methods.common.averaging import Averaging
 
 @dataclass(frozen=True)
 class FedPer(Method):
-    """Base layers averaged within each architecture, ``local_layers`` personal ones on top."""
+    """Averaged base layers of each architecture, below ``local_layers`` personal layers."""
 
     local_layers: PositiveInt = 1
     """Number of last layers that stay at the client. The layers below are averaged."""
@@ -32,6 +32,6 @@ class FedPer(Method):
         return Averaging(f"but_last:{self.local_layers}")
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if a net has no layer beside the local ones."""
+        """Raise MethodError if a net has no layer below the local ones."""
         nets = {name: arch.layers for name, arch in task.architectures.items()}
         check_depth(nets, "method.local_layers", self.local_layers, rest=True)

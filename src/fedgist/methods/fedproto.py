@@ -1,7 +1,8 @@
-"""FedProto: clients share class means of features, and learn features near the global ones.
+"""FedProto: clients share class means of features, and learn features near the global means.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang 2022, "FedProto: Federated prototype learning across
-heterogeneous clients", algorithm 1. See docs/methods/fedproto.md.
+heterogeneous clients", algorithm 1 (AAAI 2022, https://arxiv.org/abs/2105.00243). See
+docs/methods/fedproto.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedgist.methods.common.linear_head import (
 
 @message(reduce="sum")
 class Prototypes:
-    """The global mean of each class, (classes, m), and whether there is one: 1 or 0, (classes,)."""
+    """The global mean of each class, (classes, m), and a mask of existing means, (classes,)."""
 
     mean: Tensor = field(metadata=rows_where("exists"))
     exists: Tensor = field(metadata=FLAGS)
@@ -38,9 +39,10 @@ class Prototypes:
 
 @message(reduce="sum")
 class ClassTotals:
-    """A client's features by class, (classes, m), and what each row weighs, (classes,).
+    """A client's features by class, (classes, m), and the weight of each class, (classes,).
 
-    The rows are class sums and weigh their numbers of rows, or class means that weigh 1.
+    A row of ``total`` is either a class sum, with its number of rows as weight, or a class mean of
+    weight 1.
     """
 
     total: Tensor = field(metadata=rows_where("weight"))
@@ -49,7 +51,7 @@ class ClassTotals:
 
 @tree
 class OwnClasses:
-    """Which classes a client has rows of, (classes,): 1 or 0. It stays at the client."""
+    """Mask of the classes of a client's rows, (classes,): 1 or 0. It stays at the client."""
 
     present: Tensor
 
@@ -82,7 +84,7 @@ class FedProto(Method):
 
     @property
     def record_terms(self) -> int:
-        """Class sums and counts are one sum of a term a row; means are none."""
+        """One per-row sum if class sums and counts are sent; 0 if means are sent."""
         return int(self.aggregate == "weighted")
 
     def check(self, task: Task) -> None:
@@ -97,7 +99,7 @@ class FedProto(Method):
         return Prototypes(mean, torch.zeros_like(mean[:, 0]))
 
     def init_client(self, net: Net, ctx: Context) -> OwnClasses | Nothing:
-        """Return no classes: a client learns them from its first upload."""
+        """Return no classes: the first upload of a client sets them."""
         if self.inference_classes == "all":
             return Nothing()
         return OwnClasses(torch.zeros(ctx.task.num_classes, device=ctx.key.device))
@@ -109,7 +111,7 @@ class FedProto(Method):
     def loss(self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context) -> Tensor:
         """Return the task's loss plus lambda times the distance to the prototypes.
 
-        The distance is the mean square over the features; a row whose class has no prototype is at
+        The distance is the mean square over the features. A row whose class has no prototype has
         distance 0.
         """
         z = net.features(batch.x)
@@ -128,7 +130,7 @@ class FedProto(Method):
     def upload(
         self, net: Net, own: Own, sums: ClassTotals, down: Prototypes, ctx: Context
     ) -> tuple[ClassTotals, Own]:
-        """Return sums and counts, or means that weigh 1; nothing for absent classes."""
+        """Return sums and counts, or means of weight 1; absent classes are left out."""
         if isinstance(own, OwnClasses):
             own = OwnClasses((sums.weight > 0).to(sums.weight.dtype))
         if self.aggregate == "weighted":
@@ -136,7 +138,7 @@ class FedProto(Method):
         return ClassTotals(*class_means(sums.total, sums.weight)), own
 
     def server_update(self, server: Prototypes, replies: Replies, ctx: Context) -> Prototypes:
-        """Return the new mean of each class that was sent, and the old ones of others."""
+        """Return the new mean of each class that was sent, and the old mean of other classes."""
         total: ClassTotals = replies.total()
         new, sent = class_means(total.total, total.weight)
         mean = torch.where(sent.unsqueeze(1) > 0, new, server.mean)
@@ -145,9 +147,9 @@ class FedProto(Method):
     def predict(self, net: Net, own: Own, down: Prototypes, x: Tensor, ctx: Context) -> Tensor:
         """Return minus the squared distances to the prototypes, or the head's logits.
 
-        Classes without a prototype, and with ``inference_classes = "own"`` those of which the
-        client has no rows, rank below all others. Before there is any prototype among the rest, the
-        head predicts.
+        The result is (batch, classes). Classes without a prototype rank below all others. With
+        ``inference_classes = "own"``, so do classes without rows at the client. If no candidate
+        class has a prototype, the head predicts.
         """
         z = net.features(x)
         logits = net.logits(z)

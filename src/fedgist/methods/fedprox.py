@@ -1,7 +1,7 @@
-"""FedProx: FedAvg whose clients are held near the global weights by a proximal term.
+"""FedProx: FedAvg with a proximal term that keeps clients near the global weights.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, "Federated optimization in heterogeneous
-networks", algorithm 2. See docs/methods/fedprox.md.
+networks", algorithm 2 (MLSys 2020, https://arxiv.org/abs/1812.06127). See docs/methods/fedprox.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""FedRep: clients fit their own heads to a common representation, then improve it together.
+"""FedRep: clients fit their own heads to a common representation, then train the representation.
 
 Collins, Hassani, Mokhtari, Shakkottai 2021, "Exploiting shared representations for personalized
-federated learning", algorithm 1. See docs/methods/fedrep.md.
+federated learning", algorithm 1 (ICML 2021, https://arxiv.org/abs/2102.07078). See
+docs/methods/fedrep.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedgist.methods.common.averaging import Averaging
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    """First the ``local_layers`` learn for ``head_epochs``, then what is below them."""
+    """Local layers that learn for ``head_epochs``, above an averaged body that learns second."""
 
     local_layers: PositiveInt = 1
     """Number of last layers that stay at the client. The layers below are averaged."""
@@ -37,12 +38,12 @@ class FedRep(Method):
         return Averaging(f"but_last:{self.local_layers}")
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if a net has no layer beside the local ones."""
+        """Raise MethodError if a net has no layer below the local ones."""
         nets = {name: arch.layers for name, arch in task.architectures.items()}
         check_depth(nets, "method.local_layers", self.local_layers, rest=True)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return two phases: the head learns under a fixed body, then the body under the head."""
+        """Return two phases: the head learns with a fixed body, then the body with a fixed head."""
         head, body = f"last:{self.local_layers}", f"but_last:{self.local_layers}"
         epochs = ctx.task.training.local_epochs
         return Phase((head,), epochs=self.head_epochs), Phase((body,), epochs=epochs)

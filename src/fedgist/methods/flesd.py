@@ -1,9 +1,9 @@
-"""FLESD: clients send what their encoders say of public rows, and a student learns all of it.
+"""FLESD: clients send their encoders' representations of public rows, and a student distills them.
 
 Shi, Yu, Liu, Pang, Li, Wang 2021, "Towards communication-efficient and privacy-preserving federated
-representation learning", algorithm 1 and equations 4 to 9. The N x N matrix of similarities is
-never made: its rows are computed when they are needed, at the places in the queue. See
-docs/methods/flesd.md.
+representation learning", algorithm 1 and equations 4 to 9 (https://arxiv.org/abs/2109.14611). The N
+x N matrix of similarities is never stored as a whole: its rows are computed when they are needed,
+for the rows in the queue. See docs/methods/flesd.md.
 """
 
 from __future__ import annotations
@@ -47,23 +47,24 @@ from fedgist.methods.common.server_training import (
     steps_in,
 )
 
-ROWS_AT_ONCE = 256  # that an encoder looks at together
-NOTHING = torch.finfo(torch.float32).min  # the logarithm of a similarity that nobody sent
-Outlook = Literal["projection", "features"]  # which of a net's numbers are compared
+ROWS_AT_ONCE = 256  # the batch size of an encoder in evaluation
+NOTHING = torch.finfo(torch.float32).min  # the logarithm of a similarity that no client sent
+Outlook = Literal["projection", "features"]  # the outputs of a net that are compared
 
 
 def embedding(net: Net, x: Tensor, of: Outlook) -> Tensor:
-    """Return what a net makes of ``x`` (batch, ...), with length 1: (batch, d)."""
+    """Return the normalized output of a net for ``x`` (batch, ...): (batch, d)."""
     return normalize(net(x) if of == "projection" else net.features(x), dim=-1)
 
 
 def representations(net: Net, task: Task, of: Outlook) -> Tensor:
-    """Return R (N, d), the embeddings of all public rows: a row each, where the paper has columns.
+    """Return R (N, d), the embeddings of all public rows, one row each (the paper has columns).
 
-    They are not augmented. It can be stacked: the public rows are the same for everybody.
+    The public rows are not augmented. The function can be stacked: all clients share the public
+    rows.
     """
     public = task.public_rows
-    if any(p.is_meta for p in net.params.values()):  # only the form is asked for
+    if any(p.is_meta for p in net.params.values()):  # only shapes are needed
         x = torch.empty(len(public), *task.input_shape, device="meta")
         return embedding(net, x, of)
     pieces = torch.split(torch.arange(len(public)), ROWS_AT_ONCE)
@@ -73,13 +74,13 @@ def representations(net: Net, task: Task, of: Outlook) -> Tensor:
 
 @tree
 class Queue:
-    """The anchors: embeddings of public rows (m, d), oldest first, and whose they are, (m,)."""
+    """The anchors: embeddings of public rows (m, d), oldest first, and their rows' numbers (m,)."""
 
     anchors: Tensor
     places: Tensor
 
     def taking(self, newest: Tensor, rows: Tensor) -> Queue:
-        """Return the queue after ``newest`` (batch, d), which are of ``rows``, took the oldest."""
+        """Return the queue after ``newest`` (batch, d) of ``rows`` (batch,) replaced the oldest."""
         size = len(self.places)
         anchors, places = torch.cat([self.anchors, newest]), torch.cat([self.places, rows])
         return Queue(anchors[-size:], places[-size:])
@@ -87,10 +88,10 @@ class Queue:
 
 @tree
 class Student:
-    """The student on its way: its arrays, its optimizer's memory, and the encoder that follows it.
+    """The state of a distillation: the student's arrays, its optimizer and the momentum encoder.
 
-    ``momentum`` are the parameters of the latter; ``order`` is the key of the batches; ``losses``
-    is their sum over ``steps``.
+    ``momentum`` are the parameters of the momentum encoder. ``order`` () is the key of the batches.
+    ``losses`` () is the sum of the losses over ``steps`` ().
     """
 
     arrays: dict[str, Tensor]
@@ -104,11 +105,11 @@ class Student:
 
 @tree
 class Ensemble:
-    """What clients sent of the public rows.
+    """The clients' uploads on the public rows: representations or similarities; the other is empty.
 
-    ``slots`` (clients, N, d) are their representations, narrower ones filled up with zeros, and
-    ``filled`` (clients,) is 1 where there is one; ``total`` (N, N) is ``ln sum_k exp(M_k / tau_T)``
-    of similarities that were sent themselves, ``NOTHING`` where none was. One of both is empty.
+    ``slots`` (clients, N, d) are representations, padded with zeros to one width. ``filled``
+    (clients,) is 1 for a used slot. ``total`` (N, N) is ``ln sum_k exp(M_k / tau_T)`` of
+    similarities that clients sent, with ``NOTHING`` for pairs that no client sent.
     """
 
     slots: Tensor
@@ -116,13 +117,14 @@ class Ensemble:
     total: Tensor
 
     def count(self) -> int:
-        """Return of how many clients it is."""
+        """Return the number of clients in the ensemble."""
         return int(self.filled.sum())
 
     def logarithms(self, rows: Tensor, places: Tensor, temperature: float) -> Tensor:
-        """Return ``ln M_ij`` (eqs. 4 to 6) for i in ``rows`` and j in ``places``, up to a summand.
+        """Return ``ln M_ij`` (eqs. 4 to 6), (rows, places), up to a summand.
 
-        The exponentials themselves would vanish where ``temperature`` is low.
+        i are the ``rows`` (rows,) and j the ``places`` (places,). The exponentials themselves would
+        underflow at a low ``temperature``.
         """
         if self.total.numel():
             return self.total[rows][:, places]
@@ -134,10 +136,10 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class SimilarityDistillation:
-    """How a student learns the similarities of the ensemble, by Adam on the public rows.
+    """Settings of the similarity distillation of a student, by Adam on the public rows.
 
-    Each batch is compared with a queue of anchors. An encoder that follows the student by
-    ``momentum`` makes the anchors.
+    Each batch is compared with a queue of anchors. A momentum encoder, which follows the student,
+    makes the anchors.
     """
 
     epochs: PositiveInt = 200
@@ -180,23 +182,23 @@ class SimilarityDistillation:
             )
 
     def steps(self, task: Task) -> int:
-        """Return how many steps a distillation has."""
+        """Return the number of steps of a distillation."""
         return self.epochs * self._steps_per_epoch(task)
 
     def stages(self, task: Task) -> tuple[str, ...]:
-        """Return the stages that a distillation is cut into."""
+        """Return the stages of a distillation."""
         return stages_of(self.steps(task))
 
     def anchors(self, task: Task) -> int:
-        """Return how many anchors there are, at most one for each row.
+        """Return the number of anchors, at most one per row.
 
-        Without ``own_anchor`` none of a batch's rows is among those just before it.
+        Without ``own_anchor``, no row of a batch is among the anchors just before the batch.
         """
         rows = len(task.public_rows)
         return min(self.queue, rows if self.own_anchor else rows - self.batch_size)
 
     def idle(self, net: Net | None, task: Task, width: int, device: torch.device) -> Student:
-        """Return a student before its first distillation, without arrays where it is not known."""
+        """Return a student before its first distillation, without arrays if ``net`` is None."""
         params = {} if net is None else dict(net.params)
         anchors = torch.zeros(self.anchors(task), width, device=device)
         queue = Queue(anchors, torch.zeros(len(anchors), dtype=torch.int64, device=device))
@@ -208,7 +210,7 @@ class SimilarityDistillation:
         return Student(arrays, fresh_memory(params), params, queue, key, zero, zero)
 
     def begin(self, net: Net, of: Outlook, ctx: Context) -> Student:
-        """Return a student that is ``net``, the encoder that follows it, and a full queue."""
+        """Return a student that equals ``net``, its momentum encoder, and a full queue."""
         public, m = ctx.task.public_rows, self.anchors(ctx.task)
         places = random.permutation(ctx.draw("queue"), len(public))[:m]
         anchors = [
@@ -223,7 +225,7 @@ class SimilarityDistillation:
     def learn(
         self, student: Student, ensemble: Ensemble, start: Net, of: Outlook, ctx: Context
     ) -> Student:
-        """Return the student after the steps of a stage; ``start`` is any net of its kind."""
+        """Return the student after a stage; ``start`` is any net of the student's architecture."""
         student = replace(student, memory=map_leaves(torch.clone, student.memory))
         for number in steps_in(ctx.stage, self.steps(ctx.task)):
             student = self.step(student, ensemble, start, of, number, ctx)
@@ -269,9 +271,10 @@ class SimilarityDistillation:
         )
 
     def hidden(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Return which anchors a row is not compared with, (batch, m): other copies of itself.
+        """Return which anchors are excluded for a row, (batch, m): other copies of the same row.
 
-        With ``own_anchor`` its newest copy, among the last of the queue, is not hidden.
+        ``rows`` are (batch,) and ``places`` (m,). With ``own_anchor`` the newest copy, at the end
+        of the queue, is not excluded.
         """
         same = rows.unsqueeze(1) == places
         if self.own_anchor:
@@ -279,13 +282,19 @@ class SimilarityDistillation:
         return same
 
     def target(self, ensemble: Ensemble, rows: Tensor, places: Tensor, hidden: Tensor) -> Tensor:
-        """Return ``p^i_j`` (eq. 7), (batch, m), over the anchors that are not hidden."""
+        """Return ``p^i_j`` (eq. 7), (batch, m), over the anchors that are not excluded.
+
+        ``rows`` are (batch,), ``places`` (m,) and ``hidden`` (batch, m).
+        """
         logs = ensemble.logarithms(rows, places, self.target_temperature)
         logs = logs.masked_fill(hidden, NOTHING)
         return torch.softmax(logs, 1) * (logs.amax(1, keepdim=True) > NOTHING)
 
     def divergence(self, made: Tensor, anchors: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
-        """Return the mean ``KL(p^i || q^i)`` (eqs. 8 and 9) of embeddings ``made`` (batch, d)."""
+        """Return the mean ``KL(p^i || q^i)`` (eqs. 8 and 9), (), of embeddings ``made`` (batch, d).
+
+        ``anchors`` are (m, d); ``hidden`` and ``target`` are (batch, m).
+        """
         q = made @ anchors.mT / self.temperature
         q = q.masked_fill(hidden, torch.finfo(q.dtype).min)
         return kl_div(log_softmax(q, 1), target, reduction="none").sum(1).mean()
@@ -294,18 +303,18 @@ class SimilarityDistillation:
         return -(-len(task.public_rows) // self.batch_size)
 
     def rows_of(self, student: Student, number: int, task: Task) -> Tensor:
-        """Return the rows of a step: each epoch goes through all in an order of its own."""
+        """Return the rows of a step, (batch,): each epoch has its own random order of all rows."""
         epoch, place = divmod(number, self._steps_per_epoch(task))
         order = random.permutation(random.fold(student.order, epoch), len(task.public_rows))
         return torch.split(order, self.batch_size)[place]
 
     def _views(self, rows: Tensor, key: Tensor, task: Task) -> tuple[Tensor, Pass]:
-        """Return augmented rows, and the pass in which a net looks at them."""
+        """Return augmented rows, and the training pass of a net on these rows."""
         batch = take(task.public_rows.batch(rows.unsqueeze(0), key.unsqueeze(0)), 0)
         return batch.x, Pass(batch.mask, random.fold(key, "pass"), whole=True)
 
     def _anchors(self, net: Net, rows: Tensor, key: Tensor, of: Outlook, task: Task) -> Tensor:
-        """Return a net's embeddings of augmented rows, normed as in training: (batch, d)."""
+        """Return a net's embeddings of augmented rows, (batch, d), with training batch norm."""
         x, run = self._views(rows, key, task)
         with torch.no_grad():
             return embedding(replace(net, run=run), x, of)
@@ -316,7 +325,7 @@ MOST = 127  # of an int8
 
 @message(reduce="each")
 class Representations:
-    """R_k (N, d), float32 or float16, and a digest of the rows that they are of, ()."""
+    """R_k (N, d), float32 or float16, and a digest of the public rows, ()."""
 
     values: Tensor
     digest: Tensor
@@ -324,7 +333,7 @@ class Representations:
 
 @message(reduce="each")
 class Quantized:
-    """R_k as int8 (N, d) times a scale of each row, (N,), and the digest of the rows, ()."""
+    """R_k as int8 (N, d) times a scale of each row, (N,), and a digest of the public rows, ()."""
 
     values: Tensor
     scales: Tensor
@@ -333,7 +342,7 @@ class Quantized:
 
 @message(reduce="each")
 class Similarities:
-    """M_k (N, N), and the digest of the rows, ()."""
+    """M_k (N, N), and a digest of the public rows, ()."""
 
     values: Tensor
     digest: Tensor
@@ -341,7 +350,7 @@ class Similarities:
 
 @message(reduce="each")
 class Nearest:
-    """Of each row of M_k the largest similarities (N, k), where they are (N, k), and the digest."""
+    """The k largest similarities of each row, their columns (both (N, k)), and the digest, ()."""
 
     values: Tensor
     places: Tensor
@@ -353,7 +362,7 @@ Sent: TypeAlias = Representations | Quantized | Similarities | Nearest
 
 @tree
 class Server:
-    """Server state: the student, whose arrays are the global model, and what clients sent."""
+    """Server state: the student, whose arrays are the global model, and the clients' uploads."""
 
     student: Student
     ensemble: Ensemble
@@ -379,7 +388,7 @@ class FLESD(Method):
     keeps: ClassVar[str] = "all"
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless there are public rows, a student, and readers of settings."""
+        """Raise MethodError without public rows or a student, or if a setting has no effect."""
         if task.objective.text:
             raise MethodError(
                 "flesd compares rows by one representation each; texts have one at each place"
@@ -408,9 +417,9 @@ class FLESD(Method):
         return super().stages(ctx) + (self.distillation.stages(ctx.task) if ctx.round else ())
 
     def init_server(self, ctx: Context) -> Server:
-        """Return the global model's start (line 2), and room for what clients send."""
+        """Return the initial global model (line 2), and an empty ensemble."""
         task, n, device = ctx.task, len(ctx.task.public_rows), ctx.key.device
-        # a site of another architecture works out what it will be sent: nothing
+        # a site of another architecture predicts its download: nothing
         net = task.starts.get(self._name(task))
         sent = self.sends == "similarities"
         slots = (0, 0, 0) if sent else (_most_asked(task), n, self._widest(task))
@@ -425,7 +434,7 @@ class FLESD(Method):
         )
 
     def select(self, server: Server, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return ``fraction_train`` of all clients, but for the one whose rows are public."""
+        """Return ``fraction_train`` of all clients, without the client whose rows are public."""
         others = [client for client in online if client.id != ctx.task.public_client]
         key = ctx.draw("select", ctx.stage)
         return drawn_clients(others, ctx.task.training, ctx.task.num_clients, key)
@@ -433,7 +442,7 @@ class FLESD(Method):
     def orders(
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
-        """Return all that were selected; the distillation is the server's own work."""
+        """Return all selected clients; the distillation is the server's own work."""
         return None if is_server_stage(ctx.stage) else selected
 
     def download(self, server: Server, order: Order, ctx: Context) -> Weights:
@@ -441,13 +450,13 @@ class FLESD(Method):
         return Weights(server.student.arrays if order.architecture == self._name(ctx.task) else {})
 
     def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
-        """Start from the global weights, or go on from its own."""
+        """Return the net with the global weights, or unchanged if there are none."""
         return net.having(down.arrays), own
 
     def upload(
         self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
     ) -> tuple[Sent, Nothing]:
-        """Return what the encoder says of the public rows."""
+        """Return the encoder's representations of the public rows, or their similarities."""
         r, digest = representations(net, ctx.task, self.of), torch.tensor(ctx.task.public_digest)
         if self.sends == "similarities":
             if self.top == 1.0:
@@ -460,7 +469,7 @@ class FLESD(Method):
         return Representations(r.to(getattr(torch, self.wire)), digest), own
 
     def objection(self, message: Sent, ctx: Context) -> str:
-        """Object to what is said of other rows than the server's."""
+        """Object to an upload about other public rows than the server's."""
         if int(message.digest) == ctx.task.public_digest:
             return ""
         why = (
@@ -469,10 +478,10 @@ class FLESD(Method):
         return why + ", normalized alike"
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Take what clients sent (line 10), or go on with the distillation (lines 11 to 18)."""
+        """Store the uploads (line 10), or continue the distillation (lines 11 to 18)."""
         if not is_server_stage(ctx.stage):
             return replace(server, ensemble=self._heard(server, replies))
-        if not server.ensemble.count():  # nobody answered
+        if not server.ensemble.count():  # no client answered
             zero = torch.zeros_like(server.student.steps)
             return replace(server, student=replace(server.student, losses=zero, steps=zero))
         start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
@@ -481,11 +490,11 @@ class FLESD(Method):
         student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
         ensemble = server.ensemble
         if ctx.stage == stages[-1]:
-            ensemble = _emptied(ensemble)  # nothing of a client is kept
+            ensemble = _emptied(ensemble)  # the server keeps no client's upload
         return Server(student, ensemble)
 
     def forget(self, server: Server, client: int, ctx: Context) -> Server:
-        """Drop what clients sent: within a round it is not known whose is whose."""
+        """Drop all uploads: within a round the server does not know which client sent which."""
         return replace(server, ensemble=_emptied(server.ensemble))
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
@@ -498,7 +507,7 @@ class FLESD(Method):
         return {"distillation": float(server.student.losses) / steps} if steps else {}
 
     def _heard(self, server: Server, replies: Replies) -> Ensemble:
-        """Return an ensemble of the replies alone."""
+        """Return an ensemble of these replies only."""
         new = _emptied(server.ensemble)
         for place, reply in enumerate(replies):
             sent: Sent = reply.message
@@ -526,13 +535,13 @@ class FLESD(Method):
 
 
 def _emptied(ensemble: Ensemble) -> Ensemble:
-    """Return room for as much as an ensemble holds."""
+    """Return an empty ensemble of the same shapes."""
     empty: Ensemble = map_leaves(torch.zeros_like, ensemble)
     return replace(empty, total=torch.full_like(ensemble.total, NOTHING))
 
 
 def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return each row's largest similarities (eq. 4) and whose they are, (N, count)."""
+    """Return each row's largest similarities (eq. 4) and their columns, both (N, count)."""
     found = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
     values, places = (torch.cat([part[i] for part in found]) for i in (0, 1))
     order = places.argsort(1)
@@ -552,7 +561,7 @@ def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> Non
 
 
 def _most_asked(task: Task) -> int:
-    """Return how many clients are asked in a round, at most."""
+    """Return the largest possible number of clients in a round."""
     training = task.training
     if training.pools or training.sampling == "poisson":
         return task.num_clients * max(1, len(training.pools))

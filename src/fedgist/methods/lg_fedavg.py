@@ -1,8 +1,8 @@
-"""LG-FedAvg: clients keep their lower layers, and the last ones are averaged over all clients.
+"""LG-FedAvg: clients keep their lower layers, and the last layers are averaged over all clients.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency 2020, "Think locally, act
-globally: federated learning with local and global representations", algorithm 1. See
-docs/methods/lg_fedavg.md.
+globally: federated learning with local and global representations", algorithm 1
+(https://arxiv.org/abs/2001.01523). See docs/methods/lg_fedavg.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgist.methods.common.averaging import Weights, averaged, moved
 
 @message(reduce="sum", name="fedgist.core.shared_layers:WeightedLayers")
 class WeightedLayers:
-    """``n w`` and ``n``: the last layers' arrays, by their places, times a client's rows."""
+    """``n w`` and ``n``: the last layers' arrays by position times the rows, and the rows, ()."""
 
     arrays: dict[str, Tensor]
     rows: Tensor = field(metadata=COUNTS)
@@ -35,7 +35,7 @@ class WeightedLayers:
 
 @message(reduce="sum", name="fedgist.core.shared_layers:MovedLayers")
 class MovedLayers:
-    """``w_k - w`` of the last layers, by their places, where privacy protects clients."""
+    """``w_k - w`` of the last layers by position, if privacy protects clients."""
 
     arrays: dict[str, Tensor]
 
@@ -44,8 +44,8 @@ class MovedLayers:
 class SharedLayers:
     """The exchange of methods that average the last ``count`` layers of all nets.
 
-    Arrays travel by the names of :meth:`fedgist.core.parts.Layers.last`, which do not depend on
-    the architecture. The first average is the start of the first architecture.
+    Arrays have the names of :meth:`fedgist.core.parts.Layers.last`, which do not depend on the
+    architecture. The first average is the initial net of the first architecture.
     """
 
     count: int = 1
@@ -64,12 +64,12 @@ class SharedLayers:
                     )
 
     def state(self, net: Net) -> dict[str, Tensor]:
-        """Return the arrays that are shared, by their places."""
+        """Return the shared arrays, by position."""
         arrays = net.params | net.buffers
         return {place: arrays[name] for place, name in net.arch.layers.last(self.count).items()}
 
     def init_server(self, ctx: Context) -> Weights:
-        """Return the start of the first architecture."""
+        """Return the initial layers of the first architecture."""
         return Weights(self.state(next(iter(ctx.task.starts.values()))))
 
     def download(self, server: Weights, order: Order, ctx: Context) -> Weights:
@@ -77,14 +77,14 @@ class SharedLayers:
         return server
 
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
-        """Start from the average."""
+        """Return the net with the averaged layers."""
         places = net.arch.layers.last(self.count)
         return net.having({name: down.arrays[place] for place, name in places.items()}), own
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
     ) -> tuple[WeightedLayers | MovedLayers, Tree]:
-        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        """Return n_k w_k and n_k, or only w_k - w if privacy protects clients."""
         if ctx.task.privacy is not None:
             return MovedLayers(moved(self.state(net), down)), own
         arrays = {place: sums.rows * array for place, array in self.state(net).items()}
@@ -95,7 +95,7 @@ class SharedLayers:
         return averaged(replies, server, ctx)
 
     def models(self, server: Weights, ctx: Context) -> Mapping[str, Net]:
-        """Return nothing: the layers below belong to the clients."""
+        """Return no model: the layers below belong to the clients."""
         return {}
 
 
@@ -105,7 +105,7 @@ def _shape(arrays: Mapping[str, Tensor], name: str) -> str:
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """Local representations under ``global_layers`` averaged layers; all learn together."""
+    """Local representations below ``global_layers`` averaged layers; all layers learn together."""
 
     global_layers: PositiveInt = 1
     """Number of last layers that are averaged over all clients. The layers below stay local."""
@@ -117,9 +117,9 @@ class LGFedAvg(Method):
 
     @property
     def exchange(self) -> SharedLayers:
-        """The average of the global layers over clients of all architectures."""
+        """The average of the global layers over the clients of all architectures."""
         return SharedLayers(self.global_layers)
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if a net has fewer layers, or the global ones differ in shape."""
+        """Raise MethodError if a net has too few layers, or the global layers differ in shape."""
         self.exchange.check(task, "method.global_layers")

@@ -1,6 +1,6 @@
-"""Local training alone: every client trains its own model, and nothing is sent.
+"""Local training: every client trains its own model, and no message is sent.
 
-See docs/methods/local.md.
+A reference without a paper. See docs/methods/local.md.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ from fedgist.core.method import Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """No exchange: all functions are a method's defaults."""
+    """Local training without an exchange: all functions are the defaults of ``Method``."""

@@ -1,7 +1,7 @@
-"""MergedCodist: in every round, pools step along what clients moved and what a teacher would.
+"""MergedCodist: in every round, pools step along the clients' update and a distilled update.
 
 Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
-codistillation", algorithm 2. See docs/methods/merged_codist.md.
+codistillation", algorithm 2 (https://arxiv.org/abs/2310.02549). See docs/methods/merged_codist.md.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from fedgist.methods.common.server_training import is_server_stage
 
 @tree
 class Server:
-    """Server state: the pools' models and moments, what clients came to, and the students.
+    """Server state: the pools' models and moments, the clients' updates, and the students.
 
-    ``grads`` and ``buffers`` are those of this round's clients by pool, and ``answered`` is 1 where
-    there were any, ().
+    ``grads`` and ``buffers`` hold the aggregated update of this round's clients by pool.
+    ``answered`` () is 1 for a pool with replies.
     """
 
     averages: Averages
@@ -53,7 +53,7 @@ class Server:
 
 @dataclass(frozen=True)
 class MergedCodist(Method):
-    """Merged codistillation, with as many steps a round as in the paper."""
+    """Merged codistillation; the default number of steps in a round is the paper's."""
 
     alpha: Share = 0.5
     """Weight of the clients' update. The distillation has the weight 1 - alpha.
@@ -75,7 +75,7 @@ class MergedCodist(Method):
 
     @property
     def exchange(self) -> ServerSteps:
-        """Weights up and down; the server steps along their mean update."""
+        """Weights in both directions; the server steps along the clients' mean update."""
         return ServerSteps(self.server)
 
     def check(self, task: Task) -> None:
@@ -91,12 +91,12 @@ class MergedCodist(Method):
         return left * self.first_alpha + (1.0 - left) * self.alpha
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return ``"train"`` and, where alpha is below 1, the stages of a distillation."""
+        """Return ``"train"`` and, if alpha is below 1, the stages of a distillation."""
         distills = ctx.round > 0 and self.alpha_of(ctx.round) < 1.0
         return super().stages(ctx) + (self.distillation.stages() if distills else ())
 
     def init_server(self, ctx: Context) -> Server:
-        """Return the common starts, and gradients of zeros."""
+        """Return the common initial weights, and gradients of zeros."""
         start, zero = self.exchange.init_server(ctx), torch.zeros((), device=ctx.key.device)
         starts = ctx.task.starts.items()
         return Server(
@@ -111,7 +111,7 @@ class MergedCodist(Method):
     def orders(
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
-        """Return all that were selected; a distillation is the server's own work."""
+        """Return all selected clients; a distillation is the server's own work."""
         return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
@@ -119,19 +119,19 @@ class MergedCodist(Method):
         return proximal_loss(self.mu, net, batch, down, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Take what clients came to (line 3), or go on with the distillation (lines 4 to 9)."""
+        """Store the clients' updates (line 3), or continue the distillation (lines 4 to 9)."""
         if not is_server_stage(ctx.stage):
             return self._heard(server, replies, ctx)
         frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)
         if ctx.stage == stages[1]:
             students = codistillation.begin(frozen, ctx)  # lines 4 and 5
-        if any(bool(flag) for flag in server.answered.values()):  # else there is nothing to merge
+        if any(bool(flag) for flag in server.answered.values()):  # or nothing to merge
             students = codistillation.learn(students, frozen, self.distillation, ctx)  # line 6
         server = replace(server, students=students)
         return self._merged(server, ctx) if ctx.stage == stages[-1] else server
 
     def _heard(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Keep the gradients of pools that answered; if nothing is distilled, step along them."""
+        """Store the updates of pools that answered; without distillation, step along them."""
         if len(self.stages(ctx)) == 1:
             return self.exchange.server_update(server, replies, ctx)
         found = self.exchange.updates(server, replies, ctx)
@@ -144,7 +144,10 @@ class MergedCodist(Method):
         )
 
     def _merged(self, server: Server, ctx: Context) -> Server:
-        """Step along g and delta, as long as g is (lines 7 to 9); a silent pool stays as it is."""
+        """Step along g and delta, scaled to the norm of g (lines 7 to 9).
+
+        A pool without replies is unchanged.
+        """
         alpha = self.alpha_of(ctx.round)
         for name in (name for name, flag in server.answered.items() if bool(flag)):
             old = server.averages.weights[name].arrays

@@ -1,7 +1,8 @@
-"""PeriodicCodist: pools learn apart, and every so many rounds from each other's predictions.
+"""PeriodicCodist: pools train separately, and periodically learn from each other's predictions.
 
 Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
-codistillation", algorithm 1. See docs/methods/periodic_codist.md.
+codistillation", algorithm 1 (https://arxiv.org/abs/2310.02549). See
+docs/methods/periodic_codist.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Server:
 
 @dataclass(frozen=True)
 class PeriodicCodist(Method):
-    """Periodic codistillation, by default as often and as long as in the paper.
+    """Periodic codistillation; the default period and number of steps are the paper's.
 
     Every ``period`` rounds the students of a distillation replace the pools' models, and the state
     of the server's optimizers is reset.
@@ -63,7 +64,7 @@ class PeriodicCodist(Method):
 
     @property
     def exchange(self) -> ServerSteps:
-        """Weights up and down; the server steps along their mean update."""
+        """Weights in both directions; the server steps along the clients' mean update."""
         return ServerSteps(self.server)
 
     def check(self, task: Task) -> None:
@@ -72,12 +73,12 @@ class PeriodicCodist(Method):
         self.distillation.check(task)
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return ``"train"`` and, when it is due, the stages of a distillation (line 4)."""
+        """Return ``"train"`` and, every ``period`` rounds, the stages of distillation (line 4)."""
         due = ctx.round > 0 and ctx.round % self.period == 0
         return super().stages(ctx) + (self.distillation.stages() if due else ())
 
     def init_server(self, ctx: Context) -> Server:
-        """Return the common starts."""
+        """Return the common initial weights."""
         start = self.exchange.init_server(ctx)
         students = codistillation.begin(start.averages.weights, ctx)
         return Server(start.averages, start.moments, students)
@@ -85,7 +86,7 @@ class PeriodicCodist(Method):
     def orders(
         self, server: Server, selected: Sequence[Order], ctx: Context
     ) -> Sequence[Order] | None:
-        """Return all that were selected; a distillation is the server's own work."""
+        """Return all selected clients; a distillation is the server's own work."""
         return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
@@ -93,7 +94,7 @@ class PeriodicCodist(Method):
         return proximal_loss(self.mu, net, batch, down, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:
-        """Step in each pool (line 3), or go on with the distillation (lines 5 to 8)."""
+        """Step in each pool (line 3), or continue the distillation (lines 5 to 8)."""
         if not is_server_stage(ctx.stage):
             return self.exchange.server_update(server, replies, ctx)
         frozen, students, stages = server.averages.weights, server.students, self.stages(ctx)

@@ -1,8 +1,8 @@
-"""Representation sharing: clients share class means of features, and learn from each other's.
+"""RepShare, representation sharing: clients share class means of features and learn from them.
 
 Berdoz, Singh, Jaggi, Raskar 2022, "Scalable collaborative learning via representation sharing",
-algorithm 1. The server keeps each client's newest release, averages, and draws; it trains nothing.
-See docs/methods/repshare.md.
+algorithm 1 (https://arxiv.org/abs/2211.10943). The server stores each client's newest release,
+averages and draws. The server trains no model. See docs/methods/repshare.md.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from fedgist.methods.common.linear_head import class_means, one_feature_width
 from fedgist.methods.common.newest import Newest
 
 Draw = Literal["client", "class", "nearest"]
-LEAST = 1e-6  # of what the rows of a class may weigh together
+LEAST = 1e-6  # the smallest total weight of a class that divides its sum
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a client sets for itself: what it releases, and what it wants to receive."""
+    """A client's own settings: the observations that it releases and receives."""
 
     m_up: int | None = None
     """Number of observations per class that the client releases, at most the method's ``m_up``."""
@@ -63,12 +63,12 @@ class Release:
 
 @message(reduce="each", name="fedgist.core.representation_relay:Released")
 class Released:
-    """What a client releases: sums of features by class, and how many rows they are over.
+    """A client's release: sums of features by class, and their numbers of rows.
 
-    ``total`` (1 + M_up, classes, m) and ``rows`` (1 + M_up, classes): first over all of its rows,
-    then over those of each observation. A class without rows is not sent. Where the method asks for
-    wishes, ``gets`` (1,) is the number of observations that the client wants, and ``hears``
-    (clients,) says of whom.
+    ``total`` is (1 + M_up, classes, m) and ``rows`` (1 + M_up, classes): first over all of the
+    client's rows, then over the rows of each observation. A class without rows is not sent. If the
+    method reads wishes, ``gets`` (1,) is the number of observations that the client wants, and
+    ``hears`` (clients,) marks the clients that it wants them from.
     """
 
     total: Tensor = field(metadata=rows_where("rows"))
@@ -79,10 +79,10 @@ class Released:
 
 @message(reduce="each", name="fedgist.core.representation_relay:Representations")
 class Representations:
-    """What a client gets: the global mean of each class, and others' observations.
+    """A client's download: the global mean of each class, and other clients' observations.
 
-    ``mean`` (classes, m) and ``known`` (classes,); ``seen`` (M_down, classes, m) and ``there``
-    (M_down, classes). The flags are 1 or 0.
+    ``mean`` is (classes, m) and ``known`` (classes,). ``seen`` is (M_down, classes, m) and
+    ``there`` (M_down, classes). ``known`` and ``there`` are masks of 1 or 0.
     """
 
     mean: Tensor = field(metadata=rows_where("known"))
@@ -91,9 +91,10 @@ class Representations:
     there: Tensor = field(metadata=FLAGS)
 
     def targets(self) -> tuple[Tensor, Tensor]:
-        """Return to what mean each class is pulled (classes, m), and to which there is one.
+        """Return the target mean of each class (classes, m), and a mask of classes with a target.
 
-        Where there is no global mean, as among peers, that of the observations stands in for it.
+        The mask is (classes,). Without a global mean, as among peers, the mean of the observations
+        replaces it.
         """
         total = (self.seen * self.there.unsqueeze(2)).sum(0)
         stand_in, some = class_means(total, self.there.sum(0))
@@ -103,7 +104,10 @@ class Representations:
 
 @tree
 class Relay:
-    """Server state: what each client released last, and the mean of each class over all."""
+    """Server state: each client's last release, and the mean of each class over all clients.
+
+    ``mean`` is (classes, m) and ``known`` (classes,).
+    """
 
     newest: Newest
     mean: Tensor
@@ -111,19 +115,19 @@ class Relay:
 
     @staticmethod
     def of(newest: Newest, ctx: Context) -> Relay:
-        """Return the state with the mean of each class, by clients' numbers of rows."""
+        """Return the state with the mean of each class, weighted by clients' numbers of rows."""
         total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
         floor = noise_floor(ctx.task.privacy) * math.sqrt(ctx.task.num_clients)
         return Relay(newest, *class_means(total, rows, floor, LEAST))
 
     @property
     def released(self) -> Released:
-        """What each client released last, stacked."""
+        """Each client's last release, stacked."""
         stack: Released = self.newest.messages(Released)
         return stack
 
     def of_client(self, client: int) -> Released | None:
-        """Return what a client released last, if there is anything."""
+        """Return a client's last release, or None."""
         one: Released = take(self.released, client)
         return one if bool(one.rows.any()) else None
 
@@ -131,12 +135,12 @@ class Relay:
 def download(
     relay: Relay, order: Order, m_down: int, draw: Draw, key: Tensor, floor: float = 0.0
 ) -> Representations:
-    """Return what a client gets: the global means, and ``m_down`` observations of others.
+    """Return a client's download: the global means, and ``m_down`` observations of others.
 
-    ``draw``: each observation is of one other client, or drawn class by class, or is among those
-    nearest to the client's own means. Where the order names the client's neighbors, it hears these
-    alone, and gets no global mean. Observations whose counts are at most ``floor`` are taken for
-    noise.
+    ``draw`` selects the observations: all classes of one other client, each class from its own
+    client, or the observations nearest to the client's own means. If the order names neighbors, the
+    client gets observations of its neighbors only, and no global mean. Observations with counts of
+    at most ``floor`` are treated as noise.
     """
     released = relay.released
     there = _audible(released, relay, order, floor)
@@ -154,9 +158,9 @@ def download(
 
 
 def _audible(released: Released, relay: Relay, order: Order, floor: float) -> Tensor:
-    """Return which observations a client may hear, (clients, M_up, classes)."""
+    """Return a mask of observations that a client may receive, (clients, M_up, classes)."""
     there = released.rows[:, 1:] > floor
-    there[order.client] = False  # never its own
+    there[order.client] = False  # never the client's own
     heard = torch.ones(len(there), dtype=torch.bool, device=there.device)
     if order.hears is not None:
         peers = torch.tensor(order.hears, dtype=torch.int64, device=heard.device)
@@ -167,9 +171,9 @@ def _audible(released: Released, relay: Relay, order: Order, floor: float) -> Te
 
 
 def _places(released: Released, there: Tensor, client: int, draw: Draw, key: Tensor) -> Tensor:
-    """Return in which order a client gets observations: (clients * M_up, 1 or classes).
+    """Return the order in which a client gets observations: (clients * M_up, 1 or classes).
 
-    Observations are numbered through all clients. Those that are there come first.
+    Observations are numbered through all clients. Existing observations come first.
     """
     flat = there.flatten(0, 1)
     lines = flat.T if draw == "class" else flat.any(1).unsqueeze(0)
@@ -182,9 +186,9 @@ def _places(released: Released, there: Tensor, client: int, draw: Draw, key: Ten
 
 
 def _distances(released: Released, client: int) -> Tensor:
-    """Return how far each observation is from a client's own means: (clients * M_up,).
+    """Return the distance of each observation to a client's own means: (clients * M_up,).
 
-    It is the mean square over features and over the classes that both have.
+    The distance is the mean square over features and over the classes that both have.
     """
     own, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
     theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:], least=LEAST)
@@ -194,7 +198,7 @@ def _distances(released: Released, client: int) -> Tensor:
 
 
 def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the observations at these places, (..., classes, m), and of which classes they are."""
+    """Return the observations at ``places``, (..., classes, m), and a mask (..., classes)."""
     _, m_up, classes = there.shape
     if not len(places):
         shape = (0, classes, released.total.shape[-1])
@@ -207,7 +211,7 @@ def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Te
 
 @tree
 class Sums:
-    """Sums of features by class and their numbers of rows, shaped as what is released."""
+    """Sums of features by class, and their numbers of rows, in the shapes of a release."""
 
     total: Tensor
     rows: Tensor
@@ -215,11 +219,11 @@ class Sums:
 
 @tree
 class Own:
-    """What a client keeps: what it releases, what it wishes, and the form of its discriminator.
+    """A client's state: its releases, its wishes, and the matrix of its discriminator.
 
-    ``releases`` (1 + M_up, classes) is 1 or 0; ``gets`` (1,) and ``hears`` (clients,), 1 or 0, are
-    sent, or empty if the method asks for no wishes; ``frequency`` (classes,) is the share of each
-    class in its rows; ``form`` (m, m) is there if it is learned.
+    ``releases`` (1 + M_up, classes) is 1 or 0. ``gets`` (1,) and ``hears`` (clients,), 1 or 0, are
+    sent; both are empty if the method reads no wishes. ``frequency`` (classes,) is the fraction of
+    each class among the client's rows. ``form`` (m, m) exists if the discriminator is learned.
     """
 
     releases: Tensor
@@ -231,7 +235,7 @@ class Own:
 
 @dataclass(frozen=True)
 class RepShare(Method):
-    """Representation sharing; weights and numbers are the paper's, reductions its authors'."""
+    """Representation sharing with the paper's weights and numbers, and its authors' reductions."""
 
     lambda_kd: NonNegative = 10.0
     """Weight of the distance between features and the global mean of their class."""
@@ -280,14 +284,15 @@ class RepShare(Method):
 
     @property
     def record_terms(self) -> int:
-        """Every row has a term in the sums over all rows, and one in each observation.
+        """One per-row sum over all rows, and one per observation.
 
-        Not so if exactly so many rows are picked: then it depends on the other rows which.
+        The number is 0 if each observation has a fixed number of rows: the choice of a row then
+        depends on the other rows.
         """
         return 0 if self.m_up and self.pick_rate is None else 1 + self.m_up
 
     def check(self, task: Task) -> None:
-        """Raise MethodError unless all bodies have one feature width, or that which is shared."""
+        """Raise MethodError unless all bodies have one feature width, or the shared width."""
         if self.shared_width is None:
             one_feature_width(task, "repshare", shares="class means")
         for name, arch in task.architectures.items():
@@ -302,7 +307,7 @@ class RepShare(Method):
             raise MethodError("method.log_bound counts rows: it does not go with release_weight")
 
     def check_client(self, client: int, settings: Release, task: Task) -> None:
-        """Raise MethodError if a client wants more than there is, or nobody would hear of it."""
+        """Raise MethodError if a client's settings exceed the method's, or have no reader."""
         up, down = settings.m_up or 0, settings.m_down or 0
         strange = [c for c in settings.classes if not 0 <= c < task.num_classes]
         unknown = [c for c in settings.hears if not 0 <= c < task.num_clients]
@@ -319,7 +324,7 @@ class RepShare(Method):
             raise MethodError(problem)
 
     def init_server(self, ctx: Context) -> Relay:
-        """Return a relay that has heard nobody."""
+        """Return a relay without any release."""
         width = self.shared_width or one_feature_width(ctx.task, "repshare", shares="class means")
         classes, device = ctx.task.num_classes, ctx.key.device
         rows = torch.zeros(1 + self.m_up, classes, device=device)
@@ -328,9 +333,9 @@ class RepShare(Method):
         return Relay.of(Newest.of_nobody(nothing, ctx.task.num_clients), ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Own:
-        """Return what the client releases and wishes, and the first form of its discriminator.
+        """Return the client's releases and wishes, and the first matrix of its discriminator.
 
-        Under that form, features that agree are told from those that do not.
+        Under that matrix, similar features score above dissimilar features.
         """
         settings, classes = ctx.settings or Release(), ctx.task.num_classes
         releases = torch.zeros(1 + self.m_up, classes, device=ctx.key.device)
@@ -342,7 +347,7 @@ class RepShare(Method):
         return Own(releases, *self._wishes(settings, ctx), torch.zeros_like(releases[0]), form)
 
     def _wishes(self, settings: Release, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return how many observations a client gets (1,), and whom it hears (clients,)."""
+        """Return a client's number of observations (1,), and a mask of heard clients (clients,)."""
         if not self.wishes:
             return torch.zeros(0, device=ctx.key.device), torch.zeros(0, device=ctx.key.device)
         m_down = self.m_down if settings.m_down is None else settings.m_down
@@ -364,7 +369,7 @@ class RepShare(Method):
         return Representations(mean, there[0], seen, there)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return one phase in which the net learns, and the discriminator with it."""
+        """Return one phase in which the net and a learned discriminator learn together."""
         learns = ("all",) if self.discriminator == "classifier" else ("all", "own.form")
         return (Phase(learns, epochs=ctx.task.training.local_epochs),)
 
@@ -383,7 +388,7 @@ class RepShare(Method):
         far = (z[:, : mean.shape[1]] - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
         kd = masked_mean(far * known[batch.y], batch.mask)
-        # one m for each row, of the observations that have any class
+        # one m for each row, among the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
         log_h = self._log_h(net, own, z, down.seen)[torch.arange(len(m)), m]
@@ -405,7 +410,7 @@ class RepShare(Method):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The bound of theorem 1, if it is to be measured."""
+        """The bound of theorem 1, with ``log_bound``."""
         return (INFORMATION,) if self.log_bound else ()
 
     def measure(
@@ -417,7 +422,11 @@ class RepShare(Method):
         return {INFORMATION.name: bounds}
 
     def pick(self, rows: Labels, own: Own, ctx: Context) -> Tensor:
-        """Return the rows of each observation: of each class n_avg, or all that may be released."""
+        """Return a mask (rows, M_up) of each observation's rows.
+
+        They are ``n_avg`` rows of each class, or all rows of smaller classes. With ``pick_rate``,
+        rows are sampled independently.
+        """
         if self.release_weight:
             rows = replace(rows, mask=rows.mask & (rows.annotations[self.release_weight] > 0))
 
@@ -438,7 +447,7 @@ class RepShare(Method):
         down: Representations,
         ctx: Context,
     ) -> Sums:
-        """Return sums of features by class, over all rows and over those picked."""
+        """Return sums of features by class, over all rows and over each observation's rows."""
         z = bounded(net.features(batch.x)[:, : down.mean.shape[1]], ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
         chosen = torch.cat([torch.ones_like(z[:, :1]), batch.picks.to(z.dtype)], 1)
@@ -456,19 +465,19 @@ class RepShare(Method):
         down: Representations,
         ctx: Context,
     ) -> tuple[Released, Own]:
-        """Return what the client releases of its sums, and its wishes."""
+        """Return the released part of the client's sums, and its wishes."""
         rows, total = sums.rows * own.releases, sums.total * own.releases.unsqueeze(2)
         own = replace(own, frequency=sums.rows[0] / sums.rows[0].sum().clamp(min=1.0))
         return Released(total, rows, own.gets, own.hears), own
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
-        """Keep what each client released last, and average it."""
+        """Store each client's last release, and average the releases."""
         return Relay.of(server.newest.having(replies), ctx)
 
     def forget(self, server: Relay, client: int, ctx: Context) -> Relay:
-        """Return the relay without what a client released."""
+        """Return the relay without a client's release."""
         return Relay.of(server.newest.without(client), ctx)
 
     def kept_of(self, server: Relay, client: int) -> Released | None:
-        """Return what a client released last."""
+        """Return a client's last release."""
         return server.of_client(client)

@@ -1,6 +1,6 @@
-"""Small methods for the laws, which use what the registered methods leave unused.
+"""Small methods for the laws, which use parts of the interface that no registered method uses.
 
-Nobody would publish them, but with them every part of the vocabulary is tested.
+These methods serve no other purpose: with them, the laws test every part of the interface.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClassMeans:
 
 @message(reduce="sum")
 class Scales:
-    """The largest features of clients, summed, and the number of clients."""
+    """The clients' largest mean features, summed, (), and the number of clients, ()."""
 
     largest: Tensor
     clients: Tensor
@@ -54,7 +54,7 @@ class Scales:
 
 @tree
 class ScaledMeans:
-    """Server state: the mean largest feature, and class means in units of it."""
+    """Server state: the mean largest feature, (), and class means in units of it."""
 
     scale: Tensor
     means: ClassMeans
@@ -62,16 +62,16 @@ class ScaledMeans:
 
 @dataclass(frozen=True)
 class TwoStages(Method):
-    """First the clients agree on a scale, then they send class means in its unit.
+    """A method whose clients first agree on a scale, and then send class means in its unit.
 
-    Stage ``"scale"`` sends one message, ``"means"`` another, to clients of one draw; only every
-    other client selected is asked for the second. Even rounds end with a stage of the server alone.
+    Stages ``"scale"`` and ``"means"`` have different messages. Only every second selected client
+    takes part in ``"means"``. Even rounds end with a stage at the server only.
     """
 
     keeps: ClassVar[Part] = "all"
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
-        """Return two stages, and in even rounds a third one in which nobody is asked."""
+        """Return two stages, and in even rounds a third one without clients."""
         if ctx.round == 0:
             return ()
         return ("scale", "means", "rest") if ctx.round % 2 == 0 else ("scale", "means")
@@ -98,7 +98,7 @@ class TwoStages(Method):
         return ClassMeans(server.means.total / server.scale, server.means.rows)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return phases for the second stage alone: the head learns, then the body."""
+        """Return phases for the second stage only: the head learns, then the body."""
         if ctx.stage == "scale":
             return ()
         epochs = ctx.task.training.local_epochs
@@ -107,13 +107,13 @@ class TwoStages(Method):
         return (head, Phase(("body",), epochs=epochs))
 
     def smoothed(self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context) -> Tensor:
-        """Return the task's loss at half the logits, a loss for one phase alone."""
+        """Return the task's loss at half the logits, (): the loss of one phase only."""
         return ctx.task.objective.loss(net(batch.x) / 2, batch)
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: object, ctx: Context
     ) -> ClassMeans:
-        """Class sums of features."""
+        """Return class sums of features."""
         z, classes = net.features(batch.x), ctx.task.num_classes
         ones = torch.ones_like(z[:, :1])
         rows = class_sums(ones, batch.y, batch.mask, classes)[:, 0]
@@ -130,7 +130,7 @@ class TwoStages(Method):
         return sums, own
 
     def server_update(self, server: ScaledMeans, replies: Replies, ctx: Context) -> ScaledMeans:
-        """Take the mean scale, or the means; in its own stage, the server halves the means."""
+        """Store the mean scale or the means; in its own stage, halve the means."""
         if ctx.stage == "rest":
             old = server.means
             return ScaledMeans(server.scale, ClassMeans(old.total / 2, old.rows / 2))
@@ -146,7 +146,7 @@ class TwoStages(Method):
 
 @message(reduce="each")
 class Sketch:
-    """One client's class means under noise, and which classes it has."""
+    """One client's class means with noise, (classes, width), and a mask of its classes."""
 
     means: Tensor
     present: Tensor
@@ -154,7 +154,7 @@ class Sketch:
 
 @tree
 class Board:
-    """Server state: the newest sketch of each client, zeros before there is one."""
+    """Server state: the newest sketch of each client, zeros before its first."""
 
     means: Tensor  # (clients, classes, width)
     present: Tensor  # (clients, classes)
@@ -169,10 +169,11 @@ class Bias:
 
 @dataclass(frozen=True)
 class Relay(Method):
-    """Sends each client the mean of the others' newest sketches, late ones included.
+    """A method that sends each client the mean of the other clients' newest sketches.
 
-    The first sketches come in round 0. Each client learns its own bias beside its net, with an
-    optimizer whose state lives for the whole run, and is tested once more after fine-tuning.
+    Late sketches are used. The first sketches come in round 0. Each client trains its own bias
+    together with its net, by an optimizer whose state lives for the whole run. Each client is
+    tested again after fine-tuning.
     """
 
     pull: float = 0.1
@@ -211,7 +212,7 @@ class Relay(Method):
         return (Phase(learned, epochs=ctx.task.training.local_epochs, remembers="run"),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context) -> Tensor:
-        """Return the task's loss plus a pull to the others' means, where there are any."""
+        """Return the task's loss plus a pull toward the others' means, if there are any."""
         z = net.features(batch.x)
         far = (z - down.means[batch.y]).square().sum(1) * down.present[batch.y]
         pull = torch.where(batch.mask, far, 0.0).sum() / batch.mask.sum().clamp(min=1)
@@ -220,7 +221,7 @@ class Relay(Method):
     def summarize(
         self, net: Net, batch: Batch, own: Bias, down: Sketch, ctx: Context
     ) -> ClassMeans:
-        """Class sums of features."""
+        """Return class sums of features."""
         z, classes = net.features(batch.x), ctx.task.num_classes
         rows = class_sums(torch.ones_like(z[:, :1]), batch.y, batch.mask, classes)[:, 0]
         return ClassMeans(class_sums(z, batch.y, batch.mask, classes), rows)
@@ -243,7 +244,7 @@ class Relay(Method):
         return Board(means, present)
 
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
-        """Return one more step of the head, in the last round alone."""
+        """Return one more step of the head, in the last round only."""
         last = ctx.round == ctx.task.training.num_rounds
         return (Phase(("head",), steps=1),) if last else ()
 
@@ -254,14 +255,14 @@ class Relay(Method):
 
 @dataclass(frozen=True)
 class SharedBodies(Method):
-    """Averages bodies within each architecture and accepts late sums; clients keep their heads."""
+    """Averaged bodies within each architecture, with late sums; clients keep their heads."""
 
     keeps: ClassVar[Part] = "head"
     accepts_late: ClassVar[bool] = True
     exchange: ClassVar[Exchange] = Averaging("body")
 
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
-        """Return orders for all clients but one, which is drawn anew in every round."""
+        """Return orders for all clients but one, drawn independently in every round."""
         left_out = random.choice(ctx.draw("left out"), len(online), 1) if len(online) > 1 else []
         asked = [client for i, client in enumerate(online) if i not in left_out]
         return [Order(client.id, client.architectures[0]) for client in asked]
@@ -269,7 +270,7 @@ class SharedBodies(Method):
 
 @message(reduce="sum")
 class PublicLogits:
-    """Sums of clients' logits of the public rows, (rows, classes), and how many clients."""
+    """Sums of clients' logits of public rows, (rows, classes), and the number of clients, ()."""
 
     total: Tensor
     clients: Tensor = field(metadata=COUNTS)
@@ -277,7 +278,7 @@ class PublicLogits:
 
 @dataclass(frozen=True)
 class Digest(Method):
-    """Clients learn each other's mean logits of public rows beside their own labels, as in FedMD.
+    """A method whose clients learn their own labels and mean logits of public rows, as in FedMD.
 
     Li, Wang 2019, "FedMD: Heterogenous federated learning via model distillation". Each step draws
     ``rows`` public rows by the client's key.

@@ -1,4 +1,4 @@
-"""The laws: what must hold for every method, whatever it computes.
+"""The laws: fedgist's invariants, which every method must keep.
 
 Each is tried in a tiny world of five uneven clients with two architectures, in every kind of round
 and every stage. :func:`check_laws` tries them all on a method object.
@@ -40,7 +40,7 @@ from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
 Arrays = Mapping[str, Tensor]
-CLOSE = 1e-5  # how much results may differ because numbers are added in another order
+CLOSE = 1e-5  # tolerance for results whose numbers are added in another order
 
 
 class LawError(FedgistError, AssertionError):
@@ -127,19 +127,19 @@ def keeps_to_the_vocabulary(subject: Subject) -> None:
 
 
 def close(a: Arrays, b: Arrays, tolerance: float = CLOSE) -> bool:
-    """Return whether two states are the same up to rounding, which grows with the numbers."""
+    """Return whether two states are equal up to rounding, relative to the numbers."""
     return a.keys() == b.keys() and all(
         torch.allclose(a[k].double(), b[k].double(), rtol=tolerance, atol=tolerance) for k in a
     )
 
 
 def equal(a: Arrays, b: Arrays) -> bool:
-    """Return whether two states are the same, bit for bit."""
+    """Return whether two states are equal, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def stacking_changes_nothing(subject: Subject) -> None:
-    """Compare clients one by one with clients in stacks."""
+    """Compare unstacked clients with stacked clients."""
     alone = subject.alone
     column = "eval/client/accuracy_mean"
     in_fives = trace(subject.world(), Plan(5))
@@ -168,7 +168,7 @@ def reversed_engine(small_world: World, plan: Plan) -> Engine:
 
 
 def order_does_not_matter(subject: Subject) -> None:
-    """Compare runs whose clients are asked in opposite orders."""
+    """Compare runs with opposite orders of the clients."""
     straight = subject.in_pairs.until(2)
     other = trace(subject.world(), rounds=2, make_engine=reversed_engine)
     assert straight.rounds == other.rounds, "another order gives other lines in the record"
@@ -257,7 +257,7 @@ def seeds_decide(subject: Subject) -> None:
 
 
 def inputs_stay(subject: Subject) -> None:
-    """Check that no stage changes what it was given."""
+    """Check that no stage changes its inputs."""
     for stage in stages(federation(subject.world())):
         nets = stage.fed.task.starts.values()
         given = [*map(named, (*stage.downs, stage.fed.server)), *(net.state() for net in nets)]
@@ -281,7 +281,7 @@ def _same(first: Sequence[Arrays], second: Sequence[Arrays]) -> bool:
 
 
 def resumed_equals_uninterrupted(subject: Subject) -> None:
-    """Compare a run that goes on from a checkpoint with one that was not interrupted."""
+    """Compare a run that resumes from a checkpoint with an uninterrupted run."""
     whole = subject.in_pairs
     second = federation(subject.world())
     second.restore(whole.saved[1].copied())

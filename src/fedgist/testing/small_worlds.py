@@ -1,4 +1,4 @@
-"""Tiny worlds to try methods and engines in, with uneven clients and two architectures."""
+"""Tiny worlds for tests of methods and engines, with uneven clients and two architectures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedgist.world.world import Overrides, World, make_world
 
 CLASSES = 3
 FEATURES = 6
-#: How many rows each client has: one has a single row, and none has every class.
+#: The number of rows of each client: one has a single row, and none has every class.
 SIZES = (11, 1, 7, 4, 9)
 TEST_ROWS = 30
 ALONE = Plan(1, stack=False)
@@ -47,12 +47,12 @@ def blobs(seed: int = 0, features: int = FEATURES, classes: int = CLASSES) -> Da
 
 
 def rows() -> list[Tensor]:
-    """Return the row numbers of each client, which are contiguous."""
+    """Return the row numbers of each client, (rows,), which are contiguous."""
     return list(torch.split(torch.arange(sum(SIZES)), list(SIZES)))
 
 
 def public_rows() -> Tensor:
-    """Return rows that all may see: more than a batch of any method's default."""
+    """Return public rows (rows, features): more than a batch of any method's default."""
     return torch.cat([blobs(seed).x for seed in range(1, 6)])
 
 
@@ -105,14 +105,14 @@ def two_architectures(method: Method) -> dict[str, Any]:
 
 
 def law_world(method: Method, **sections: Any) -> World:
-    """Return the world in which laws are tried: clients have one batch or two."""
+    """Return the world for the laws: clients have one batch or two."""
     train = {"batch_size": 6, **sections.pop("train", {})}
     architectures = sections.pop("architectures", two_architectures(method))
     return world(method, architectures=architectures, train=train, **sections)
 
 
 def local_engine(small_world: World, plan: Plan = PAIRS) -> LocalEngine:
-    """Return a local engine that stacks all architectures by the same plan."""
+    """Return a local engine with the same execution plan for all architectures."""
     side = small_world.server
     plans = dict.fromkeys(side.task.architectures, plan)
     settings = host_settings(small_world)
@@ -132,7 +132,7 @@ def federation(
     plan: Plan = PAIRS,
     make_engine: Callable[[World, Plan], Engine] = local_engine,
 ) -> Federation:
-    """Return a federation at its start."""
+    """Return a federation before its first round."""
     return Federation(
         small_world.server, make_engine(small_world, plan), start_server(small_world.server)
     )
@@ -140,7 +140,7 @@ def federation(
 
 @dataclass(frozen=True)
 class Trace:
-    """What a short run results in: its lines without times, and the state after each round."""
+    """The result of a short run: its lines without times, and the state after each round."""
 
     rounds: list[Line]
     clients: list[Line]
@@ -148,11 +148,11 @@ class Trace:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All that the last checkpoint holds, by name."""
+        """The arrays of the last checkpoint, by name."""
         return self.saved[-1].arrays()
 
     def until(self, number: int) -> Trace:
-        """Return the run as it would be if it had ended with this round."""
+        """Return the result of the run up to this round."""
 
         def kept(lines: list[Line]) -> list[Line]:
             return [line for line in lines if line["round"] <= number]
@@ -171,7 +171,7 @@ def trace(
     rounds: int = 3,
     make_engine: Callable[[World, Plan], Engine] = local_engine,
 ) -> Trace:
-    """Run this many rounds, after round 0 if the method has one; return what they result in."""
+    """Run this many rounds, after round 0 if the method has one; return the result."""
     fed = federation(small_world, plan, make_engine)
     result = Trace([], [], [])
     try:
@@ -188,7 +188,7 @@ def trace(
 
 
 def state_of(fed: Federation) -> dict[str, Tensor]:
-    """Return a copy of all that a checkpoint holds, by name."""
+    """Return a copy of the arrays of a checkpoint, by name."""
     return fed.checkpoint().copied().arrays()
 
 

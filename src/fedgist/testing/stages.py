@@ -1,4 +1,4 @@
-"""Goes through the stages of a small run one by one, to look at the messages of each."""
+"""Iteration over the stages of a small run, with access to the messages of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedgist.engines.message_form import upload_form
 from fedgist.runs.round import Federation
 from fedgist.training import inference, local_training
 
-ROUNDS = (0, 1, 2)  # before training, the first round, and one that builds on another
+ROUNDS = (0, 1, 2)  # before training, the first round, and a later round
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage in which clients are asked, before it has run."""
+    """A stage with clients, before it has run."""
 
     fed: Federation
     ctx: Context
@@ -29,18 +29,21 @@ class Stage:
     downs: Sequence[Tree]
 
     def ask(self, places: Sequence[int] | None = None) -> Answer:
-        """Ask the clients at these places of ``orders``, by default all."""
+        """Run the clients at these indices of ``orders``, by default all."""
         chosen = range(len(self.orders)) if places is None else places
         orders, downs = [self.orders[i] for i in chosen], [self.downs[i] for i in chosen]
         return self.fed.engine.ask(self.ctx, orders, downs)
 
     def update(self, answer: Answer) -> Any:
-        """Return the state that the server would have after this answer."""
+        """Return the server's state after this answer."""
         replies = gather(answer.subtotals, answer.each)
         return self.fed.method.server_update(self.fed.server, replies, self.ctx)
 
     def uploads(self) -> list[tuple[Order, Any]]:
-        """Return each client's own upload, also of messages that sum; nothing is kept."""
+        """Return each client's own upload, also of messages that are summed.
+
+        The clients' new state is not stored.
+        """
         engine = self.fed.engine
         assert isinstance(engine, LocalEngine)  # for the type checker
         uploads = []
@@ -53,13 +56,13 @@ class Stage:
         return uploads
 
     def form(self, place: int) -> Form:
-        """Return the form of a valid upload of the client at this place of ``orders``."""
+        """Return the form of a valid upload of the client at this index of ``orders``."""
         order, down = self.orders[place], self.downs[place]
         return upload_form(self.fed.method, self.ctx, order.architecture, down)
 
 
 def stages(fed: Federation, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
-    """Yield all stages of these rounds in which clients are asked; each runs after its turn."""
+    """Yield all stages of these rounds with clients; each runs after it is yielded."""
     method = fed.method
     for number in rounds:
         names = method.stages(fed.context("", number))

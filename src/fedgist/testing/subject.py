@@ -1,4 +1,4 @@
-"""A method on trial, with the runs that several laws compare others with."""
+"""A method under test, with the runs that several laws use for comparison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedgist.world.world import World
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A method on trial in worlds that ``sections`` change; its plain runs are made once."""
+    """A method under test in worlds changed by ``sections``; its plain runs are made once."""
 
     method: Method
     sections: Mapping[str, object] = field(default_factory=dict)
 
     def world(self, **sections: object) -> World:
-        """Return a world for the method: a value, so the plain one is made once."""
+        """Return a world for the method; the plain world is made once."""
         return law_world(self.method, **self.sections, **sections) if sections else self._plain
 
     @functools.cached_property
@@ -28,7 +28,7 @@ class Subject:
 
     @functools.cached_property
     def alone(self) -> Trace:
-        """Three rounds of clients one by one."""
+        """Three rounds of unstacked clients."""
         return trace(self.world(), ALONE)
 
     @functools.cached_property
@@ -38,5 +38,5 @@ class Subject:
 
     @functools.cached_property
     def over_a_wire(self) -> Trace:
-        """Three rounds of clients that are sites of their own, over the loop-back."""
+        """Three rounds of clients that are separate sites, over the loop-back."""
         return trace(self.world(), ALONE, make_engine=loopback)

@@ -1,4 +1,4 @@
-"""Laws 10 and 11: what must not leave a client, and what must not reach the server."""
+"""Laws 10 and 11: no raw example leaves a client, and no invalid upload reaches the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROKEN = (12, 19)  # rows of client 2
 
 
 def canaries() -> Dataset:
-    """Return examples each of which holds a number that no other example holds."""
+    """Return a data set in which each example holds a unique number."""
     data = blobs()
     x = data.x.clone()
     x[:, 0] = 1e4 + torch.arange(len(x)) * 7.25
@@ -39,7 +39,7 @@ def no_example_leaves(subject: Subject) -> None:
 
 
 def spoiled(message: Tree, how: str) -> Any:
-    """Return a message with all its arrays spoiled in one way."""
+    """Return a message with all its arrays corrupted in one way."""
 
     def change(leaf: Tensor) -> Tensor:
         if how == "wrong shape":
@@ -54,7 +54,7 @@ def spoiled(message: Tree, how: str) -> Any:
 
 
 def bad_uploads_are_refused(subject: Subject) -> None:
-    """Pass spoiled uploads of every stage through the gate."""
+    """Validate corrupted uploads of every stage, which must be refused."""
     for stage in stages(federation(subject.world())):
         (_, message), form = stage.uploads()[0], stage.form(0)
         assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
@@ -71,7 +71,7 @@ def bad_uploads_are_refused(subject: Subject) -> None:
 
 
 def broken_data_stop_nobody(subject: Subject) -> None:
-    """Let one client have rows that are not finite, and go through three rounds."""
+    """Run three rounds with one client whose rows are not finite."""
     healthy = subject.world()
     x = healthy.population.examples.x.clone()
     x[slice(*BROKEN)] = float("nan")

@@ -1,7 +1,7 @@
-"""Law 12: over a wire, where each site has only its own rows, results are the local engine's.
+"""Law 12: sites with only their own rows, over a wire, give the local engine's results.
 
-The same holds with clients that are absent, late or asked again: a reply counts at most once, a
-late one only if the method accepts it, and nothing is lost.
+The same holds with clients that are absent, late or asked twice: a reply counts at most once, a
+late reply counts only if the method accepts it, and no reply is lost.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fedgist.world.world import World
 
 TOLERANCE = 1e-5
 ANY_SIZE = 1 << 40
-# the clients that are not reached, and those whose reply is late, by round; client 0 is asked twice
+# the unreachable clients, and the clients with late replies, by round; client 0 is asked twice
 ABSENT = {1: {1}, 2: {4}}
 LATE = {1: {2}, 2: {3}}
 TWICE = 0
 
 
 class UnreliableWire:
-    """A wire that loses, delays and repeats envelopes as the tables above say."""
+    """A wire that loses, delays and repeats envelopes as the tables above define."""
 
     def __init__(self) -> None:
         self.inner = LoopbackWire({})
@@ -88,7 +88,7 @@ def unreliable_loopback(small_world: World, plan: Plan) -> Engine:
 
 
 class _Absent:
-    """A local engine with the same clients absent as over the unreliable wire."""
+    """A local engine with the same absent clients as the unreliable wire."""
 
     def __init__(self, small_world: World, plan: Plan) -> None:
         engine = local_engine(small_world, plan)
@@ -97,7 +97,7 @@ class _Absent:
         self.client, self.state, self.restore = engine.client, engine.state, engine.restore
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
-        """Ask the clients that are not absent."""
+        """Run the clients that are not absent."""
         gone = ABSENT.get(ctx.round, set())
         reached = [i for i, order in enumerate(orders) if order.client not in gone]
         absent = tuple((o.asked, "") for o in orders if o.client in gone)
@@ -108,7 +108,7 @@ class _Absent:
 
 
 def unreliable_local(small_world: World, plan: Plan) -> Engine:
-    """Return a local engine whose clients are absent and late as over the unreliable wire."""
+    """Return a local engine with the same absent and late clients as the unreliable wire."""
 
     def is_late(ctx: Context, orders: Sequence[Order]) -> list[bool]:
         return [order.client in LATE.get(ctx.round, ()) for order in orders]
@@ -152,7 +152,7 @@ def _lines(line: Line) -> dict[str, Any]:
 
 
 def over_a_wire(subject: Subject) -> None:
-    """Compare the loop-back with the local engine; then with outlines alone at the server."""
+    """Compare the loop-back with the local engine, and with only outlines at the server."""
     if subject.method.merges_clients:
         return
     local, known = subject.alone, subject.world()
@@ -163,7 +163,7 @@ def over_a_wire(subject: Subject) -> None:
 
 
 def shares_heads_alone(known: World, less: World) -> bool:
-    """Return whether a server that knows outlines alone begins with the same state."""
+    """Return whether a server that has only outlines begins with the same state."""
     if known.server.method.keeps not in {"all", "body"}:
         return False
     try:
@@ -182,7 +182,7 @@ def with_faults(subject: Subject) -> None:
 
 
 def asked_again(subject: Subject) -> None:
-    """Ask every stage again: with the same download, and with another."""
+    """Repeat the request of every stage: with the same download, and with another."""
     if subject.method.merges_clients:
         return
     fresh = subject.world()
@@ -230,7 +230,7 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 
 
 def resumes(subject: Subject) -> None:
-    """Compare a run over the loop-back that goes on from a checkpoint, bit for bit."""
+    """Compare a run over the loop-back that resumes from a checkpoint, bit for bit."""
     if subject.method.merges_clients:
         return
     whole = subject.over_a_wire

@@ -1,7 +1,7 @@
-"""What clients keep between rounds, stacked once for all clients of an architecture.
+"""Storage of the clients' state between rounds, one stack for all clients of an architecture.
 
-The arrays lie in anonymous shared memory: worker processes forked later see and write the same
-pages, and pages of clients that never took part are never touched, so they cost nothing.
+The arrays are in anonymous shared memory: worker processes that are forked later read and write the
+same pages. Pages of clients that never took part are never touched, so they take no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRESENT = "present"
 
 
 def shared(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
-    """Return zeros that, on a CPU, processes forked later share."""
+    """Return zeros of ``shape``; on a CPU, processes that are forked later share them."""
     size = math.prod(shape) * dtype.itemsize
     if device != "cpu" or size == 0:
         return torch.zeros(*shape, dtype=dtype, device=device)
@@ -30,7 +30,7 @@ class ClientStore:
     """Arrays of the clients of one architecture: each (clients, ...), by name."""
 
     def __init__(self, clients: Sequence[int], like: Mapping[str, Tensor], device: str) -> None:
-        """``like`` holds one client's arrays: their names, types and shapes."""
+        """Allocate the arrays; ``like`` holds one client's arrays: names, types and shapes."""
         self.place = {client: i for i, client in enumerate(clients)}
         self.arrays = {
             n: shared((len(clients), *a.shape), a.dtype, device) for n, a in like.items()
@@ -38,34 +38,34 @@ class ClientStore:
         self.present = shared((len(clients),), torch.bool, "cpu")
 
     def absent(self, clients: Sequence[int]) -> list[int]:
-        """Return those of the clients of which nothing is stored yet."""
+        """Return the clients without stored arrays."""
         return [c for c in clients if self.arrays and not self.present[self.place[c]]]
 
     def get(self, clients: Sequence[int]) -> dict[str, Tensor]:
-        """Return copies of the arrays of these clients, stacked."""
+        """Return copies of these clients' arrays, stacked: (clients, ...) by name."""
         at = torch.tensor([self.place[c] for c in clients])
         return {name: a[at.to(a.device)] for name, a in self.arrays.items()}
 
     def put(self, clients: Sequence[int], values: Mapping[str, Tensor]) -> None:
-        """Store the arrays of these clients, given stacked."""
+        """Store these clients' arrays, ``values`` (clients, ...) by name."""
         at = torch.tensor([self.place[c] for c in clients])
         for name, array in self.arrays.items():
             array[at.to(array.device)] = values[name]
         self.present[at] = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything, by name: nothing of clients that keep nothing."""
+        """Return all arrays by name; an empty table if clients keep no state."""
         return {**self.arrays, PRESENT: self.present} if self.arrays else {}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put everything back."""
+        """Restore all arrays from a checkpoint."""
         check_alike(arrays, self.state(), "what clients keep")
         for name, array in self.state().items():
             array.copy_(arrays[name])
 
 
 def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
-    """Raise CheckpointError if arrays have other names, types or shapes than those expected."""
+    """Raise CheckpointError if names, types or shapes of the arrays differ from those expected."""
     if strange := sorted(arrays.keys() ^ expected.keys()):
         state = "does not know" if strange[0] in arrays else "misses"
         raise CheckpointError(

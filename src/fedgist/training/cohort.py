@@ -1,8 +1,8 @@
-"""K clients of one architecture, stacked: who they are, what they hold, and what they were sent.
+"""Cohorts: K stacked clients of one architecture, with their state, downloads and rows.
 
 Every tensor of the clients has a first dimension K. A method's functions, written for one client,
-run under ``torch.func.vmap``. K = 1 without stacking is the same code, for models that cannot be
-stacked and for a real site.
+run under ``torch.func.vmap``. The same code runs one unstacked client (K = 1), for models that
+cannot be stacked and for a real site.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fedgist.data.examples import Examples
 
 @tree
 class Clients:
-    """What K clients hold, stacked: nets, own states, and optimizer states by phase.
+    """The state of K stacked clients: nets, own states, and optimizer states by phase.
 
-    Only optimizer states that live for the whole run are kept here.
+    Only optimizer states that live for the whole run are stored here.
     """
 
     net: Net
@@ -41,9 +41,9 @@ class Cohort:
     """K clients of one architecture in one stage: their ids, downloads and rows."""
 
     method: Method
-    ctx: Context  # its key is the run's, without client
+    ctx: Context  # with the key of the run
     ids: Tensor  # (K,)
-    down: Tree  # one message for all (broadcast), or stacked
+    down: Tree  # one message for all clients (broadcast), or stacked
     broadcast: bool
     examples: Examples
     table: Tensor  # (K, rows), -1 where there is none
@@ -56,16 +56,16 @@ class Cohort:
 
     @property
     def private_steps(self) -> PrivateSteps | None:
-        """How these clients learn in private, if they do."""
+        """The settings of private local steps, or None."""
         privacy = self.ctx.task.privacy
         return None if privacy is None else privacy.steps
 
     def private_keys(self, *purpose: random.Word) -> Tensor:
-        """Return each client's key for noise of the seed, (K,)."""
+        """Return each client's key for noise from the seed, (K,)."""
         return random.fold(self.keys, "privacy", *purpose)
 
     def private_draws(self, width: int, *purpose: random.Word) -> Tensor:
-        """Return uniform numbers (K, width) for draws that privacy rests on."""
+        """Return uniform numbers (K, width) for the draws that privacy depends on."""
         privacy = self.ctx.task.privacy
         if privacy is not None and privacy.source == "system":
             return system_noise.uniform((len(self.ids), width)).to(self.keys.device)
@@ -73,7 +73,7 @@ class Cohort:
 
     @functools.cached_property
     def class_weights(self) -> Tensor | None:
-        """What each client's rows of a class weigh, (K, classes); None if all weigh the same."""
+        """The weight of each client's rows of a class, (K, classes); None without weights."""
         task, present = self.ctx.task, self.table >= 0
         if not task.training.balanced:
             return None
@@ -83,7 +83,7 @@ class Cohort:
     def lift(
         self, function: Callable[..., Any], dims: tuple[int | None, ...]
     ) -> Callable[..., Any]:
-        """Turn a function of one client into a function of all.
+        """Turn a function of one client into a function of K stacked clients.
 
         ``dims`` holds, for each argument, the dimension of the clients, or None if they share it.
         """
@@ -102,7 +102,7 @@ class Cohort:
         return None if self.broadcast else 0
 
     def at(self, key: Tensor) -> Context:
-        """Return the context of the client that has this key."""
+        """Return the context of the client with this key, ()."""
         return replace(self.ctx, key=key)
 
 
@@ -120,7 +120,7 @@ def receive(cohort: Cohort, clients: Clients) -> Clients:
 
 
 def begin(net: Net, own: Tree, count: int) -> Clients:
-    """Return ``count`` clients that all hold this net and this own state."""
+    """Return ``count`` clients, (count, ...), with copies of this net and this own state."""
     return Clients(
         stacked(net, count), map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), own), {}
     )

@@ -1,4 +1,4 @@
-"""What a cohort computes from its rows without learning: summaries, uploads, and predictions."""
+"""Computations of a cohort without training: summaries, uploads, predictions and metrics."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from fedgist.data.examples import Examples, labels_of
 from fedgist.training.cohort import Clients, Cohort
 
 Columns = dict[str, Tensor]
-ROWS_AT_ONCE = 1024  # rows of a stack that are evaluated together, at most: bounds memory
-OUTPUTS_AT_ONCE = 1 << 22  # and numbers that come out of its models
-INPUTS_AT_ONCE = 1 << 20  # and that go in: a layer of ResNet18 has twenty times as many
+ROWS_AT_ONCE = 1024  # the most rows of a stack that are evaluated together: bounds memory
+OUTPUTS_AT_ONCE = 1 << 22  # the most numbers in the outputs of its models
+INPUTS_AT_ONCE = (
+    1 << 20
+)  # the most numbers in its inputs; a layer of ResNet18 has twenty times more
 
 
 def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
@@ -41,7 +43,7 @@ def upload(cohort: Cohort, clients: Clients) -> tuple[Tree, Clients]:
 
 
 def protected_upload(cohort: Cohort, message: Tree) -> Tree:
-    """Return the uploads (K, ...) as they may leave the clients: privacy's seam at the client."""
+    """Return the uploads (K, ...) after clipping and local noise, as they may leave the clients."""
     privacy = cohort.ctx.task.privacy
     if privacy is None or not leaves(message):
         return message
@@ -78,7 +80,7 @@ def _summaries(cohort: Cohort, clients: Clients) -> Tree:
 
 
 def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
-    """Return what each client chooses of its rows, (K, rows, choices), if the method lets it."""
+    """Return each client's choices among its rows, (K, rows, choices), or None without choices."""
     method = cohort.method
     if type(method).pick is Method.pick:
         return None
@@ -87,7 +89,7 @@ def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
         return method.pick(rows, own, cohort.at(key))
 
     table = cohort.table
-    if not table.shape[1]:  # as in pieces: a place without a row
+    if not table.shape[1]:  # as in pieces: one absent row
         table = table.new_full((len(table), 1), -1)
     mask = table >= 0
     rows = Labels(labels_of(cohort.examples.y, table), mask, cohort.examples.annotated(table))
@@ -107,16 +109,16 @@ def _first(cohort: Cohort, clients: Clients, count: int) -> tuple[Clients, Tree]
 
 
 def rows_at_once(task: Task) -> int:
-    """Return how many rows are evaluated together: fewer where each has many inputs or outputs."""
+    """Return the number of rows evaluated together: fewer for large inputs or outputs."""
     inputs = math.prod(task.input_shape)
     outputs = (inputs if task.objective.text else 1) * task.objective.outputs
     return max(1, min(ROWS_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
 
 
 def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
-    """Cut a table of rows into pieces of ``at_once`` rows, all clients' together.
+    """Split a table of rows (K, rows) into pieces of ``at_once`` rows over all clients.
 
-    Each comes with the number of clients, counted from the first, that it has rows for.
+    Each piece comes with the number of leading clients that have rows in it.
     """
     width = max(1, at_once // max(1, len(table)))
     no_rows = table.new_full((len(table), 1), -1)
@@ -128,7 +130,10 @@ def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Marks:
-    """Predict the rows of a table (K, rows); return their marks, zeros where there is no row."""
+    """Predict the rows of a table (K, rows); return the per-row results, (K, rows, ...).
+
+    The results of absent rows (-1) are zeros.
+    """
     objective = cohort.ctx.task.objective
 
     def one_client(net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor) -> Marks:
@@ -151,7 +156,7 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
 
 
 def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Columns:
-    """Return the method's own metrics of each client, (K,): means over rows where they are defined.
+    """Return the method's own metrics of each client, (K,): means over rows with a defined value.
 
     ``table`` (K, rows) holds the clients' rows.
     """
@@ -177,7 +182,7 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
 
 
 def _no_marks(cohort: Cohort) -> Marks:
-    """Return the marks of no rows, in the shapes that the objective gives them."""
+    """Return the per-row results of no rows, (K, 0, ...), in the objective's shapes."""
     task, key = cohort.ctx.task, cohort.ctx.key
     x, y = made_up(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
     logits = torch.zeros(*y.shape, task.objective.outputs, device=key.device)
@@ -188,6 +193,6 @@ def _no_marks(cohort: Cohort) -> Marks:
 
 
 def _filled(leaf: Tensor, clients: int) -> Tensor:
-    """Add lines of zeros for the clients that have no rows in a piece."""
+    """Append rows of zeros, up to (clients, ...), for the clients without rows in a piece."""
     absent = leaf.new_zeros(clients - len(leaf), *leaf.shape[1:])
     return torch.cat([leaf, absent]) if len(absent) else leaf

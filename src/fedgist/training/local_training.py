@@ -1,8 +1,8 @@
-"""Local training: a cohort goes through the phases of a stage, every client by its own gradient.
+"""Local training of a cohort: the phases of a stage, with a separate gradient for each client.
 
-One backward pass on the sum of the clients' losses gives each client exactly its own gradient; one
-optimizer step moves all. Clients are sorted by their number of steps, so that those that still have
-rows are always the first k; the others are left out of the step.
+One backward pass on the sum of the clients' losses gives each client exactly its own gradient. One
+optimizer step updates all clients. Clients are sorted by their number of steps, so that clients
+with rows left are always the first k. The others are left out of the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedgist.data.client_rows import schedule
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.private_steps import drawn_rows, private_gradients, with_noise
 
-OWN = "own."  # how a phase names tensors of the client's own state
+OWN = "own."  # prefix in a phase for tensors of the client's own state
 
 
 def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, OptimizerState]:
@@ -43,7 +43,7 @@ def memory_of(method: Method, ctx: Context, clients: Clients) -> dict[str, Optim
 def train(
     cohort: Cohort, clients: Clients, phases: tuple[Phase, ...], lr_factor: float = 1.0
 ) -> tuple[Clients, Tensor]:
-    """Go through the phases; return the clients and their mean losses over the rows seen, (K,).
+    """Train through the phases; return the clients and their mean losses over rows seen, (K,).
 
     ``lr_factor`` multiplies the learning rate of every phase.
     """
@@ -90,7 +90,7 @@ def _own_name(path: str) -> str:
 def _phase(
     cohort: Cohort, clients: Clients, phase: Phase, optimizer: Optimizer, name: str
 ) -> tuple[Clients, Tensor]:
-    """Go through a phase; return the clients and (K, 2): sums of losses, and of rows seen."""
+    """Train through one phase; return the clients and (K, 2): sums of losses, and rows seen."""
     seen = torch.zeros(len(cohort.ids), 2, device=cohort.table.device)
     learned = map_leaves(_contiguous, _learned(phase, clients))
     if not learned:  # a body without parameters
@@ -114,15 +114,15 @@ def _phase(
 
 
 def _batches(cohort: Cohort, phase: Phase, keys: Tensor, name: str) -> Iterator[Tensor]:
-    """Go through the rows of each step: (clients that have this step, batch), -1 for none."""
+    """Yield the rows of each step: (clients that have this step, batch), -1 for none."""
     training, steps = cohort.ctx.task.training, cohort.private_steps
     if steps is None:
         batches = schedule(cohort.table, keys, training.batch_size, phase.epochs, phase.steps)
-        # clients are sorted by steps, so those that are active in a step are the first
+        # clients are sorted by steps, so the active clients of a step come first
         active = (batches >= 0).any(2).sum(0).tolist()
         yield from (batches[:count, s] for s, count in enumerate(active))
         return
-    # of everybody, whether rows are drawn or not: nobody may see which
+    # all clients take every step, with or without drawn rows, so that draws stay secret
     for s in range(steps.count(phase.epochs) if phase.steps is None else phase.steps):
         draws = cohort.private_draws(cohort.table.shape[1], "rows", name, s)
         yield drawn_rows(cohort.table, draws, steps.rate)
@@ -146,7 +146,7 @@ def _memory(
 
 
 class _Step:
-    """One stacked step: loss, gradient, update, in place on the first ``count`` clients."""
+    """One stacked step: loss, gradient and update, in place on the first ``count`` clients."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Step:
         half = self.training.precision == "bfloat16" and cohort.private_steps is None
         loss = phase.loss or cohort.method.loss
 
-        # without self: in a cycle, the stacks would stay until Python looks for cycles
+        # without self: a reference cycle would keep the stacks until garbage collection
         def client_loss(
             values: dict[str, Tensor], net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor
         ) -> Any:
@@ -178,7 +178,7 @@ class _Step:
         self.count = -1
 
     def _slice(self, count: int) -> None:
-        """Prepare views of the first ``count`` clients, once for all steps that have so many."""
+        """Prepare views of the first ``count`` clients, once for all steps of this size."""
         self.count = count
         cut = slice(0, count)
         self.params = take(self.learned, cut)
@@ -190,7 +190,7 @@ class _Step:
         if count != self.count:
             self._slice(count)
         if self.whole:
-            rows = rows[:, rows[0] >= 0]  # absent rows, which are the last, cost as much as others
+            rows = rows[:, rows[0] >= 0]  # absent rows come last and take as much time as others
         batch = self._batch(count, rows, keys)
         with self._draws(keys):
             if self.cohort.private_steps is None:
@@ -202,7 +202,7 @@ class _Step:
         return losses
 
     def _draws(self, keys: Tensor) -> AbstractContextManager[None]:
-        # a model that draws from torch's generator cannot be stacked: its client is alone here
+        # a model that draws from torch's generator cannot be stacked: the cohort has one client
         return nullcontext() if self.cohort.stack else random.torch_draws(int(keys[0]))
 
     def _gradients(self, batch: Batch, keys: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -220,7 +220,7 @@ class _Step:
     def _private_gradients(
         self, steps: PrivateSteps, batch: Batch, keys: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return mean losses, and gradients as if of batches of the public size."""
+        """Return mean losses (K,), and private gradients divided by the public batch size."""
         losses, sums = private_gradients(
             self.loss,
             self.params,
@@ -243,7 +243,10 @@ class _Step:
         return replace(batch, weight=self.class_weights[:count].gather(1, batch.y))
 
     def forget(self, per_epoch: Tensor, step: int) -> None:
-        """Reset the optimizer of the clients that begin an epoch at this step."""
+        """Reset the optimizer of the clients that begin an epoch at this step.
+
+        ``per_epoch`` (count,) holds the clients' numbers of steps per epoch.
+        """
         begin = ((step % per_epoch) == 0).nonzero().squeeze(1)
         for leaf in leaves(self.memory):
             leaf[begin] = 0

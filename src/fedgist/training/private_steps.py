@@ -1,8 +1,8 @@
-"""Private steps of local training (DP-SGD): each row's gradient is clipped, their sum gets noise.
+"""Private local steps (DP-SGD): each row's gradient is clipped, and noise is added to the sum.
 
-Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1, with the rows of a step
-drawn one by one. A stack of K clients with b rows each is trained as K * b clients of one row: what
-a row's gradient is, is what the gradient of a client is that has no other row.
+Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1, with independently
+sampled rows. A stack of K clients with b rows each is trained as K * b clients of one row, so the
+gradient of each one-row client is the per-example gradient.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fedgist.core.privacy import PrivateSteps, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
-NUMBERS_AT_ONCE = 1 << 25  # of gradients that are held row by row: bounds memory
-EXACT_AT_ONCE = 1 << 17  # of those, how many are worked on in float64: they stay in the cache
+NUMBERS_AT_ONCE = 1 << 25  # the most numbers in stored per-example gradients: bounds memory
+EXACT_AT_ONCE = 1 << 17  # the most of these in float64 at once, so that they stay in the cache
 Tensors = dict[str, Tensor]
 Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Tree]]
 
 
 def drawn_rows(table: Tensor, draws: Tensor, rate: float) -> Tensor:
-    """Return the rows of one step, each drawn by itself with chance ``rate``.
+    """Return the rows of one step, (clients, batch), each sampled with probability ``rate``.
 
-    ``table`` is (clients, rows), -1 where there is none; ``draws`` are uniform numbers of its
-    shape. The result is as wide as the longest draw, and at least 1 wide.
+    ``table`` is (clients, rows), -1 for absent rows. ``draws`` are uniform numbers of the same
+    shape. The batch is as wide as the longest sample, and at least 1 wide.
     """
     table = torch.cat([table, table.new_full((len(table), 1), ABSENT)], dim=1)
     draws = torch.cat([draws, draws.new_ones(len(draws), 1)], dim=1)
@@ -57,19 +57,19 @@ def private_gradients(
     Parameters
     ----------
     loss
-        The losses of stacked clients, and what batch norm learned (nothing here).
+        The losses of stacked clients, and new batch norm statistics (none here).
     params
-        What is learned, each (K, ...).
+        The trained tensors, each (K, ...).
     state
-        Net, own state and download, stacked; the download is not if it is a ``broadcast``.
+        Net, own state and download, stacked; a ``broadcast`` download is unstacked.
     batch
-        ``x`` (K, b, ...), of which absent rows count for nothing.
+        ``x`` (K, b, ...); absent rows have weight 0.
     keys
         Each client's key of the step, (K,).
     stack
-        Whether clients can be stacked; otherwise K is 1 and rows go one by one.
+        Whether clients can be stacked; otherwise K is 1 and rows are trained one by one.
     """
-    exact = torch.float64 if steps.grid else None  # holds sums of multiples of the grid
+    exact = torch.float64 if steps.grid else None  # exact for sums of multiples of the grid
     sums = {name: torch.zeros_like(p, dtype=exact) for name, p in params.items()}
     total = torch.zeros(len(keys), device=keys.device)
     for piece in _pieces(params, batch.mask.shape, stack=stack):
@@ -87,7 +87,7 @@ def private_gradients(
 
 
 def with_noise(sums: Mapping[str, Tensor], steps: PrivateSteps, keys: Tensor) -> Tensors:
-    """Return sums of gradients, each (K, ...), with noise; that of the seed by clients' keys."""
+    """Return sums of gradients, each (K, ...), with noise; ``keys`` (K,) serve noise by seed."""
     return {
         name: noised_array(values, steps.deviation, random.fold(keys, "noise", place), steps.grid)
         for place, (name, values) in enumerate(sums.items())
@@ -95,7 +95,7 @@ def with_noise(sums: Mapping[str, Tensor], steps: PrivateSteps, keys: Tensor) ->
 
 
 def _summed(rows: Tensor, weight: Tensor, grid: float) -> Tensor:
-    """Return the sum (K, p) of rows (K, b, p) that are multiplied by ``weight`` (K, b)."""
+    """Return the sum (K, p) of rows (K, b, p) weighted by ``weight`` (K, b)."""
     if not grid:
         return torch.einsum("kb,kbp->kp", weight.to(rows.dtype), rows)
     at_once = max(1, EXACT_AT_ONCE // max(1, rows.shape[2]))
@@ -124,7 +124,7 @@ def _of_rows(
     *,
     broadcast: bool,
 ) -> tuple[Tensor, Tensors]:
-    """Return loss and gradient of every row, as of clients that have it alone: (K * b, ...)."""
+    """Return the loss (K * b,) and gradient (K * b, ...) of every row, as one-row clients."""
     count = rows.mask.shape[1]
 
     def repeated(leaf: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _of_rows(
 
 
 def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
-    """Return by what each row's gradient is multiplied, (rows,), so that its norm is in bounds."""
+    """Return the factor of each row's gradient, (rows,), that clips its norm."""
     norm_of = _exact_norm if steps.grid else functools.partial(torch.linalg.vector_norm, dim=1)
     norms = torch.stack([norm_of(gradient.flatten(1)) for gradient in gradients.values()])
     norm, most = torch.linalg.vector_norm(norms, dim=0), steps.clip * (1.0 - 1e-6)

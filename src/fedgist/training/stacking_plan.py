@@ -1,9 +1,9 @@
-"""How many clients to stack; how convolutions and batch norm run: measured here, once.
+"""Execution plans: the number of stacked clients and the layout of layers, measured once.
 
-On a CPU stacking makes linear layers faster and convolutions often slower; on a GPU it makes both
-faster. What is best cannot be known in advance, so a few steps of the real work are timed before
-round 1, under a lock (runs that time at once mislead each other), and the choice is remembered for
-the next run. It changes the last bits of results, so a run keeps its plan to its end.
+On a CPU, stacking makes linear layers faster and convolutions often slower. On a GPU, stacking
+makes both faster. The best plan cannot be predicted, so a few steps of the real work are timed
+before round 1. A lock prevents two runs from measuring at the same time. The plan is stored for the
+next run. A plan changes the last bits of results, so a run keeps its plan to the end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Measure = Callable[[Plan], float]  # seconds per client and step
 
 
 def sizes(clients: int, cores: int, most: int) -> list[int]:
-    """Return sizes of stacks, at most ``most``, with which each core gets equally many stacks."""
+    """Return stack sizes, at most ``most``, that give each core the same number of stacks."""
     candidates, stacks = {1}, 1
     while (size := math.ceil(clients / (cores * stacks))) > 1:
         candidates.add(min(size, most))
@@ -62,19 +62,19 @@ def sizes(clients: int, cores: int, most: int) -> list[int]:
 def choose(
     measure: Measure, sizes: Sequence[int], *, try_out: Measure, has_convolutions: bool
 ) -> Plan:
-    """Return the fastest plan with one of these sizes.
+    """Return the fastest execution plan with one of these sizes.
 
-    A model that fails or warns when it is tried out stacked gets the plan that runs it client by
-    client; the note says why.
+    A model that fails or warns when it is tried stacked gets a plan without stacking, and the note
+    gives the reason.
     """
     layouts: tuple[Convolutions, ...] = ("each", "stacked") if has_convolutions else ("stacked",)
     try:
         with warnings.catch_warnings():
-            # torch warns where a layer has no batching rule and is looped over
+            # torch warns if a layer has no batching rule and runs in a loop
             warnings.simplefilter("error")
             try_out(Plan(min(2, max(sizes)), layouts[0]))
     except Exception as error:  # noqa: BLE001  # a user's model may fail in any way
-        try_out(Plan(1, stack=False))  # if it fails alone too, this is the error to show
+        try_out(Plan(1, stack=False))  # if it also fails unstacked, the user sees this error
         return Plan(1, stack=False, note=f"runs client by client: {first_line(error)[:200]}")
     best, fastest = Plan(1, layouts[0]), math.inf
     deadline = time.perf_counter() + PATIENCE_S
@@ -89,7 +89,7 @@ def choose(
 
 
 def remembered(description: Mapping[str, Any], make: Callable[[], Plan]) -> Plan:
-    """Return the plan kept for this machine and ``description``, or make one and keep it."""
+    """Return this machine's stored plan for ``description``, or make a plan and store it."""
     text = json.dumps({**_machine(), **description}, sort_keys=True, default=str)
     name = hashlib.sha256(text.encode()).hexdigest()[:24]
     folder = user_cache_path("fedgist") / "plans"

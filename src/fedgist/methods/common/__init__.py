@@ -1,1 +1,1 @@
-"""What a family of methods shares. Methods import it, and never each other."""
+"""Building blocks shared by methods. Methods import these modules, and never each other."""

@@ -1,9 +1,10 @@
-"""Weighted averages of weights, one per architecture: what averaging methods exchange.
+"""The exchange of averaging methods: weighted averages of weights, one per architecture.
 
-McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
-algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients of one architecture.
+McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data"
+(https://arxiv.org/abs/1602.05629), algorithm 1: ``w = sum_k n_k w_k / sum_k n_k``, over the clients
+of one architecture.
 
-A method that averages names it in one line, and defines only what it does differently::
+An averaging method names this exchange in one line, and defines only its differences::
 
     exchange: ClassVar[Exchange] = Averaging("body")
 """
@@ -28,14 +29,14 @@ from fedgist.core.tree import Tree, tree
 
 @message(reduce="sum", name="fedgist.core.averaging:Weights")
 class Weights:
-    """Parameters and buffers by name, from the server."""
+    """The server's parameters and buffers by name."""
 
     arrays: dict[str, Tensor]
 
 
 @message(reduce="sum", over="architecture", name="fedgist.core.averaging:Weighted")
 class Weighted:
-    """``n w`` and ``n``: a client's arrays times its rows, and its rows."""
+    """``n w`` and ``n``: a client's arrays times its number of rows, and that number, ()."""
 
     arrays: dict[str, Tensor]
     rows: Tensor = field(metadata=COUNTS)
@@ -43,9 +44,9 @@ class Weighted:
 
 @message(reduce="sum", over="architecture", name="fedgist.core.averaging:Moved")
 class Moved:
-    """``w_k - w``: how far a client's arrays came from those it was sent; clipped, where private.
+    """``w_k - w``: the difference of a client's arrays to the download; clipped if private.
 
-    It holds no counts and no arrays of whole numbers, so that all of it can be bounded and noised.
+    It holds no counts and no integer arrays, so that all of it can be clipped and noised.
     """
 
     arrays: dict[str, Tensor]
@@ -65,7 +66,7 @@ class Averaging:
     part: Part = "all"
 
     def init_server(self, ctx: Context) -> Averages:
-        """Return every architecture's common start."""
+        """Return the common initial weights of every architecture."""
         starts = ctx.task.starts.items()
         return Averages({name: Weights(net.state(self.part)) for name, net in starts})
 
@@ -74,13 +75,13 @@ class Averaging:
         return server.weights[order.architecture]
 
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
-        """Start from the global weights."""
+        """Return the net with the global weights."""
         return net.having(down.arrays), own
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
     ) -> tuple[Weighted | Moved, Tree]:
-        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        """Return n_k w_k and n_k, or only w_k - w if privacy protects clients."""
         if ctx.task.privacy is not None:
             return Moved(moved(net.state(self.part), down)), own
         arrays = {name: sums.rows * array for name, array in net.state(self.part).items()}
@@ -94,7 +95,7 @@ class Averaging:
         return Averages(weights)
 
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
-        """Return the global model of each architecture, where all of it is averaged."""
+        """Return the global model of each architecture, if the whole net is averaged."""
         if self.part != "all":
             return {}
         starts = ctx.task.starts
@@ -102,22 +103,25 @@ class Averaging:
 
 
 def proximal_loss(mu: float, net: Net, batch: Batch, down: Weights, ctx: Context) -> Tensor:
-    """Return the task's loss and ``mu / 2 |w - w^t|^2`` (Li et al. 2020, FedProx, eq. 2)."""
+    """Return the task's loss plus ``mu / 2 |w - w^t|^2``, () (Li et al. 2020, FedProx, eq. 2).
+
+    The batch's inputs are ``(batch, *input)``; ``w`` and ``w^t`` are the net's and the download's
+    parameters.
+    """
     task_loss = ctx.task.objective.loss(net(batch.x), batch)
     return task_loss + mu * proximal(net.params, down.arrays) if mu else task_loss
 
 
 def moved(arrays: Mapping[str, Tensor], down: Weights) -> dict[str, Tensor]:
-    """Return by how much a client's arrays differ from those it was sent, but for whole numbers."""
+    """Return the difference of a client's float arrays to the download, by name."""
     return {k: v - down.arrays[k] for k, v in arrays.items() if v.is_floating_point()}
 
 
 def averaged(replies: Replies, old: Weights, ctx: Context) -> Weights:
-    """Return the new weights: sums of n w by those of n, in the types of the ``old`` arrays.
+    """Return the new weights: sum of n w divided by sum of n, in the types of the ``old`` arrays.
 
-    Integers and Booleans are rounded. Where privacy protects clients, the old weights are moved by
-    the sum of the differences, divided by the number of clients that are expected: no count is
-    released.
+    Integers and Booleans are rounded. If privacy protects clients, the old weights move by the sum
+    of the differences divided by the expected number of clients: no count is released.
     """
     if ctx.task.privacy is not None:
         steps = replies.mean().arrays

@@ -1,9 +1,9 @@
 """Codistillation at a server: the models of pools learn from each other's predictions.
 
 Lichtarge, Amid, Kumar, Yang, Anil, Mathews, "Heterogeneous federated learning using knowledge
-codistillation", appendix C.4. All students start from the pools' models, learn from frozen copies
-of them on the same batches of public rows, and so each frozen model runs once a batch: as the
-others' teacher, and as its own student's regularizer.
+codistillation", appendix C.4 (https://arxiv.org/abs/2310.02549). All students start from the pools'
+models and learn from frozen copies of these on the same batches of public rows. So each frozen
+model runs once per batch: as a teacher of the other students, and as a regularizer of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fedgist.methods.common.server_training import (
     steps_in,
 )
 
-PAIR = 2  # fewer pools have nobody to learn from
+PAIR = 2  # the smallest number of pools: a student needs another pool's teacher
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Distillation:
     """Parameter of mixup's Beta distribution. 0 disables mixup."""
 
     def optimizer(self, pool: str, ctx: Context) -> Optimizer:
-        """Return a student's optimizer in a round."""
+        """Return the optimizer of a pool's student in a round."""
         falling = Schedule("linear", min_factor=self._of("final_factor", pool))
         factor = falling.factor(ctx.round, ctx.task.training.num_rounds)
         return Optimizer("adam", lr=self._of("lr", pool) * factor)
@@ -83,7 +83,7 @@ class Distillation:
         return {f"distillation/lr/{name}": self.optimizer(name, ctx).lr for name in names}
 
     def check(self, task: Task) -> None:
-        """Raise MethodError if there is nothing to learn from, or a pool has no setting."""
+        """Raise MethodError if pools or public data are missing, or a pool has no setting."""
         if len(task.starts) < PAIR:
             raise MethodError(
                 "codistillation needs two pools or more: give [clients.pools.NAME] for each"
@@ -106,13 +106,14 @@ class Distillation:
                 self._of(name, pool)
 
     def stages(self) -> tuple[str, ...]:
-        """Return the stages that a distillation is cut into."""
+        """Return the stages of a distillation."""
         return stages_of(self.steps)
 
     def target(self, pool: str, logits: Mapping[str, Tensor], truth: Tensor | None) -> Tensor:
-        """Return the target distributions of a student, (batch, classes), at each place of texts.
+        """Return the target distributions of a pool's student, (batch, classes).
 
-        ``logits`` are the frozen models' by pool, ``truth`` the labels' distributions. The target
+        For texts they are (batch, length, classes). ``logits`` are the frozen models' by pool, and
+        ``truth`` are the labels' distributions or None, both in the shape of the result. The target
         is ``(1 - r) mean_j softmax(z_j / T_j) + r softmax(z_i)``, j over the other pools.
         """
         others = [
@@ -131,7 +132,7 @@ class Distillation:
 
 @tree
 class Students:
-    """The students of a distillation by pool, their optimizers, and the sums of their losses."""
+    """The students of a distillation by pool, their optimizers' states, and their summed losses."""
 
     weights: dict[str, Weights]
     memory: dict[str, OptimizerState]
@@ -139,13 +140,13 @@ class Students:
     steps: Tensor
 
     def mean_losses(self) -> dict[str, float]:
-        """Return each student's mean loss over the steps; nothing before the first."""
+        """Return each student's mean loss over the steps; nothing before the first step."""
         count = float(self.steps)
         return {name: float(s) / count for name, s in self.losses.items()} if count else {}
 
 
 def begin(weights: Mapping[str, Weights], ctx: Context) -> Students:
-    """Return students that are what their pools' models are, with optimizers of no memory."""
+    """Return students that equal their pools' models, with fresh optimizer state."""
     zero = torch.zeros((), device=ctx.key.device)
     starts = ctx.task.starts
     memory = {name: fresh_memory(net.params) for name, net in starts.items()}
@@ -160,7 +161,7 @@ def learn(
     teachers = {name: nets[name].having(w.arrays) for name, w in frozen.items()}
     weights, memory, losses = dict(students.weights), {}, dict(students.losses)
     for name, state in students.memory.items():
-        memory[name] = map_leaves(torch.clone, state)  # it learns in place
+        memory[name] = map_leaves(torch.clone, state)  # the optimizer works in place
     steps = steps_in(ctx.stage, settings.steps)
     for number in steps:
         batch, truth = _batch(settings, ctx, number)
@@ -180,14 +181,14 @@ def learn(
 
 
 def _divergence(net: Net, batch: Batch, target: Tensor) -> Tensor:
-    """Return ``KL(target || softmax(z))``, a mean over rows, of texts over all places counted."""
+    """Return ``KL(target || softmax(z))``, the mean over rows, or over all tokens of texts."""
     logits = functional.log_softmax(net(batch.x), -1)
     of_each = functional.kl_div(logits, target, reduction="none").sum(-1)
     return of_each[batch.y >= 0].mean()
 
 
 def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Tensor | None]:
-    """Return the batch of a step, and what its labels say, (batch, classes), if they are used."""
+    """Return the batch of a step, and its labels' distributions, (batch, classes), if used."""
     public = ctx.task.public
     assert public is not None  # it was checked
     key = ctx.draw("batch", number)
@@ -213,6 +214,6 @@ def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Te
 
 
 def _beta(key: Tensor, size: int, parameter: int) -> Tensor:
-    """Draw from Beta(b, b), (size,): the middle one of 2 b - 1 uniform numbers."""
+    """Draw from Beta(b, b), (size,): the median of 2 b - 1 uniform numbers."""
     draws = random.uniform(key, (size, 2 * parameter - 1))
     return draws.sort(1).values[:, parameter - 1]

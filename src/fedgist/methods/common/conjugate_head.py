@@ -1,7 +1,7 @@
-"""The head that class sums of features determine: FedLog's exponential family and its MAP solution.
+"""FedLog's exponential family, and its MAP head from class sums of features.
 
 Yu, Zhang, Poupart, "FedLog: Personalized federated classification with less communication and more
-flexibility".
+flexibility" (https://arxiv.org/abs/2407.08337).
 
 =========  =======================================================================================
 paper      here
@@ -45,13 +45,16 @@ class Sums:
 
 
 def feature_sums(net: Net, batch: Batch, task: Task) -> Sums:
-    """Return S over a batch (eq. 2), of terms that are bounded where records are protected."""
+    """Return S, (classes, m + 1), over a batch (eq. 2); private records have clipped terms."""
     phi = with_constant(bounded(net.features(batch.x), task.privacy))
     return Sums(class_sums(phi, batch.y, batch.mask, task.num_classes))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:
-    """Return <eta, chi + S> - (nu + n) A(eta), the objective of eq. 14, with chi = 0."""
+    """Return <eta, chi + S> - (nu + n) A(eta), the objective of eq. 14, with chi = 0: ().
+
+    ``eta`` and ``s`` are (classes, m + 1).
+    """
     a = torch.logsumexp(eta.square().sum(1) / 4, dim=0)  # eq. 11
     return (eta * s).sum() - (nu + s[:, 0].sum()) * a
 
@@ -82,7 +85,7 @@ def map_head(s: Tensor, nu: float) -> Tensor:
 
 
 def _log_p(ln_2c: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ln p and w for a given L."""
+    """Return ln p and w, both (classes,), for a given L."""
     w = _omega(ln_2c + 2 * level)
     # the same number written twice: the first cancels for large w, the second is undefined for an
     # empty class
@@ -90,7 +93,11 @@ def _log_p(ln_2c: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> Tensor:
-    """Return eta after ascending eq. 14, divided by nu + n, by Adam from ``eta``, as the paper."""
+    """Return eta (classes, m + 1) after gradient ascent on eq. 14 by Adam, as in the paper.
+
+    ``eta`` is the start and ``s`` the class sums, both (classes, m + 1). The objective is divided
+    by nu + n.
+    """
     adam = Optimizer("adam", lr=lr)
     params = {"eta": eta.unsqueeze(0).clone()}
     state = init(adam, params)
@@ -98,16 +105,16 @@ def gradient_head(eta: Tensor, s: Tensor, nu: float, lr: float, steps: int) -> T
     for _ in range(steps):
         now = params["eta"][0]
         p = torch.softmax(now.square().sum(1) / 4, dim=0).unsqueeze(1)
-        gradient = t * p * now / 2 - s  # of minus the objective
+        gradient = t * p * now / 2 - s  # of the negative objective
         step(adam, params, {"eta": (gradient / t.clamp(min=1.0)).unsqueeze(0)}, state)
     return params["eta"][0]
 
 
 def random_pseudo_sums(key: Tensor, shape: tuple[int, int], nu: float) -> Tensor:
-    """Return a pseudo-sum chi, (classes, m + 1), whose MAP head is random, and zero counts.
+    """Return a pseudo-sum chi, (classes, m + 1), with a random MAP head and zero counts.
 
-    Row y of that head has a random direction, no bias, and the length of m normal numbers: all rows
-    the same, so that p_y = 1 / classes and chi_y = nu eta_y / (2 classes), by stationarity.
+    Row y of that head has a random direction, no bias, and the length of m normal numbers. All rows
+    have the same length, so p_y = 1 / classes and chi_y = nu eta_y / (2 classes), by stationarity.
     """
     classes, width = shape[0], shape[1] - 1
     eta = math.sqrt(width) * F.normalize(random.normal(key, (classes, width)), dim=1)
@@ -115,9 +122,9 @@ def random_pseudo_sums(key: Tensor, shape: tuple[int, int], nu: float) -> Tensor
 
 
 def _omega(z: Tensor) -> Tensor:
-    """Solve w + ln w = z for w > 0 (Wright's omega function), z in double precision.
+    """Solve w + ln w = z for w > 0 (Wright's omega function), elementwise, in double precision.
 
-    The result is 0 where z is -inf.
+    The result is 0 if z is -inf.
     """
     w = torch.where(z > 1, z - torch.log(z.clamp(min=1.0)), torch.exp(z.clamp(max=1.0)))
     for _ in range(8):  # Newton's method on f(ln w) = w + ln w - z: quadratic from this start

@@ -1,4 +1,4 @@
-"""What is shared by methods that send class statistics of features, or a linear head over them."""
+"""Class statistics of features, and linear heads: messages and functions that methods share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedgist.errors import MethodError
 class LinearHead:
     """A linear head over features of width m: ``eta`` (classes, m + 1), the biases first.
 
-    It does not contain the names that an architecture gives to its last layer, so that one head
-    serves several architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
+    It does not contain an architecture's name for its last layer, so one head serves several
+    architectures: :meth:`fedgist.core.net.Net.with_head` installs it.
     """
 
     eta: Tensor
@@ -42,8 +42,8 @@ def with_constant(z: Tensor) -> Tensor:
 def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Tensor:
     """Return the sum of ``values`` (batch, width) over the rows of each class: (classes, width).
 
-    Absent rows count for nothing. If ``values`` are features with the constant 1 put first, the
-    first column of the sums is the number of rows of each class.
+    ``y`` and ``mask`` are (batch,). Absent rows have weight 0. If ``values`` are features with the
+    constant 1 put first, the first column of the sums is the number of rows of each class.
     """
     members = F.one_hot(y, num_classes) * mask.unsqueeze(1)
     return members.to(values.dtype).T @ values
@@ -52,10 +52,11 @@ def class_sums(values: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> Ten
 def class_means(
     total: Tensor, rows: Tensor, floor: float = 0.0, least: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return sums (..., width) over numbers of rows (...), and where there are any: 1 or 0.
+    """Return means (..., width) of sums ``total`` (..., width), and a mask (...) of 1 or 0.
 
-    Where there are none, or with noise no more than ``floor``, the mean is 0. Numbers below
-    ``least``, which only noise or weights make, divide as it does.
+    ``rows`` (...) are the numbers of rows. A mean is 0 and masked out if its number of rows is at
+    most ``floor``. Numbers below ``least``, which only noise or weights cause, are replaced by
+    ``least`` in the division.
     """
     there = (rows > floor).to(total.dtype)
     return total / rows.clamp(min=least).unsqueeze(-1) * there.unsqueeze(-1), there

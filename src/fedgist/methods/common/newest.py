@@ -1,4 +1,4 @@
-"""What each client sent last: the memory of a server that relays messages of single clients."""
+"""Storage of each client's newest message, for servers that relay messages of single clients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NEVER = -1
 class Newest:
     """The newest message of each client, stacked: arrays ``(clients, ...)`` by name.
 
-    ``round`` (clients,) is the round that each answers, ``NEVER`` for a client that has not been
-    heard or is forgotten, whose arrays are zeros.
+    ``round`` (clients,) is the round of each message. It is ``NEVER``, and the arrays are zeros,
+    for a client that has sent no message or has been forgotten.
     """
 
     arrays: dict[str, Tensor]
@@ -24,7 +24,7 @@ class Newest:
 
     @staticmethod
     def of_nobody(example: Tree, clients: int) -> Newest:
-        """Return a memory for messages like ``example`` of this many clients, none heard yet."""
+        """Return an empty storage for messages like ``example`` of this number of clients."""
         arrays = {
             name: array.new_zeros(clients, *array.shape) for name, array in named(example).items()
         }
@@ -32,13 +32,13 @@ class Newest:
         return Newest(arrays, torch.full((clients,), NEVER, device=device))
 
     def messages(self, kind: type) -> Tree:
-        """Return the messages as one stack of this type."""
+        """Return the messages as one stack of this type, ``(clients, ...)``."""
         return build(kind, self.arrays)
 
     def having(self, replies: Replies) -> Newest:
-        """Return the memory with these replies in the places of older ones.
+        """Return the storage with these replies in place of older ones.
 
-        A reply that answers an earlier round than what is kept is dropped.
+        A reply for an earlier round than the stored message is dropped.
         """
         kept = self.round.tolist()
         newest: dict[int, Reply] = {}
@@ -55,7 +55,7 @@ class Newest:
         return Newest(arrays, self.round.index_copy(0, at, rounds))
 
     def without(self, client: int) -> Newest:
-        """Return the memory without what a client sent."""
+        """Return the storage without a client's message."""
         at = torch.tensor([client], device=self.round.device)
         arrays = {name: array.index_fill(0, at, 0) for name, array in self.arrays.items()}
         return Newest(arrays, self.round.index_fill(0, at, NEVER))

@@ -1,8 +1,9 @@
-"""Optimizers of a server, which take the clients' mean update for a gradient.
+"""Server optimizers: the clients' mean update is their gradient.
 
 The pseudo-gradient of a round is ``g = w - mean``: the old weights minus the clients' average
 (Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan 2021, "Adaptive federated
-optimization", algorithm 2, whose Delta is -g). FedAvg is plain SGD with learning rate 1.
+optimization", algorithm 2, whose Delta is -g; https://arxiv.org/abs/2003.00295). FedAvg is plain
+SGD with learning rate 1.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ ServerRule = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
 class ServerOptimizer:
     """A server's optimizer and its settings; the defaults are FedAdam's, as Reddi et al. print it.
 
-    ``momentum`` is FedAvgM (Hsu, Qi, Brown 2019); ``adagrad``, ``adam``, ``yogi`` are FedAdagrad,
-    FedAdam, FedYogi (Reddi et al. 2021, algorithm 2), whose tau is ``eps``. With
-    ``bias_correction``, ``adam`` is that of Kingma and Ba (2015, algorithm 1), as in
+    ``momentum`` is FedAvgM (Hsu, Qi, Brown 2019). ``adagrad``, ``adam`` and ``yogi`` are
+    FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2), with ``eps`` for tau. With
+    ``bias_correction``, ``adam`` is the Adam of Kingma and Ba (2015, algorithm 1), as in
     ``torch.optim.Adam``.
     """
 
@@ -51,7 +52,7 @@ class ServerOptimizer:
     """Final learning rate as a fraction of the first. 1 keeps the rate constant."""
 
     def check(self, pools: Iterable[str]) -> None:
-        """Raise InputError if a pool has no learning rate, or a setting has no reader."""
+        """Raise InputError if a pool has no learning rate, or a setting has no effect."""
         if self.bias_correction and self.rule != "adam":
             raise MethodError(
                 f"method.server.bias_correction: rule = {self.rule!r} has none, 'adam' does"
@@ -67,7 +68,7 @@ class ServerOptimizer:
 
 @tree
 class ServerMoments:
-    """Moments by parameter, of the rules that have them, and how many steps were made, ()."""
+    """Moments by parameter, if the rule has them, and the number of steps, ()."""
 
     first: dict[str, Tensor]
     second: dict[str, Tensor]
@@ -75,7 +76,7 @@ class ServerMoments:
 
 
 def init(optimizer: ServerOptimizer, params: Mapping[str, Tensor]) -> ServerMoments:
-    """Return the moments before the first step; ``params`` are the weights that learn."""
+    """Return the moments before the first step; ``params`` are the trained weights by name."""
     has_second = optimizer.rule in {"adagrad", "adam", "yogi"}
     start = 0.0 if optimizer.bias_correction else optimizer.start
     return ServerMoments(
@@ -92,7 +93,10 @@ def step(
     grads: Mapping[str, Tensor],
     moments: ServerMoments,
 ) -> tuple[dict[str, Tensor], ServerMoments]:
-    """Return the parameters and the moments after a step; its arguments stay as they are."""
+    """Return the parameters and the moments after a step; the arguments are not changed.
+
+    ``params`` and ``grads`` have the same names and shapes.
+    """
     o, count = optimizer, moments.count + 1.0
     if o.rule == "sgd":
         moved = {n: p - lr * grads[n] for n, p in params.items()}

@@ -1,7 +1,8 @@
-"""Averages that a server steps along: the exchange of adaptive federated optimization.
+"""The exchange of adaptive federated optimization: server steps along the clients' mean update.
 
-Reddi et al. 2021, "Adaptive federated optimization", algorithm 2. A method that works so names it
-in one line, as it does :class:`~fedgist.methods.common.averaging.Averaging`.
+Reddi et al. 2021, "Adaptive federated optimization", algorithm 2
+(https://arxiv.org/abs/2003.00295). A method names this exchange in one line, as it does
+:class:`~fedgist.methods.common.averaging.Averaging`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ AVERAGE = Averaging()
 
 @tree
 class Stepped:
-    """Server state: the weights of each architecture, and its optimizer's moments."""
+    """Server state: the weights of each architecture, and the moments of its optimizer."""
 
     averages: Averages
     moments: dict[str, ServerMoments]
 
 
 class Steps(Protocol):
-    """A server's state that has :class:`Stepped`'s fields, whatever else a method keeps in it."""
+    """The interface of a server state with :class:`Stepped`'s fields, and possibly others."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
@@ -51,10 +52,10 @@ S = TypeVar("S", bound=Steps)
 
 @dataclass(frozen=True)
 class Update:
-    """What the clients of one architecture come to.
+    """The aggregated update of all clients with one architecture.
 
-    ``grads`` are their pseudo-gradient, w - mean, by parameter; ``buffers`` the means of buffers,
-    which no optimizer touches.
+    ``grads`` are the pseudo-gradient, w - mean, by parameter. ``buffers`` are the means of the
+    buffers, which no optimizer changes.
     """
 
     grads: dict[str, Tensor]
@@ -63,12 +64,12 @@ class Update:
 
 @dataclass(frozen=True)
 class ServerSteps:
-    """The exchange: clients send weights, the server steps along what they moved on average."""
+    """The exchange: clients send weights, and the server steps along their mean update."""
 
     optimizer: ServerOptimizer
 
     def init_server(self, ctx: Context) -> Stepped:
-        """Return the common starts, and moments without memory."""
+        """Return the common initial weights, and fresh moments."""
         starts = ctx.task.starts.items()
         moments = {name: server_optimizer.init(self.optimizer, net.params) for name, net in starts}
         return Stepped(AVERAGE.init_server(ctx), moments)
@@ -78,23 +79,23 @@ class ServerSteps:
         return AVERAGE.download(server.averages, order, ctx)
 
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
-        """Start from the global weights."""
+        """Return the net with the global weights."""
         return AVERAGE.receive(net, own, down, ctx)
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
     ) -> tuple[Weighted | Moved, Tree]:
-        """Return n_k w_k and n_k; where privacy protects clients, w_k - w alone."""
+        """Return n_k w_k and n_k, or only w_k - w if privacy protects clients."""
         return AVERAGE.upload(net, own, sums, down, ctx)
 
     def server_update(self, server: S, replies: Replies, ctx: Context) -> S:
-        """Step in each architecture that answered (lines 9 to 14); the others stay as they are."""
+        """Step in each architecture that answered (lines 9 to 14); the others are unchanged."""
         for name, update in self.updates(server, replies, ctx).items():
             server = self.step(server, name, update, ctx)
         return server
 
     def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, Update]:
-        """Return what the clients of each architecture that answered come to."""
+        """Return the aggregated update of each architecture that answered."""
         found = {}
         for name in replies.architectures:
             old = server.averages.weights[name]
@@ -104,7 +105,7 @@ class ServerSteps:
         return found
 
     def step(self, server: S, name: str, update: Update, ctx: Context) -> S:
-        """Return the state after a step of one architecture."""
+        """Return the state after one step of the architecture ``name``."""
         old = server.averages.weights[name].arrays
         params = {n: old[n] for n in update.grads}
         lr = self.optimizer.rate(name, ctx.round, ctx.task.training.num_rounds)
@@ -115,7 +116,7 @@ class ServerSteps:
         return replace(server, averages=Averages(weights), moments=server.moments | {name: moments})
 
     def replaced(self, server: S, weights: Mapping[str, Weights], ctx: Context) -> S:
-        """Return the state with other weights, and moments without memory for all."""
+        """Return the state with other weights, and fresh moments for all architectures."""
         averages = Averages({**server.averages.weights, **weights})
         return replace(server, averages=averages, moments=self.init_server(ctx).moments)
 
@@ -124,7 +125,7 @@ class ServerSteps:
         return AVERAGE.models(server.averages, ctx)
 
     def rates(self, ctx: Context) -> dict[str, float]:
-        """Return the server's learning rate, of each architecture where there are several."""
+        """Return the server's learning rate; with several architectures, one rate for each."""
         rounds, names = ctx.task.training.num_rounds, list(ctx.task.starts)
         rates = {name: self.optimizer.rate(name, max(ctx.round, 1), rounds) for name in names}
         if len(rates) == 1:

@@ -1,6 +1,6 @@
-"""Training at the server: a step on a batch of public rows, and the stages that steps are cut into.
+"""Training at the server: steps on batches of public rows, grouped into stages.
 
-It uses the clients' optimizers. Between two stages a run can be stopped and saved.
+The server uses the clients' optimizers. A run can be stopped and saved between two stages.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from fedgist.core.task import Context
 from fedgist.errors import MethodError
 
 STAGE = "distill"
-STEPS_AT_ONCE = 25  # in a stage
+STEPS_AT_ONCE = 25  # steps per stage
 
 
 def stages_of(steps: int) -> tuple[str, ...]:
-    """Return the stages that so many steps are cut into."""
+    """Return the names of the stages for a number of steps."""
     return tuple(f"{STAGE}-{i}" for i in range(-(-steps // STEPS_AT_ONCE)))
 
 
 def is_server_stage(stage: str) -> bool:
-    """Return whether a stage is one of steps at the server."""
+    """Return whether a stage consists of steps at the server."""
     return stage.startswith(STAGE)
 
 
 def steps_in(stage: str, steps: int) -> range:
-    """Return which of all steps are done in a stage, from 0."""
+    """Return the numbers of a stage's steps, from 0 over all ``steps``."""
     begin = int(stage.removeprefix(f"{STAGE}-")) * STEPS_AT_ONCE
     return range(begin, min(begin + STEPS_AT_ONCE, steps))
 
 
 def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
-    """Return the state of an optimizer that has seen nothing; of no parameters, an empty one."""
+    """Return a fresh optimizer state; without parameters, an empty one."""
     if not params:
         return OptimizerState({}, {}, torch.zeros(1, dtype=torch.int64))
     return optim.init(Optimizer(), _stacked(params))
@@ -50,7 +50,10 @@ def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
 def descended(
     net: Net, loss: Callable[[Net], Tensor], run: Pass, optimizer: Optimizer, memory: OptimizerState
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return a net's arrays after a step down a loss, and the loss; ``memory`` learns in place."""
+    """Return a net's arrays after one gradient step, and the loss, ().
+
+    ``memory`` is updated in place. Its arrays are stacks of one, (1, ...).
+    """
     values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
     with torch.enable_grad():
         value = loss(replace(net.having(values), run=run))
@@ -63,7 +66,7 @@ def descended(
 
 
 def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:
-    """Raise MethodError if what a stage made of a student holds numbers that are not finite."""
+    """Raise MethodError if the trained arrays hold numbers that are not finite."""
     lost = next((name for name, array in arrays.items() if not is_finite(array)), None)
     if lost is not None:
         raise MethodError(
@@ -73,5 +76,5 @@ def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None
 
 
 def _stacked(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views as a stack of one, (1, ...)."""
+    """Return views of the arrays as a stack of one, (1, ...)."""
     return {name: array.unsqueeze(0) for name, array in arrays.items()}

@@ -1,15 +1,15 @@
-"""What a server remembers of class sums of features, so that absent clients keep their weight.
+"""Memory of class sums of features at a server, so that absent clients keep their weight.
 
-FedLog's head is the solution for S, the sum over all clients (eq. 2). Where only some answer in a
-round, S holds only theirs, and classes that none of them has get no head at all. So the server
-remembers, in one of three ways (the hyper-parameter ``memory``):
+FedLog's head is the solution for S, the sum over all clients (eq. 2). If only some clients answer
+in a round, S holds only their sums, and a class that none of them has gets no head. So the server
+remembers earlier sums, in one of these ways (the hyper-parameter ``memory``):
 
 ==============  ==================================================================================
 a number rho    T <- S + rho T: the sums so far, discounted, are the prior of eq. 14, counts
                 included (chi = rho T, nu = nu_0 + rho n). Only sums are kept, and a repeated, lost
                 or late upload needs no rule. rho = 0 is the paper: T = S.
-``"auto"``      rho = 1 - the share of all clients that answered: 0 if everybody did.
-``"class"``     a class that nobody sent in a round keeps its sums; the others are replaced.
+``"auto"``      rho = 1 - the fraction of all clients that answered: 0 if all did.
+``"class"``     a class that no client sent keeps its sums; the others are replaced.
 ``"newest"``    the sum over the newest upload of each client. The server sees single uploads.
 ==============  ==================================================================================
 """
@@ -35,26 +35,26 @@ from fedgist.methods.common.conjugate_head import Sums
 from fedgist.methods.common.newest import Newest
 
 Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
-FADED = 0.01  # the weight at which a sum is called forgotten
+FADED = 0.01  # the weight at which a sum counts as forgotten
 
 
 @message(reduce="each", name="fedgist.core.sum_memory:ClientSums")
 class ClientSums:
-    """One client's S, (classes, m + 1), where the server keeps each client's newest."""
+    """One client's S, (classes, m + 1), for a server that stores each client's newest sums."""
 
     total: Tensor = field(metadata=COUNTS_FIRST)
 
 
 @tree
 class Remembered:
-    """Server state: T, (classes, m + 1), and each client's newest sums where they are kept."""
+    """Server state: T, (classes, m + 1), and each client's newest sums, if they are stored."""
 
     total: Tensor
     newest: Newest | None = None
 
 
 def check(memory: Memory, task: Task, method: str) -> None:
-    """Raise MethodError if single uploads would be kept where only totals may be seen."""
+    """Raise MethodError if single uploads would be stored although only totals are allowed."""
     if memory != "newest":
         return
     key = f"method {method}: method.memory = 'newest' shows the server each client's sums"
@@ -69,7 +69,7 @@ def check(memory: Memory, task: Task, method: str) -> None:
 
 
 def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
-    """Return a memory that has heard nobody. Its T is ``total``, of no rows, and is never kept."""
+    """Return a memory without uploads; ``total`` (classes, m + 1) is its first T, of no rows."""
     if memory != "newest":
         return Remembered(total)
     example = ClientSums(torch.zeros_like(total))
@@ -77,7 +77,7 @@ def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
 
 
 def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:
-    """Return a client's upload."""
+    """Return a client's upload: its own sums, or a part of the total."""
     return ClientSums(sums.total) if memory == "newest" else sums
 
 
@@ -87,7 +87,9 @@ def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context)
         newest = before.newest.having(replies)
         return Remembered(newest.arrays["total"].sum(0), newest)
     s = replies.total().total
-    kept = torch.where(before.total[:, :1] != 0, before.total, 0.0)  # sums of no rows are a start
+    kept = torch.where(
+        before.total[:, :1] != 0, before.total, 0.0
+    )  # sums of no rows are only a start
     if memory == "class":
         floor = noise_floor(ctx.task.privacy) * math.sqrt(max(len(replies), 1))
         return Remembered(torch.where(s[:, :1] > floor, s, kept))
@@ -106,7 +108,7 @@ def forget(memory: Memory, before: Remembered, client: int) -> Remembered:
 
 
 def _fading(memory: Memory) -> str:
-    """Return in words how long a client that sends no more weighs in a total."""
+    """Return a description of how the weight of an absent client falls in a total."""
     if memory == "class":
         return "stay until a client sends rows of the same classes"
     if memory == "auto":
@@ -119,10 +121,10 @@ def _fading(memory: Memory) -> str:
 
 
 def _decay(memory: Memory, replies: Replies, task: Task) -> float:
-    """Return rho."""
+    """Return rho, the discount of the old sums."""
     if memory != "auto":
         return float(memory)
     privacy = task.privacy
     if task.training.sampling == "poisson" and privacy is not None and privacy.where == "central":
-        return 1.0 - task.training.fraction_train  # how many were drawn is a secret
-    return 1.0 - len(replies.clients) / task.num_clients  # one of two pools counts once
+        return 1.0 - task.training.fraction_train  # the number of sampled clients is secret
+    return 1.0 - len(replies.clients) / task.num_clients  # a client in two pools counts once
