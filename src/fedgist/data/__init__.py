@@ -1,7 +1,7 @@
-"""Data: sources of examples, their partition over clients, and the order of batches.
+"""Data sources, partitions over clients, augmentation, and the order of batches.
 
-What recipes name is here, and costs nothing to import. A new partition is a function in
-``partition_rules.py`` and a line below.
+This module holds the names that recipes use, and is cheap to import. A new partition is a function
+in ``partition_rules.py`` and a line below.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedgist.registry import Registry
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # the import loads torch
     from fedgist.data.partition_rules import Divided
 
 Augmentation = Literal[

@@ -1,8 +1,8 @@
-"""Random changes of images, drawn from keys: what moves pixels here, colours in ``color.py``.
+"""Random image augmentation, drawn from keys; colour changes are in ``color.py``.
 
-Shifts and reflections are those of He, Zhang, Ren, Sun 2016, "Deep residual learning for image
-recognition", section 4.2; crops of a random size and their views' colours those of SimCLR (Chen et
-al. 2020, appendix A), with FLESD's strength.
+Shifts and reflections follow He, Zhang, Ren, Sun 2016, "Deep residual learning for image
+recognition", section 4.2. Resized crops and colours follow SimCLR (Chen et al. 2020, appendix A),
+with FLESD's strength.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fedgist.data import Augmentation
 from fedgist.data.color import grey_images, jittered
 
 PAD = 4  # the largest shift, in pixels
-AREA = (0.2, 1.0)  # of a resized crop, as a share of the image's
-RATIO = (3 / 4, 4 / 3)  # of its width to its height
-TRIES = 10  # crops that are drawn until one lies within the image
+AREA = (0.2, 1.0)  # range of a resized crop's share of the image's area
+RATIO = (3 / 4, 4 / 3)  # range of the ratio of its width to its height
+TRIES = 10  # number of drawn crops; the first that lies within the image is taken
 IN_FLOATS = ("resized_crop", "color_jitter", "grayscale")
 
 
 def augmented(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...], scale: float) -> Tensor:
-    """Return images changed at random, each by ``kinds``: always in the order of this function.
+    """Return randomly augmented images; the order of ``kinds`` is that of this function.
 
     ``x`` is (clients, batch, channels, height, width), raw numbers from 0 to ``scale``, and
-    ``keys`` (clients,): a client's images depend on its own key alone. The result has the shape of
-    ``x``, in its type where pixels are only moved, else in float32.
+    ``keys`` is (clients,). A client's images depend only on its own key. The result has the shape
+    of ``x``. It has the type of ``x`` if pixels are only moved, else float32.
     """
     x = crop_and_flip(x, keys, kinds)
     if not set(IN_FLOATS) & set(kinds):
@@ -48,12 +48,12 @@ def augmented(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...], scale: f
 def crop_and_flip(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...]) -> Tensor:
     """Shift each image by up to 4 pixels each way ("crop"), and mirror half of them ("flip").
 
-    "flip_vertical" turns half of them upside down. "batch_crop" and "batch_flip" draw once for all
-    images of a batch, as FedJAX's CIFAR-100 does, where a shift is from -4 to 3 pixels.
+    "flip_vertical" mirrors half of the images vertically. "batch_crop" and "batch_flip" draw once
+    per batch, as in FedJAX's CIFAR-100, with shifts from -4 to 3 pixels.
 
-    ``x`` is (clients, batch, channels, height, width) and ``keys`` is (clients,); the result has
-    the shape and type of ``x``. Pixels from beyond the edge are 0. A client's images depend on its
-    own key alone.
+    ``x`` is (clients, batch, channels, height, width) and ``keys`` is (clients,). The result has
+    the shape and type of ``x``. Pixels from beyond the edge are 0. A client's images depend only on
+    its own key.
     """
     clients, batch, channels, height, width = x.shape
     keys, device = keys.unsqueeze(1), x.device
@@ -86,7 +86,7 @@ def crop_and_flip(x: Tensor, keys: Tensor, kinds: tuple[Augmentation, ...]) -> T
 
 
 def _resized_crops(x: Tensor, keys: Tensor) -> Tensor:
-    """Return a random part of each image, resized to the whole's size, bilinearly.
+    """Return a random crop of each image, resized bilinearly to the size of the image.
 
     ``x`` is (clients, batch, channels, height, width), ``keys`` (clients, 1).
     """
@@ -98,10 +98,11 @@ def _resized_crops(x: Tensor, keys: Tensor) -> Tensor:
 def crops(
     keys: Tensor, batch: int, height: int, width: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw a part of each image: its top, left, height and width in pixels, (clients, batch) each.
+    """Draw a crop of each image: top, left, height and width in pixels, (clients, batch) each.
 
-    Its area is a random share of the image's, its shape a random ratio, evenly in logarithms. Of
-    ten draws the first that lies within the image is taken; if none does, the last one is cut.
+    ``keys`` is (clients, 1). The area is uniform over ``AREA``, and the ratio of width to height is
+    log-uniform over ``RATIO``. Of ten draws the first that lies within the image is taken; if none
+    does, the last one is clipped.
     """
     shape = (batch, TRIES)
     keys = keys.unsqueeze(-1)
@@ -121,10 +122,11 @@ def crops(
 
 
 def _resizing(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Return the matrices (..., size, size) that stretch a part of a line over all of it.
+    """Return matrices (..., size, size) that interpolate a part of a line to ``size`` pixels.
 
-    Row i holds the weights of the two pixels nearest to where pixel i lies in the part; beyond its
-    edge there is only the edge.
+    ``start`` and ``length`` (...) are the first pixel and the number of pixels of the part. Row i
+    holds the weights of the two pixels nearest to pixel i in the part; beyond the part's edge, only
+    the edge pixel has weight.
     """
     i = torch.arange(size, device=start.device)
     last = (length - 1).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""The rows of each client, and the order in which training goes through them."""
+"""Row numbers of each client, and the order of batches in training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ABSENT = -1
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of many clients, end to end: client i has ``rows[offsets[i]:offsets[i + 1]]``."""
+    """Concatenated row numbers: client i has ``rows[offsets[i]:offsets[i + 1]]``.
+
+    ``rows`` is (all rows,) and ``offsets`` is (clients + 1,), both int64.
+    """
 
     rows: Tensor
     offsets: Tensor
@@ -35,11 +38,11 @@ class Rows:
 
     @property
     def counts(self) -> Tensor:
-        """How many rows each client has: (clients,)."""
+        """Number of rows of each client: (clients,)."""
         return self.offsets.diff()
 
     def table(self, clients: Sequence[int]) -> Tensor:
-        """Return the rows of these clients as (clients, most rows of one), padded with -1."""
+        """Return the clients' row numbers (clients, rows), padded with -1 to the largest client."""
         begin = self.offsets[list(clients)].unsqueeze(1)
         counts = self.counts[list(clients)].unsqueeze(1)
         column = torch.arange(int(counts.max()) if len(counts) else 0)
@@ -49,15 +52,15 @@ class Rows:
         return torch.where(filled, self.rows[torch.where(filled, begin + column, 0)], ABSENT)
 
     def merged(self) -> Rows:
-        """Return all rows as those of a single client."""
+        """Return all rows as the rows of a single client."""
         return Rows(self.rows, torch.tensor([0, len(self.rows)]))
 
 
 def steps_of(counts: Tensor, batch_size: int, epochs: int, steps: int | None = None) -> Tensor:
-    """Return how many batches each client trains on, given how many rows it has.
+    """Return the number of batches that each client trains on.
 
-    ``counts`` and the result are (clients,). The batches are those of ``epochs`` passes over the
-    rows, or ``steps`` batches if given, for a client with rows.
+    ``counts``, the clients' numbers of rows, and the result are (clients,). A client with rows has
+    the batches of ``epochs`` passes over its rows, or ``steps`` batches if ``steps`` is given.
     """
     per_epoch = -(-counts // batch_size)
     return per_epoch * epochs if steps is None else torch.where(counts > 0, steps, 0)
@@ -68,9 +71,9 @@ def schedule(
 ) -> Tensor:
     """Return the batches of each client: (clients, steps, batch) row numbers, -1 for none.
 
-    ``table`` is (clients, rows), as :meth:`Rows.table` makes it; ``keys`` is (clients,). Each epoch
-    goes through the client's rows in a new order, drawn from its key; the last batch of an epoch
-    may be short. A client's batches depend on its own rows and key alone, not on the other clients.
+    ``table`` (clients, rows) comes from :meth:`Rows.table`, and ``keys`` is (clients,). Each epoch
+    visits a client's rows in a new order, drawn from its key. The last batch of an epoch may be
+    short. A client's batches depend only on its own rows and key.
     """
     present = table >= 0
     counts = present.sum(1)

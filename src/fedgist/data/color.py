@@ -1,7 +1,7 @@
-"""Random changes of colours, drawn from keys: those of SimCLR, with FLESD's strength.
+"""Random colour augmentation of SimCLR, drawn from keys, with FLESD's strength.
 
 Chen et al. 2020, "A simple framework for contrastive learning of visual representations", appendix
-A; what each change does is as in torchvision. Images are (images, 3, height, width), from 0 to 1.
+A. Each change is defined as in torchvision. Images are (images, 3, height, width), from 0 to 1.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from fedgist.core import random
 
-BRIGHTNESS = CONTRAST = SATURATION = 0.8  # a factor is at most so far from 1
-HUE = 0.2  # and a hue moves at most so far around the circle, whose length is 1
-JITTERED, GREY = 0.8, 0.2  # of all images
-LUMA = (0.2989, 0.587, 0.114)  # of red, green, blue in grey
+BRIGHTNESS = CONTRAST = SATURATION = 0.8  # largest deviation of a factor from 1
+HUE = 0.2  # largest hue shift, as a share of the full circle
+JITTERED, GREY = 0.8, 0.2  # probability of each change per image
+LUMA = (0.2989, 0.587, 0.114)  # weights of red, green and blue in grey
 RGB = 3
 
 
 def jittered(x: Tensor, keys: Tensor, rows: int) -> Tensor:
-    """Return images of which most have other brightness, contrast, saturation and hue.
+    """Return images with random brightness, contrast, saturation and hue, most of them changed.
 
-    The four changes come in an order of the image's own. ``x`` (clients * rows, 3, height, width)
-    holds ``rows`` images of each client, ``keys`` are (clients, 1).
+    Each image has its own random order of the four changes. ``x`` (clients * rows, 3, height,
+    width) holds ``rows`` images per client, and ``keys`` is (clients, 1). The result has the shape
+    of ``x``.
     """
     order = random.uniform(random.fold(keys.unsqueeze(-1), "order"), (rows, len(CHANGES)))
     order = order.argsort(-1).flatten(0, 1)
@@ -41,34 +42,37 @@ def jittered(x: Tensor, keys: Tensor, rows: int) -> Tensor:
 
 
 def grey_images(x: Tensor, keys: Tensor, rows: int) -> Tensor:
-    """Return images of which some have lost their colours."""
+    """Return images (clients * rows, 3, height, width), a random part of them made grey.
+
+    ``keys`` is (clients, 1), and each client has ``rows`` images.
+    """
     chosen = random.uniform(random.fold(keys, "chosen"), (rows,)) < GREY
     return torch.where(chosen.view(-1, 1, 1, 1), grey(x), x)
 
 
 def grey(x: Tensor) -> Tensor:
-    """Return how bright each pixel looks, (images, 1, height, width)."""
+    """Return the luma of images (images, 3, height, width): (images, 1, height, width)."""
     weights = torch.tensor(LUMA, device=x.device).view(-1, 1, 1)
     return (x * weights).sum(1, keepdim=True)
 
 
 def brightened(x: Tensor, by: Tensor) -> Tensor:
-    """Return images times ``1 + 0.8 by``; ``by`` (images, 1, 1, 1) is from -1 to 1."""
+    """Return images scaled by ``1 + 0.8 by``, with ``by`` (images, 1, 1, 1) in [-1, 1]."""
     return _blend(x, torch.zeros_like(x), 1 + BRIGHTNESS * by)
 
 
 def contrasted(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose distance from their mean grey is ``1 + 0.8 by`` times as large."""
+    """Return images whose distance from their mean grey is scaled by ``1 + 0.8 by``."""
     return _blend(x, grey(x).mean((2, 3), keepdim=True), 1 + CONTRAST * by)
 
 
 def saturated(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose distance from grey is ``1 + 0.8 by`` times as large."""
+    """Return images whose distance from grey is scaled by ``1 + 0.8 by``."""
     return _blend(x, grey(x), 1 + SATURATION * by)
 
 
 def hue_shifted(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose hues are turned by ``0.2 by`` of a circle: through HSV and back."""
+    """Return images whose hues are rotated by ``0.2 by`` of a circle, through HSV and back."""
     red, green, blue = x.unbind(1)
     value, least = x.amax(1), x.amin(1)
     span = value - least
@@ -78,7 +82,7 @@ def hue_shifted(x: Tensor, by: Tensor) -> Tensor:
         (green - blue) / safe,
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
-    side = (side + 6 * HUE * by.view(-1, 1, 1)) % 6  # where on the hexagon of pure colours
+    side = (side + 6 * HUE * by.view(-1, 1, 1)) % 6  # position on the hexagon of pure colours
     channels = []
     for start in (5, 3, 1):
         k = (start + side) % 6

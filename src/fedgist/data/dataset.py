@@ -1,4 +1,4 @@
-"""What every data source returns: all examples and labels of a task."""
+"""The ``Dataset`` that every data source returns: all examples and labels of a task."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, listed
 
-_LEAST_DIMS = 2  # rows, and the numbers in each
-_TEXT_DIMS = 2  # of labels: rows, and the places of each
-MANY_CLASSES = 1000  # so many are plausible, however few rows there are
+_LEAST_DIMS = 2  # rows, and the numbers in each row
+_TEXT_DIMS = 2  # dimensions of labels of texts: rows and positions
+MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: a number, or one 0/1 number for each of its categories."""
+    """A column of a table: a number, or categories encoded as one 0/1 number each."""
 
     name: str
     categories: tuple[str, ...] | None = None
-    closed: bool = False  # another category is an error; else it is 0 in all of them
-    found: bool = False  # its categories are those of the training rows
+    closed: bool = False  # other categories are an error; otherwise they are encoded as all zeros
+    found: bool = False  # the categories were found in the training rows
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the numbers that it becomes: ``age``, or ``town=Bonn`` and ``town=Ulm``."""
+        """Names of the encoded numbers: ``age``, or ``town=Bonn`` and ``town=Ulm``."""
         if self.categories is None:
             return (self.name,)
         return tuple(f"{self.name}={category}" for category in self.categories)
@@ -38,20 +38,22 @@ class Column:
 class Dataset:
     """Examples and labels of a task.
 
-    ``x`` and ``x_test`` are ``(rows, *shape)``, uint8 for images (channels first) or float32; ``y``
+    ``x`` and ``x_test`` are ``(rows, *shape)``, uint8 for images (channels first) or float32. ``y``
     and ``y_test`` are (rows,), int64 labels 0..num_classes-1. Models see
     ``(x / scale - mean) / std``, with ``mean`` and ``std`` per channel or column. ``classes`` are
-    names of the labels, ``columns`` those of a table, which say how its rows became ``x``; ``fill``
-    ``(*shape)`` stood in for missing numbers, where these were allowed. Texts are int32 word
-    numbers ``x`` (rows, length), with ``y`` (rows, length), what follows each of them, or -1 where
-    that is not counted; ``classes`` are the words, which ``vocabulary`` reads. Where the source
-    knows, ``clients`` and ``clients_test`` are (rows,), the number of the client to which each row
-    belongs, and ``client_names`` what the source calls each of them. ``annotations`` are further
-    numbers of each training row, float32 (rows,) by name, which are no inputs: what it weighs, for
-    instance, in what its client releases. ``superclasses`` are the number of the group that each
-    class belongs to, where classes form groups. ``measured`` are the parts of it that were found
-    in the training rows, so that they tell something about them: ``"moments"``, ``"fill"``,
-    ``"categories"``, ``"vocabulary"``.
+    names of the labels. ``columns`` describe the encoding of a table as ``x``. ``fill``
+    ``(*shape)`` replaced missing numbers, if these were allowed.
+
+    Texts are int32 word numbers ``x`` (rows, length). Their labels ``y`` (rows, length) are the
+    next words, or -1 at positions that are not scored. ``classes`` are the words, and
+    ``vocabulary`` encodes texts.
+
+    If the source knows them, ``clients`` and ``clients_test`` are (rows,), the client number of
+    each row, and ``client_names`` are the source's names of the clients. ``annotations`` are
+    additional numbers of each training row, float32 (rows,) by name, that are not inputs, such as a
+    weight in what its client releases. ``superclasses`` are the superclass of each class, if
+    classes form groups. ``measured`` lists the parts that were computed from the training rows and
+    reveal information about them: ``"moments"``, ``"fill"``, ``"categories"``, ``"vocabulary"``.
     """
 
     name: str
@@ -81,12 +83,12 @@ class Dataset:
 
     @property
     def text(self) -> bool:
-        """Whether examples are texts, with a label at each of their places."""
+        """Whether examples are texts, with a label at each position."""
         return self.y.dim() == _TEXT_DIMS
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each class is called: its name, or its number if classes have none."""
+        """Name of each class, or its number if classes have no names."""
         return self.classes or tuple(str(label) for label in range(self.num_classes))
 
     def only(self, rows: Tensor | slice) -> Dataset:
@@ -97,14 +99,14 @@ class Dataset:
 
 
 def check(data: Dataset) -> Dataset:
-    """Return ``data`` if it can be trained on.
+    """Return ``data`` if it is valid for training.
 
     Raises
     ------
     DataError
         If there are no training rows, rows and labels disagree, a label is out of range, a number
-        is not finite, training and test rows have different shapes, there are more classes than
-        anybody names or has rows for, or moments or clients do not fit the rows.
+        is not finite, training and test rows have different shapes, there are more unnamed classes
+        than rows, or moments or clients do not fit the rows.
     """
     _check_classes(data)
     _check_split(data, "training", data.x, data.y)
@@ -128,9 +130,9 @@ def check(data: Dataset) -> Dataset:
 
 
 def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
-    """Return the data with its labels numbered in the order of ``classes``; if empty, as they are.
+    """Return the data with labels numbered in the order of ``classes``, or unchanged if empty.
 
-    So sites that see other classes number them alike.
+    So sites that hold different classes number them in the same way.
 
     Raises
     ------
@@ -155,7 +157,7 @@ def with_classes(data: Dataset, classes: Sequence[str]) -> Dataset:
         )
     above = data.superclasses
     groups = tuple(above[names.index(name)] for name in stated if name in names) if above else ()
-    kept = groups if len(groups) == len(stated) else ()  # of a class that is added it is not known
+    kept = groups if len(groups) == len(stated) else ()  # an added class has no known superclass
     return replace(
         data, y=y, y_test=y_test, num_classes=len(stated), classes=stated, superclasses=kept
     )
@@ -179,7 +181,7 @@ def _check_classes(data: Dataset) -> None:
 
 
 def _check_moments(data: Dataset) -> None:
-    """Check the numbers that normalize: one for all, or one for each channel or column."""
+    """Check mean, std and scale: one number for all, or one per channel or column."""
     for name, values in (("mean", data.mean), ("std", data.std), ("scale", (data.scale,))):
         if len(values) not in {1, data.input_shape[0]}:
             raise DataError(
@@ -236,7 +238,7 @@ def _check_split(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
 
 
 def _check_text(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
-    """Check word numbers and the labels beside them."""
+    """Check word numbers and their labels, (rows, length) each."""
     if x.dtype != torch.int32 or y.dtype != torch.int32 or x.shape != y.shape:
         raise DataError(
             f"{data.name}: {split} texts and their labels must be int32 numbers of one shape, not "

@@ -1,4 +1,4 @@
-"""All examples of a data set on one device, and the batches taken from them."""
+"""Examples of a data set on one device, and the batches taken from them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from fedgist.errors import DataError
 class Examples:
     """The training rows or the test rows of a data set, in their original type.
 
-    A batch is normalized as it is made: ``x * factor + offset``. With ``owner`` (rows,), row i has
-    line ``owner[i]`` of both, those of the client that it belongs to; -1 is nobody's row, which is
-    in no batch. ``annotations`` are further numbers of each row, (rows,) by name. Raw numbers
-    divided by ``scale`` are an image's; of each row, ``views`` are drawn.
+    A batch is normalized when it is made: ``x * factor + offset``. With ``owner`` (rows,), row i
+    uses ``factor[owner[i]]`` and ``offset[owner[i]]``, those of its client; -1 marks a row without
+    a client, which is in no batch. ``annotations`` are additional numbers of each row, (rows,) by
+    name. ``scale`` is the largest raw number of an image. ``views`` is the number of augmented
+    views per row.
     """
 
     x: Tensor = field(repr=False)
@@ -49,9 +50,9 @@ class Examples:
         return len(self.y)
 
     def only(self, rows: Tensor) -> Examples:
-        """Return the examples of these row numbers alone, numbered from 0.
+        """Return only the examples of these row numbers (rows,), renumbered from 0.
 
-        Moments of clients without a row among them are left out.
+        The moments of clients without such a row are dropped.
         """
         beside = {name: values[rows] for name, values in self.annotations.items()}
         some = replace(self, x=self.x[rows], y=self.y[rows], annotations=beside)
@@ -62,24 +63,24 @@ class Examples:
         return replace(some, factor=self.factor[kept], offset=self.offset[kept], owner=owner)
 
     def others(self, x: Tensor, y: Tensor, augment: tuple[Augmentation, ...] = ()) -> Examples:
-        """Return other rows, which belong to no client, seen as these are."""
+        """Return other rows ``(rows, *input)`` without clients, normalized in the same way."""
         device = self.x.device
         seen = self.factor, self.offset, augment, self.scale
         return Examples(x.to(device), y.to(device), *seen)
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return a batch for each of several clients, stacked.
+        """Return one batch per client, stacked.
 
-        ``rows`` (clients, batch) are row numbers, or -1 for an absent row, which must come after
-        those that are present. ``keys`` (clients,) draw the augmentation; without them there is
-        none, and one view. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y``
-        (clients, batch) and ``mask`` (clients, batch), which is false for absent rows; of texts,
-        ``x`` and ``y`` are int64 (clients, batch, length). Of several views, all rows of the first
-        come before those of the next: ``batch`` is as many times as long.
+        ``rows`` (clients, batch) are row numbers, or -1 for absent rows, which must come last.
+        ``keys`` (clients,) draw the augmentation; without keys there is one view without
+        augmentation. The batch holds ``x`` ``(clients, batch, *input)`` in float32, ``y`` (clients,
+        batch) and ``mask`` (clients, batch), which is false for absent rows. For texts, ``x`` and
+        ``y`` are int64 (clients, batch, length). With several views, all rows of one view come
+        before those of the next, and ``batch`` is multiplied by the number of views.
 
-        For an absent row, ``x`` is made from the client's first row and ``y`` is 0; if all
-        rows of a client are absent, its ``x`` is 0. So the inputs under a false mask are like the
-        others wherever possible (a model may divide by their length), and never another client's.
+        For an absent row, ``x`` is the client's first row and ``y`` is 0. If all rows of a client
+        are absent, its ``x`` is 0. So inputs under a false mask are ordinary examples whenever
+        possible (a model may divide by their norm), and never another client's.
         """
         if keys is not None and self.views > 1:
             one = replace(self, views=1)
@@ -96,22 +97,22 @@ class Examples:
         return Batch(x, y, mask, annotations=self.annotated(rows))
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Return ``x`` ``(rows, *input)`` of row numbers (rows,) as models see them.
+        """Return the normalized ``x`` ``(rows, *input)`` of row numbers (rows,).
 
-        Nothing is augmented. Under vmap each client may ask for other rows.
+        Nothing is augmented. Under vmap each client may request different rows.
         """
         x = self.x[rows]
         return x.long() if self.y.dim() > 1 else self._scaled(x, rows)
 
     def annotated(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the annotations of rows by name, of the same shape; 0 for absent rows, -1."""
+        """Return the annotations of ``rows`` by name, in its shape; absent rows (-1) have 0."""
         return {
             name: values[rows.clamp(min=0)].masked_fill_(rows < 0, 0.0)
             for name, values in self.annotations.items()
         }
 
     def _numbers(self, x: Tensor, rows: Tensor, keys: Tensor | None) -> Tensor:
-        """Return examples ``x`` (clients, batch, *input), these ``rows``, as models see them."""
+        """Return augmented, normalized examples ``x`` (clients, batch, *input) of ``rows``."""
         if keys is not None and self.augment:
             x = augmented(x, keys, self.augment, self.scale)
         return self._scaled(x, rows)
@@ -124,7 +125,7 @@ class Examples:
 
 
 def labels_of(y: Tensor, rows: Tensor) -> Tensor:
-    """Return the labels of a table of rows (clients, rows), 0 where there is none."""
+    """Return the labels of row numbers (clients, rows), with 0 for absent rows (-1)."""
     found = y[rows.clamp(min=0)].long()
     found[rows < 0] = 0
     return found
@@ -135,7 +136,7 @@ def examples(
 ) -> tuple[Examples, Examples]:
     """Return the training and the test examples of ``data``, on ``device``.
 
-    Only the training examples are augmented, and seen in so many views.
+    Only the training examples are augmented and have several views.
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
     factor, offset = _factor_and_offset(data, mean, std, device)
@@ -173,7 +174,7 @@ def by_client(
 def _factor_and_offset(
     data: Dataset, mean: Tensor, std: Tensor, device: str
 ) -> tuple[Tensor, Tensor]:
-    """Return what normalizes raw examples, from moments (..., channels), for broadcasting."""
+    """Return the factor and offset of normalization, from moments (..., channels)."""
     shape = (*mean.shape, *(1 for _ in data.input_shape[1:]))
     factor = (1.0 / (data.scale * std)).view(shape).to(device, torch.float32)
     offset = (-mean / std).view(shape).to(device, torch.float32)
@@ -181,7 +182,7 @@ def _factor_and_offset(
 
 
 def _owners(parts: Sequence[Rows], count: int, split: str) -> Tensor:
-    """Return the client of each of ``count`` rows, -1 where it is nobody's."""
+    """Return the client of each of ``count`` rows (count,), -1 for rows without a client."""
     rows = torch.cat([part.rows for part in parts])
     if (shared := (rows.bincount(minlength=1) > 1).nonzero()).numel():
         raise DataError(

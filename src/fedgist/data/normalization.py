@@ -1,4 +1,4 @@
-"""How inputs are normalized: by the moments of all training rows, of each client's own, or not."""
+"""Normalization of inputs: by all training rows, by each client's training rows, or not at all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Normalize = Literal["pooled", "client", "none"]
 def with_moments(
     data: Dataset, normalize: Normalize, mean: Sequence[float] = (), std: Sequence[float] = ()
 ) -> Dataset:
-    """Return the data with the moments that a recipe states, none, or those it has.
+    """Return the data with the recipe's mean and std, with none, or unchanged.
 
-    ``mean`` and ``std`` are of ``x / scale``: one number for each channel or column of numbers, or
-    one for all. The 0/1 columns of categories stay as they are.
+    ``mean`` and ``std`` refer to ``x / scale``: one number for each channel or numeric column, or
+    one for all. The 0/1 columns of categories are not normalized.
     """
     if normalize == "none":
         if mean or std:
@@ -43,14 +43,14 @@ def with_moments(
 
 
 def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of each client's own training rows: (clients, channels) each."""
+    """Return the mean and std of each client's training rows: (clients, channels) each."""
     own = [own_moments(data, train[client]) for client in range(len(train))]
     mean, std = (torch.tensor(part, dtype=torch.float64) for part in zip(*own, strict=True))
     return mean, std
 
 
 def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of these training rows, by channel or column of numbers."""
+    """Return the mean and std of the training rows ``rows`` (rows,) by channel or column."""
     used = _numbers(data)
     mean, std = moments(data.x[rows], data.scale)
     numbers = [i for i, is_number in enumerate(used) if is_number]
@@ -61,12 +61,12 @@ def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[f
 
 
 def _numbers(data: Dataset) -> tuple[bool, ...]:
-    """Tell for each channel or column whether it is normalized."""
+    """Return for each channel or column whether it is normalized."""
     known = tuple(column.categories is None for column in data.columns for _ in column.inputs)
     return known or (True,) * data.input_shape[0]
 
 
 def _spread(values: Sequence[float], used: Sequence[bool], else_: float) -> tuple[float, ...]:
-    """Return a number for each channel or column: those given where ``used``, else another."""
+    """Return one number per channel or column: a given one where ``used``, else ``else_``."""
     given = iter([values[0]] * sum(used) if len(values) == 1 else values)
     return tuple(next(given) if is_used else else_ for is_used in used)

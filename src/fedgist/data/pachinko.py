@@ -1,4 +1,4 @@
-"""A partition by a hierarchy of classes: how TensorFlow Federated divides CIFAR-100."""
+"""Partition by a hierarchy of classes: TensorFlow Federated's split of CIFAR-100."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def pachinko(
     alpha_coarse: Concentration = 0.1,
     alpha_fine: Concentration = 10.0,
 ) -> Divided:
-    """Give each client equally many rows, of a few superclasses, and of most of their classes.
+    """Give each client the same number of rows, from few superclasses and most of their classes.
 
     A client draws shares of superclasses from Dirichlet(``alpha_coarse``), and of the classes in
-    each from Dirichlet(``alpha_fine``). Client after client draws its rows: a superclass, a class
-    in it, and a row of that, which is then gone. Classes of which nothing is left are left out.
+    each from Dirichlet(``alpha_fine``). Client after client draws its rows without replacement: a
+    superclass, a class in it, and a row of the class. Exhausted classes are skipped.
 
     Li and McCallum 2006, "Pachinko allocation"; Reddi et al. 2021, "Adaptive federated
     optimization", appendix C.1, with the same defaults.
@@ -74,11 +74,11 @@ def _drawn(
 def _class(
     own: NDArray[np.float64], above: Ints, left: list[list[int]], draw: np.random.Generator
 ) -> int:
-    """Draw a superclass, and a class in it, of those of which there are rows left."""
+    """Draw a superclass and a class in it among those with rows left."""
     there = np.array([len(rows) > 0 for rows in left])
     groups = np.bincount(above, own)  # a superclass keeps its share until it is empty
     groups[np.bincount(above, there) == 0] = 0.0
-    if groups.sum() == 0:  # of all that it would have there is nothing left
+    if groups.sum() == 0:  # every superclass of this client is exhausted
         return int(draw.choice(np.flatnonzero(there)))
     group = draw.choice(len(groups), p=groups / groups.sum())
     within = np.where(there & (above == group), own, 0.0)

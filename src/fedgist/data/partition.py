@@ -1,7 +1,7 @@
-"""Partitions: which client has which training and test rows.
+"""Partition the rows of a data set among clients.
 
-Every partition divides the test rows as it divides the training rows, so that a client is tested on
-the classes it has trained on.
+Every partition divides the test rows in the same way as the training rows, so that a client is
+tested on its training classes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fedgist.errors import DataError, did_you_mean
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of each client: to train on, to validate on (empty unless asked for), to test on.
+    """Rows of each client for training, validation (empty by default) and testing.
 
-    ``names`` are the clients' own, where the data name them and the partition is theirs.
+    ``names`` are the clients' names, if the data name them and the partition is natural.
     """
 
     train: Rows
@@ -47,9 +47,9 @@ def partition(
 ) -> Partition:
     """Divide the rows of ``data`` among clients.
 
-    ``name`` is one of :data:`PARTITIONS`, and ``options`` are its own; all draws come from ``key``.
-    ``validation`` is the share of each client's training rows that is held out, rounded down; with
-    ``independent``, every row is held out with this probability, whatever other rows there are.
+    ``name`` is one of :data:`PARTITIONS`, and ``options`` are its options. All draws come from
+    ``key``. ``validation`` is the share of each client's training rows to hold out, rounded down.
+    With ``independent``, every row is held out independently with this probability.
     """
     if name not in PARTITIONS:
         raise DataError(
@@ -78,12 +78,12 @@ def partition(
 def hold_out(
     train: Sequence[Tensor], share: float, key: Tensor, *, independent: bool = False
 ) -> tuple[Rows, Rows]:
-    """Return each client's rows to train on, and those to validate on.
+    """Return each client's training rows and validation rows.
 
-    These are a share of the client's rows, rounded down. With ``independent`` every row is drawn by
-    itself: then one row more or less leaves all others where they are.
+    The validation rows are a share of the client's rows, rounded down. With ``independent`` every
+    row is drawn independently: one row more or less does not change the draw of any other row.
     """
-    if share == 0.0:  # of many clients it would take seconds to hold out nothing
+    if share == 0.0:  # with many clients the general case would take seconds
         return Rows.of(train), Rows.of([rows[:0] for rows in train])
     if independent:
         last = max((int(rows.max()) for rows in train if len(rows)), default=-1)
@@ -98,7 +98,7 @@ def hold_out(
 
 
 def _held_out(rows: Tensor, share: float, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows to train on and those to validate on, each in the order of ``rows``."""
+    """Return the training and validation rows, each in the order of ``rows``."""
     size = int(share * len(rows))
     order = random.permutation(key, len(rows)) if size else torch.arange(len(rows))
     return rows[order[size:].sort().values], rows[order[:size].sort().values]

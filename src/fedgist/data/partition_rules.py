@@ -1,7 +1,7 @@
-"""The rules by which rows are divided among clients.
+"""Partition rules: functions that divide the rows of a data set among clients.
 
 Each takes a data set, the number of clients, a key and its own options, and returns the row numbers
-of every client. All draws come from the key; NumPy's counter-based generator Philox makes them.
+of every client. All draws come from the key, through NumPy's counter-based generator Philox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAWS = 100  # attempts at a Dirichlet partition whose smallest client is large 
 
 
 def generator(key: Tensor, *purpose: random.Word) -> np.random.Generator:
-    """Return NumPy's generator of a key, for one purpose."""
+    """Return a NumPy generator for one purpose, seeded by a key."""
     return np.random.Generator(np.random.Philox(key=int(random.fold(key, *purpose)) & (2**64 - 1)))
 
 
@@ -47,7 +47,7 @@ def dirichlet(
 ) -> Divided:
     """Divide each class among the clients by proportions drawn from Dirichlet(alpha).
 
-    The smaller ``alpha``, the fewer clients share most of a class. All proportions are drawn again
+    The smaller ``alpha``, the fewer clients share most of a class. All proportions are redrawn
     until every client has at least ``min_size`` training rows.
 
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks",
@@ -76,7 +76,7 @@ def dirichlet(
 
 
 def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) -> Divided:
-    """Give every client the same mixture of classes, but sizes drawn from Dirichlet(alpha).
+    """Give every client the same mixture of classes, with sizes drawn from Dirichlet(alpha).
 
     Every client gets at least one training row, and one test row if there are enough of them.
 
@@ -99,12 +99,12 @@ def size(data: Dataset, num_clients: int, key: Tensor, *, alpha: Alpha = 1.0) ->
 def shards(
     data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
 ) -> Divided:
-    """Give each client ``classes_per_client`` shards, so that it has at most so many classes.
+    """Give each client ``classes_per_client`` shards, and so at most that number of classes.
 
     Each class's rows, in the order of the data set, are cut into ``int(classes_per_client *
-    num_clients / num_classes)`` equal shards; rows left over go to its first shards, one to each.
-    The classes of a client's shards are drawn once, for training and test rows alike; a client may
-    draw a class twice.
+    num_clients / num_classes)`` equal shards; remaining rows go to the first shards, one to each.
+    The classes of a client's shards are drawn once, for training and test rows. A client may draw a
+    class twice.
 
     Liang et al. 2020, "Think locally, act globally: federated learning with local and global
     representations" (LG-FedAvg); FedLog's experiments use this split too.
@@ -121,7 +121,7 @@ def shards(
             f"makes {per_class} shards of each of {data.num_classes} classes, which cannot be "
             "divided evenly"
         )
-    all_shards = np.tile(np.arange(data.num_classes), per_class)  # the class of each
+    all_shards = np.tile(np.arange(data.num_classes), per_class)  # the class of each shard
     classes_of = generator(key, "classes").permutation(all_shards).reshape(num_clients, -1)
     divided = []
     for split, y in enumerate(_labels(data)):
@@ -151,9 +151,9 @@ def _shards_by_class(y: Ints, num_classes: int, per_class: int) -> list[list[Int
 def pathological(
     data: Dataset, num_clients: int, key: Tensor, *, classes_per_client: AtLeastOne = 2
 ) -> Divided:
-    """Give each client exactly ``classes_per_client`` classes, each to about as many clients.
+    """Give each client exactly ``classes_per_client`` classes, balanced over the classes.
 
-    A class is divided equally among its clients; the rows of a class without clients are not used.
+    A class is divided equally among its clients. The rows of a class without clients are not used.
 
     The name is that of McMahan et al. 2017, "Communication-efficient learning of deep networks from
     decentralized data", section 3, whose clients have at most two classes.
@@ -181,9 +181,9 @@ def pathological(
 
 
 def natural(data: Dataset, num_clients: int, key: Tensor) -> Divided:
-    """Give each client the rows that the data set says are its own.
+    """Give each client the rows that the data set assigns to it.
 
-    If it does not say so for test rows, these are divided as by :func:`iid`.
+    Test rows without assigned clients are divided as by :func:`iid`.
     """
     if data.clients is None:
         raise DataError(
@@ -208,7 +208,7 @@ def _positive(alpha: float, key: str) -> None:
 
 
 def _divided_by(shares: npt.NDArray[np.float64], data: Dataset, key: Tensor) -> Divided:
-    """Divide the rows of each class by its line of ``shares`` (classes, clients)."""
+    """Divide the rows of each class by its row of ``shares`` (classes, clients)."""
     train, test = (
         _split_by(y, shares, generator(key, "rows", split)) for split, y in enumerate(_labels(data))
     )
@@ -216,7 +216,7 @@ def _divided_by(shares: npt.NDArray[np.float64], data: Dataset, key: Tensor) -> 
 
 
 def _split_by(y: Ints, shares: npt.NDArray[np.float64], draw: np.random.Generator) -> list[Ints]:
-    """Shuffle the rows of each class and cut them; a class whose shares are 0 is left out."""
+    """Shuffle the rows of each class and cut them; classes with zero shares are left out."""
     parts: list[list[Ints]] = [[] for _ in range(shares.shape[1])]
     for label, class_shares in enumerate(shares):
         rows = draw.permutation(np.flatnonzero(y == label))
@@ -230,5 +230,5 @@ def _split_by(y: Ints, shares: npt.NDArray[np.float64], draw: np.random.Generato
 
 
 def _bounds(shares: npt.NDArray[np.float64], count: int) -> Ints:
-    """Return where to cut ``count`` rows so that each part has its share of them, rounded."""
+    """Return the cut positions of ``count`` rows by ``shares`` (clients,), rounded."""
     return np.round(np.cumsum(shares)[:-1] * count).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Words as numbers: the vocabulary of texts, of whole words or of pieces of words."""
+"""Vocabularies that map texts to numbers: whole words or word pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and the marks of a text, in lower case.
+    """Return the words and the punctuation marks of a text, in lower case.
 
     >>> words_of("Don't panic: it works!")
     ["don't", 'panic', ':', 'it', 'works', '!']
@@ -33,7 +33,7 @@ def words_of(text: str) -> list[str]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text: after a full stop, ``!`` or ``?`` and a space another begins.
+    """Return the sentences of a text, split after ``.``, ``!`` or ``?`` and white space.
 
     >>> sentences_of("It works. Does it? Yes")
     ['It works.', 'Does it?', 'Yes']
@@ -43,21 +43,21 @@ def sentences_of(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All that texts are made of, by number; the first four are no words (``core.next_word``).
+    """A vocabulary: words by number, after four special tokens (``core.next_word``).
 
-    ``words`` are whole words, or pieces of words (WordPiece: the first piece of a word is written
-    as it is, the others with ``##`` before them).
+    ``words`` are whole words, or WordPiece tokens: the first piece of a word is written as it is,
+    the others with a leading ``##``.
     """
 
     words: tuple[str, ...]
     tokenizer: Tokenizer = "words"
 
     def is_word(self, number: int) -> bool:
-        """Return whether a number stands for a word or a piece of one, and not for a mark alone."""
+        """Return whether a number stands for a word or a word piece, and not only for a mark."""
         return number >= len(SPECIAL) and any(letter.isalnum() for letter in self.words[number])
 
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
-        """Return the numbers of the words of each text; of a text without words, nothing."""
+        """Return the word numbers of each text; a text without words has none."""
         if self.tokenizer == "wordpiece":
             made = _word_piece({word: number for number, word in enumerate(self.words)})
             split = [words_of(text) for text in texts]
@@ -68,9 +68,9 @@ class Vocabulary:
 
 
 def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Vocabulary:
-    """Return a vocabulary of ``size`` words or pieces, and the four that are none.
+    """Return a vocabulary of ``size`` words or word pieces, plus the four special tokens.
 
-    The most frequent words, of two alike the first by the alphabet; or pieces that WordPiece's
+    It holds the most frequent words, with ties in alphabetical order, or the pieces that WordPiece
     training finds in the texts.
     """
     if size < 1:
@@ -80,7 +80,7 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return Vocabulary((*SPECIAL, *ranked[:size]))
     trainers = need("tokenizers.trainers", NEED_TOKENIZERS)
-    # numbered beforehand: else their numbers, and what is merged first, change from run to run
+    # numbered in advance: otherwise their numbers and the order of merges change from run to run
     inner = sorted({f"##{letter}" for word in counts for letter in word[1:]})
     if (least := len(inner) + len({word[0] for word in counts})) > size:
         raise DataError(
@@ -98,7 +98,7 @@ def vocabulary_of(texts: Sequence[str], size: int, tokenizer: Tokenizer) -> Voca
 
 
 def read_vocabulary(path: Path, tokenizer: Tokenizer) -> Vocabulary:
-    """Return the vocabulary in a file, one word or piece in each line, most frequent first."""
+    """Return the vocabulary in a file with one word or piece per line, most frequent first."""
     try:
         words = [
             word for line in path.read_text(encoding="utf-8").splitlines() if (word := line.strip())

@@ -1,7 +1,7 @@
-"""Sources of data, one file each. A new one is a function in a file here and a line below.
+"""Data sources, one file each. A new source is a function in a file here and a line below.
 
-Each takes its options as keywords, and ``root``, the folder of downloaded data, or ``seed``, the
-run's, if it needs that.
+Each source takes its options as keywords. It may also take ``root``, the folder of downloaded data,
+and ``seed``, the run's seed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from fedgist.registry import Registry
 
-if TYPE_CHECKING:  # it loads torch
+if TYPE_CHECKING:  # the import loads torch
     from fedgist.data.dataset import Dataset
     from fedgist.data.sources.text_rows import SplitTexts
 
-DEFAULT_SOURCE = "digits"  # what a recipe runs on that names none
+DEFAULT_SOURCE = "digits"  # the source of a recipe that names none
 
 SOURCES: Registry[Callable[..., Dataset | SplitTexts]] = Registry(
     {

@@ -1,4 +1,4 @@
-"""Reads ARFF files, Weka's tables: columns of numbers, and columns of stated values."""
+"""Read ARFF files, Weka's table format, with numeric and nominal columns."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.data.sources.labelled_rows import Values
 from fedgist.errors import DataError, first_line
 
-# a name, in quotes or not, then what values it has; WISDM writes no blank between the two
+# an optionally quoted name, then its values; WISDM writes no blank between the two
 _ATTRIBUTE = re.compile(
     r"""@attribute\s+("[^"]*"|'[^']*'|[^\s{]+)\s*(\{.*\}|\w+)\s*""", re.IGNORECASE
 )
 _NUMBERS = ("numeric", "real", "integer")
 _MISSING = "?"
-_TIMES = 20  # bytes that a byte of the file takes while it is read
+_TIMES = 20  # bytes of memory per byte of the file while it is read
 
-Kinds = dict[str, tuple[str, ...] | None]  # a column's values by its name; None: numbers
+Kinds = dict[str, tuple[str, ...] | None]  # values of each column by name; None: numbers
 
 
 def read_arff(path: Path) -> dict[str, Values]:
     """Return the columns of an ARFF file by name.
 
-    Columns of numbers are float64 (rows,), NaN where a cell is ``?``; the others are texts (rows,)
-    among the values that the file states.
+    Numeric columns are float64 (rows,), with NaN for the cell ``?``. Other columns are texts
+    (rows,) among the values that the file declares.
     """
     check_memory(_TIMES * regular(path).stat().st_size, str(path))
     try:
@@ -57,7 +57,7 @@ def _parts(text: str) -> tuple[str, str, str]:
 
 
 def _cells(where: str, line: str) -> list[str]:
-    """Return what stands between the commas of a line, without quotes."""
+    """Return the cells between the commas of a line, without quotes."""
     try:
         cells = next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error as error:

@@ -1,4 +1,4 @@
-"""Reads .npz and .npy files, and turns their arrays into examples."""
+"""Read .npz and .npy files, and turn their arrays into examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedgist.errors import DataError, first_line, listed
 CHANNELS = (1, 3)
 _IMAGES = 4  # dimensions of a stack of images
 _ZIP = b"PK"
-_Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, column by column, type
+_Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]  # shape, column-major or not, type
 _HEADERS: Mapping[tuple[int, int], Callable[[IO[bytes]], _Header]] = MappingProxyType(
     {
         (1, 0): array_format.read_array_header_1_0,
@@ -38,18 +38,18 @@ _BROKEN = (
     SyntaxError,
     TypeError,
     ArithmeticError,
-    MemoryError,  # Python's parser, of a header that is nested too deeply
-    RuntimeError,  # of zipfile, for an archive with a password; RecursionError is one
+    MemoryError,  # from Python's parser, for a header that is nested too deeply
+    RuntimeError,  # from zipfile, for an archive with a password; includes RecursionError
     zipfile.BadZipFile,
     zlib.error,
-    tokenize.TokenError,  # of NumPy's repair of old headers
+    tokenize.TokenError,  # from NumPy's repair of old headers
 )
 
 
 def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[str, Values]:
-    """Return arrays of a file by name; the one array of an .npy file has the name ''.
+    """Return arrays of a file by name; the single array of an .npy file has the name ''.
 
-    ``wanted`` takes the names of all arrays in the file and returns those to read, or raises.
+    ``wanted`` takes the names of all arrays in the file, and returns the names to read or raises.
     """
     try:
         with regular(file).open("rb") as opened:
@@ -83,7 +83,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_name: str) -> 
 
 
 def _array(stream: IO[bytes], size: int, what: str) -> Values:
-    """Read an array in NumPy's format, which has ``size`` bytes with its header."""
+    """Read an array in NumPy's format of ``size`` bytes, including its header."""
     version = array_format.read_magic(stream)
     if version not in _HEADERS:
         raise ValueError(f"NumPy's format {version[0]}.{version[1]} is not known here")
@@ -101,16 +101,16 @@ def _array(stream: IO[bytes], size: int, what: str) -> Values:
 
 
 def no_array(file: Path, name: str, stored: list[str]) -> DataError:
-    """Return the error that says which array is missing, and which are there."""
+    """Return the error that names the missing array and the existing ones."""
     names = "one array without a name" if stored == [""] else listed(filter(None, stored))
     return DataError(f"{file.name} has no array {name!r}; it holds {names}")
 
 
 def features(x: Values, what: str) -> Tensor:
-    """Return images of bytes as uint8 (rows, channels, height, width), all else as float32.
+    """Return byte images as uint8 (rows, channels, height, width), and all else as float32.
 
-    Images may come with their channels last (recognised where only the last dimension is 1 or 3),
-    and images of bytes without a dimension of channels. Other shapes stay as they are.
+    Images may have their channels last (recognised if only the last dimension is 1 or 3), and
+    byte images may have no channel dimension. Other shapes are kept.
     """
     if x.dtype.kind not in "iufb" or x.ndim < 2:  # noqa: PLR2004 - rows and columns
         raise DataError(
@@ -123,6 +123,6 @@ def features(x: Values, what: str) -> Tensor:
         x = x.transpose(0, 3, 1, 2)
     kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else np.float32
     check_memory(x.size * np.dtype(kind).itemsize, what)
-    # a number too large becomes infinite, which the check of the data set reports
+    # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))

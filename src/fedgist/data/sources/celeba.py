@@ -1,4 +1,4 @@
-"""CelebA as LEAF divides it: photographs of celebrities, each person a client."""
+"""CelebA in LEAF's format: face images of celebrities, with each person as a client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHERE = (
 )
 CLASSES = ("not smiling", "smiling")
 IMAGES = "celeba/raw/img_align_celeba"
-_HELD_OUT = 1 / 5  # of each person's images, where LEAF has not divided them
+_HELD_OUT = 1 / 5  # share of each person's images, if LEAF has not split them
 _COLORS = 3
 
 
@@ -77,7 +77,7 @@ def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dat
 
 
 def _samples(base: Path) -> tuple[Sequence[Sample], int]:
-    """Return all samples, those to train on first, and how many these are."""
+    """Return all samples, training samples first, and the number of training samples."""
     train, test, whole = (
         sorted((base / "celeba" / name).glob("*.json")) for name in ("train", "test", "all_data")
     )
@@ -91,7 +91,7 @@ def _samples(base: Path) -> tuple[Sequence[Sample], int]:
 
 
 def _name(sample: Sample) -> str:
-    """Return the name of a sample's image, which lies in no other folder."""
+    """Return the name of a sample's image; a path to another folder is refused."""
     name = sample.x
     if not isinstance(name, str) or Path(name).name != name:
         raise DataError(f"{sample.where}: x must hold names of image files, not {name!r:.80}")

@@ -24,10 +24,10 @@ _PAGE = "https://www.cs.toronto.edu/~kriz"
 
 @dataclass(frozen=True)
 class CifarFiles:
-    """A data set of pickled batches.
+    """File names and moments of a data set of pickled batches.
 
-    ``folder`` is what unpacking ``archive`` makes; ``train``, ``test`` and ``meta`` are files in
-    it; ``mean`` and ``std`` are those of the training pixels of each channel, which are 0 to 1.
+    Unpacking ``archive`` creates ``folder``, which contains the files ``train``, ``test`` and
+    ``meta``. ``mean`` and ``std`` of each channel refer to training pixels from 0 to 1.
     """
 
     name: str
@@ -41,7 +41,7 @@ class CifarFiles:
 
     @property
     def where(self) -> str:
-        """What to download, and where to put it."""
+        """Instructions: the file to download, and its folder."""
         return (
             f"get the Python version, {_PAGE}/{self.archive} (described at {_PAGE}/cifar.html), "
             f"and unpack it in ROOT, which makes the folder ROOT/{self.folder}"
@@ -127,7 +127,7 @@ def cifar100(*, root: Path | None = None, coarse: bool = False) -> Dataset:
 
 
 def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count: int) -> Dataset:
-    """Read the batches, whose labels and names of classes, ``count`` of them, have these keys."""
+    """Read the batches; ``labels_key`` and ``names_key`` are the keys of labels and class names."""
     folder = root / files.folder
     for file in (*files.train, files.test, files.meta):
         if not (folder / file).is_file():
@@ -174,7 +174,7 @@ def _checked_labels(labels: list[object], name: str, count: int) -> Tensor:
 
 
 def _shown(label: object) -> str:
-    """Return a wrong label as text; a nested list could be endless, so it is only named."""
+    """Return an invalid label as text; of a list only the type, because it may be endless."""
     if isinstance(label, str | bytes) or (type(label) is int and abs(label) <= _LARGEST_SHOWN):
         return f"{label!r:.80}"
     return f"of type {type(label).__name__}"

@@ -1,8 +1,8 @@
-"""Reads the pickles of data sets without running what they contain.
+"""Read pickled data sets without running code from them.
 
-A pickle is a program. The one run here can only build numbers, strings, lists, dictionaries and
-arrays of bytes. Even for arrays, functions of this module replace NumPy's own, so that no file
-calls NumPy with arguments of its choice.
+A pickle is a program. The pickles here can only build numbers, strings, lists, dictionaries and
+byte arrays. Even for arrays, functions of this module replace NumPy's functions, so no file calls
+NumPy with arguments of its choice.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _BROKEN = (
     struct.error,
 )
 _EARLY = "it ends too early"
-_MOST_READS = 5_000_000  # the largest of these data sets needs a tenth of them
+_MOST_READS = 5_000_000  # ten times the reads of the largest of these data sets
 
 
 def read_pickle(path: Path) -> dict[str, object]:
-    """Return a pickled dictionary of numbers, strings, lists and byte arrays, with keys of text."""
+    """Return a pickled dictionary of numbers, strings, lists and byte arrays, with text keys."""
     name = f"{path.parent.name}/{path.name}"
     try:
         with regular(path).open("rb") as file:
@@ -56,7 +56,7 @@ def read_pickle(path: Path) -> dict[str, object]:
 
 
 def as_text(value: object) -> str:
-    """Return text, which Python 2 pickled as what Python 3 reads as bytes."""
+    """Return a value as text; text pickled by Python 2 is read as bytes by Python 3."""
     match value:
         case bytes():
             return value.decode("latin1")
@@ -67,7 +67,7 @@ def as_text(value: object) -> str:
 
 
 class _ArrayStandIn:
-    """Takes the place of a NumPy array while unpickling."""
+    """Replacement of a NumPy array while unpickling."""
 
     array: np.ndarray | None = None
 
@@ -82,14 +82,14 @@ class _ArrayStandIn:
 
 
 class _ByteType:
-    """Takes the place of NumPy's dtype of bytes while unpickling."""
+    """Replacement of NumPy's byte dtype while unpickling."""
 
     def __setstate__(self, state: object) -> None:
         """Ignore byte order and alignment: bytes have none."""
 
 
 class _AllowedCall:
-    """A function that a pickle may call, but not change."""
+    """A function that a pickle may call but not change."""
 
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
@@ -130,9 +130,9 @@ _ALLOWED: Mapping[str, object] = MappingProxyType(
 
 
 class _CompleteFile:
-    """A file whose reads fail, instead of returning less, where it ends too early.
+    """A file whose reads fail at a premature end instead of returning less.
 
-    The number of reads is bounded, and so is what they can build: a byte can make an object.
+    The number of reads is bounded, which bounds the number of objects: one byte can create one.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -142,12 +142,12 @@ class _CompleteFile:
 
     def read(self, size: int, /) -> bytes:
         """Return exactly ``size`` bytes."""
-        if size > self._left:  # Python would allocate them before it looks
+        if size > self._left:  # Python would allocate ``size`` bytes before it reads
             raise EOFError(_EARLY)
         return self._counted(self._file.read(size))
 
     def readline(self) -> bytes:
-        """Return a line, with the end of line that it must have."""
+        """Return a line that ends with a newline; raise EOFError otherwise."""
         line = self._counted(self._file.readline())
         if not line.endswith(b"\n"):
             raise EOFError(_EARLY)
@@ -163,14 +163,14 @@ class _CompleteFile:
         return content
 
 
-# The unpickler in C allocates memory for as many objects as a corrupt byte asks for.
+# The C unpickler allocates memory for any number of objects that a corrupt byte requests.
 class _RestrictedUnpickler(pickle._Unpickler):  # noqa: SLF001
     def __init__(self, file: BinaryIO, name: str) -> None:
         super().__init__(_CompleteFile(file), encoding="bytes")
         self._name = name
 
     def find_class(self, module: str, name: str, /) -> object:
-        """Return the replacement of one of the few functions that an array needs."""
+        """Return the replacement of an allowed function; refuse any other function."""
         if (replacement := _ALLOWED.get(f"{module}.{name}")) is None:
             raise DataError(f"{self._name} would run {module}.{name}; refused")
         return replacement

@@ -1,4 +1,4 @@
-"""A circle in a square: points drawn from the run's seed, for two clients side by side."""
+"""Points in a square, labelled by a circle, drawn from the run's seed for two clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.data.dataset import Dataset
 
-TRAINING, TEST = 80, 1000  # points
-HALF_SIDE, RADIUS = 5.0, 26 / 7  # of the square, of the circle
+TRAINING, TEST = 80, 1000  # numbers of points
+HALF_SIDE, RADIUS = 5.0, 26 / 7  # half the side of the square, radius of the circle
 
 
 def circle(*, seed: int = 0) -> Dataset:

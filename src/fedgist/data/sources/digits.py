@@ -1,4 +1,4 @@
-"""The 8x8 digits that come with scikit-learn."""
+"""The 8x8 handwritten digits shipped with scikit-learn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digits() -> Dataset:
     x = torch.from_numpy(lines[:, :-1].astype(np.uint8)).view(-1, 1, 8, 8)
     y = torch.from_numpy(lines[:, -1].astype(np.int64))
     count_so_far = torch.nn.functional.one_hot(y).cumsum(0)
-    rank = count_so_far.gather(1, y[:, None])[:, 0]  # 1 for the first of its class
+    rank = count_so_far.gather(1, y[:, None])[:, 0]  # 1 for the first example of a class
     test = rank % _TEST_EVERY == 0
     return Dataset(
         "digits",
@@ -50,7 +50,7 @@ def digits() -> Dataset:
 
 
 def _bundled() -> np.ndarray:
-    """Read what ``sklearn.datasets.load_digits`` reads, which would import two seconds of code."""
+    """Read scikit-learn's file of digits without importing scikit-learn, which takes seconds."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise DataError("digits needs scikit-learn: pip install scikit-learn")

@@ -1,7 +1,7 @@
-"""What files claim to hold, compared with their own size and the machine's memory before reading.
+"""Check the sizes that files declare against their real size and the machine's memory.
 
-A file of a few kilobytes can promise, or unpack to, more than any machine has. What it promises is
-refused in one line; what is read is read in pieces, never past the promise.
+A file of a few kilobytes can declare, or unpack to, more data than any machine can hold. Such a
+file is refused with a one-line error. Data are read in pieces, never beyond the declared size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import IO
 
 from fedgist.errors import DataError, exhausted, first_line
 
-_PIECE = 1 << 20  # bytes read at a time: a promise alone allocates nothing
-_SMALL = 64 << 20  # bytes that are unpacked however far they were packed
-_MOST_TIMES = 100  # data that unpack to more than this many times their size hold almost nothing
-_GROUP_LIMITS = (  # of a container on Linux, by the two versions of control groups
+_PIECE = 1 << 20  # bytes read at a time: a declared size allocates no memory
+_SMALL = 64 << 20  # up to this number of bytes is unpacked at any compression ratio
+_MOST_TIMES = 100  # largest compression ratio: data with a larger one are almost empty
+_GROUP_LIMITS = (  # memory limits of a Linux container, in versions 2 and 1 of control groups
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
@@ -32,13 +32,13 @@ _KINDS = (
 
 
 def usable_memory() -> int:
-    """Return how many bytes data, or stacks of clients, may take: half of the memory there is.
+    """Return the number of bytes that data or stacks of clients may use: half of the memory.
 
-    That is the machine's, or what its container may use.
+    The memory is the machine's, or the limit of its container.
     """
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not on every system
+    except (ValueError, OSError, AttributeError):  # not available on every system
         whole = 8 << 30
     for limit in _GROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
@@ -47,7 +47,7 @@ def usable_memory() -> int:
 
 
 def check_memory(size: int, what: str, advice: str = "") -> None:
-    """Raise DataError if ``what`` would take more bytes than data may."""
+    """Raise DataError if ``size`` bytes for ``what`` exceed the usable memory."""
     if size > (most := usable_memory()):
         raise DataError(
             f"{what} would take {_in_words(size)}; half of this machine's memory is "
@@ -56,7 +56,7 @@ def check_memory(size: int, what: str, advice: str = "") -> None:
 
 
 def check_packing(packed: int, size: int, what: str, advice: str) -> None:
-    """Raise DataError if ``packed`` bytes unpack to so many that they are no data worth packing."""
+    """Raise DataError if unpacking ``packed`` bytes to ``size`` has an implausible ratio."""
     if size > max(_SMALL, _MOST_TIMES * packed):
         raise DataError(
             f"{what} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
@@ -65,7 +65,7 @@ def check_packing(packed: int, size: int, what: str, advice: str) -> None:
 
 
 def read_up_to(stream: IO[bytes], size: int) -> bytearray:
-    """Read ``size`` bytes, or all that there are, a piece at a time."""
+    """Read up to ``size`` bytes, one piece at a time."""
     content = bytearray()
     while len(content) < size and (piece := stream.read(min(_PIECE, size - len(content)))):
         content += piece
@@ -73,7 +73,7 @@ def read_up_to(stream: IO[bytes], size: int) -> bytearray:
 
 
 def regular(path: Path) -> Path:
-    """Return ``path`` if it is an ordinary file: opening a pipe would wait for ever."""
+    """Return ``path`` if it is a regular file: opening a pipe would block forever."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -86,7 +86,7 @@ def regular(path: Path) -> Path:
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Turn what the system cannot do into a DataError of one line that begins with ``what``."""
+    """Turn system and memory errors into a one-line DataError that begins with ``what``."""
     try:
         yield
     except OSError as error:

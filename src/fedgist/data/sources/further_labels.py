@@ -1,4 +1,4 @@
-"""Labels and names of a user's further examples, where their file or folder holds any."""
+"""Read labels and file names of new examples, if a file or folder has any."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedgist.data.sources.tabular import labels_in
 
 
 def read_labels(path: str | Path, data: Dataset, column: str | None) -> Tensor | None:
-    """Return the labels of the examples in a file or folder, in the form of ``data.y``, if any.
+    """Return the labels (rows,) of a file or folder, in the form of ``data.y``, or None.
 
-    They are the array y of a .npz file, the ``column`` of a table, or the folder of each image if
-    all of these are called like classes.
+    Labels are the array y of a .npz file, the ``column`` of a table, or the folder names of images
+    if all these names are class names.
     """
     place = Path(path).expanduser()
     place = existing(place, folder=place.is_dir())
@@ -41,7 +41,7 @@ def read_labels(path: str | Path, data: Dataset, column: str | None) -> Tensor |
 
 
 def image_names(path: str | Path) -> list[str] | None:
-    """Return the name of each image below a folder, or of one image; None for other files."""
+    """Return the file names of images in a folder, or of one image; None for other files."""
     place = Path(path).expanduser()
     if place.is_dir():
         return [file.relative_to(place).as_posix() for file in images_below(place)]

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, or one saved with its library."""
+"""Data sets of the Hugging Face hub, or saved with its library."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
 
 _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[huggingface]'"
-_SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk leaves
+_SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes
 
 
 class Split(Protocol):
-    """As much of the library's class ``Dataset``, a split of a data set, as is used here."""
+    """The used part of the library's class ``Dataset``, a split of a data set."""
 
     @property
     def column_names(self) -> list[str]:
@@ -36,7 +36,7 @@ class Split(Protocol):
 
     @property
     def features(self) -> Mapping[str, object]:
-        """The type of each column; one of labels may have ``names``, those of the classes."""
+        """Type of each column; a column of labels may have ``names``, the class names."""
 
     def __len__(self) -> int: ...
 
@@ -168,7 +168,10 @@ def _expect(rows: Split, columns: list[str], path: str) -> None:
 def _images(
     splits: list[Split], column: str, size: tuple[int, int] | None, path: str
 ) -> list[torch.Tensor]:
-    """Return each split's images, all in ``size`` or the size of the first one."""
+    """Return each split's images, resized to ``size`` or to the first image's size.
+
+    Each result is uint8 (rows, channels, height, width).
+    """
     counts = [len(rows) for rows in splits]
     pictures = _pixels_of(splits, column, size, path)
     return list(torch.split(stack(pictures, sum(counts)), counts))
@@ -223,7 +226,7 @@ def _clients(rows: Split, column: str | None, path: str) -> Values | None:
 
 
 def _class_names(rows: Split, column: str) -> tuple[str, ...]:
-    """Return the classes that the data set itself names, in its order."""
+    """Return the data set's own class names, in its order, or an empty tuple."""
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 

@@ -1,4 +1,4 @@
-"""Reads files in the IDX format, in which MNIST and Fashion-MNIST come."""
+"""Read files in the IDX format of MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, dims: int) -> Tensor:
-    """Return the uint8 array of an IDX file of bytes with ``dims`` dimensions, gzipped or plain."""
+    """Return the uint8 array with ``dims`` dimensions of an IDX file, gzipped or plain."""
     try:
         with regular(path).open("rb") as file:
             zipped = file.peek(len(_GZIP)).startswith(_GZIP)
@@ -31,7 +31,7 @@ def read_idx(path: Path, dims: int) -> Tensor:
             check_memory(size, f"{path} with the shape {shape} of its header")
             if zipped:
                 check_packing(packed, size, str(path), "unpack it by gunzip")
-            # a byte more than promised, to see whether there is one
+            # one more byte than declared, to detect trailing bytes
             content = read_up_to(stream, size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
@@ -47,7 +47,7 @@ def read_idx(path: Path, dims: int) -> Tensor:
 
 
 def _shape(path: Path, head: bytes, dims: int) -> list[int]:
-    """Return the shape that a header promises."""
+    """Return the shape that a header declares."""
     if len(head) < 4 + 4 * dims:
         raise DataError(
             f"{path} is truncated: it has {len(head)} bytes, but its header alone has "

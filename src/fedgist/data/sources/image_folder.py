@@ -1,4 +1,4 @@
-"""A data set of the user's own, as a folder of images."""
+"""Data source for a user's folder of images."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def folder(
 
 
 def _split_folders(top: Path) -> tuple[Path, Path | None]:
-    """Return the folder of training images, and that of test images if there is one."""
+    """Return the folder of training images, and the folder of test images or None."""
     train = top / "train"
     if not train.is_dir():
         return top, None
@@ -97,7 +97,7 @@ def _split_folders(top: Path) -> tuple[Path, Path | None]:
 
 
 def _labelled_files(top: Path) -> list[tuple[Path, str]]:
-    """Return the images of each class folder with its class, sorted whatever the disk's order."""
+    """Return the images and class of each class folder, in sorted order."""
     classes = sorted(
         entry for entry in top.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )
@@ -109,12 +109,12 @@ def _labelled_files(top: Path) -> list[tuple[Path, str]]:
 
 
 def images_below(top: Path) -> list[Path]:
-    """Return all images in a folder and the folders in it, in sorted order."""
+    """Return all images in a folder and its subfolders, in sorted order."""
     return _images_among(top.rglob("*"), top)
 
 
 def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
-    """Return those files below ``top`` that are images and not hidden, in sorted order."""
+    """Return the files that are images and not hidden below ``top``, in sorted order."""
     images = sorted(
         file
         for file in files
@@ -129,10 +129,10 @@ def _images_among(files: Iterable[Path], top: Path) -> list[Path]:
 def read_images(
     files: list[Path], size: tuple[int, ...] | None, channels: int | None = None
 ) -> Iterator[Values]:
-    """Yield each image as bytes (channels, height, width).
+    """Yield each image as uint8 (channels, height, width).
 
-    ``size`` is height and width, by default the first image's; ``channels`` is 1 or 3, by default
-    each image's own.
+    ``size`` is height and width, by default those of the first image. ``channels`` is 1 or 3, by
+    default the number of each image.
     """
     size = None if size is None else shared_size(size, len(files))
     for file in files:
@@ -143,13 +143,13 @@ def read_images(
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """Open an image; whatever is wrong with it, then or later, is a DataError."""
+    """Open an image; any error, now or later, becomes a DataError."""
     pillow = need("PIL.Image", "reading images needs pillow: pip install 'fedgist[images]'")
     try:
         with warnings.catch_warnings():
-            # A header that asks for hundreds of megabytes is an error, not merely a warning.
+            # a header that declares hundreds of megabytes is an error, not only a warning
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            # only these: for some others, pillow starts a program
+            # only these formats: for some others, pillow starts a program
             image = pillow.open(regular(file), formats=_FORMATS)
         with image:
             yield image

@@ -1,4 +1,4 @@
-"""Turns images into arrays of bytes, and arrays of one size into one tensor."""
+"""Turn images into byte arrays, and arrays of one size into one tensor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedgist.errors import DataError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")
-MOST_PIXELS = 2048 * 2048  # of an image that sets the size of the others
+MOST_PIXELS = 2048 * 2048  # largest first image that may set the size of all others
 _COLOURS = 3
 _BILINEAR = 2  # PIL.Image.Resampling.BILINEAR, without importing it
 
 
 def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
-    """Return height and width from the option image_size: one number for squares, or both."""
+    """Return (height, width) from the option image_size: one number for squares, or both."""
     if image_size is None:
         return None
     match [image_size, image_size] if isinstance(image_size, int) else image_size:
@@ -34,9 +34,9 @@ def size_of(image_size: int | list[int] | None) -> tuple[int, int] | None:
 
 
 def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int, ...]:
-    """Return ``size``, height and width, if ``count`` images may have it.
+    """Return ``size``, height and width, if there is memory for ``count`` images.
 
-    ``first`` says which image has it already, if no image_size was given.
+    ``first`` names the image that set the size, if no image_size was given.
     """
     height, width = size
     if first and height * width > MOST_PIXELS:
@@ -54,10 +54,10 @@ def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int
 def pixels(
     image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None
 ) -> Values:
-    """Return an image of PIL as bytes (channels, height, width).
+    """Return a PIL image as uint8 (channels, height, width).
 
-    It is resized to ``size``, height and width, if given. By default a grey image has one channel
-    and any other has three.
+    The image is resized to ``size``, height and width, if given. By default a grey image has one
+    channel and any other image has three.
     """
     if image.mode.split(";")[0] in _DEEP:
         raise DataError(
@@ -76,13 +76,13 @@ def pixels(
 def stack(images: Iterable[Values], count: int) -> Tensor:
     """Return ``count`` images of one size as uint8 (count, channels, height, width).
 
-    There is one channel if all images are grey; otherwise a grey one is repeated in all three.
+    There is one channel if all images are grey; otherwise a grey image is repeated in all three.
     """
     out = np.empty((0, 1, 0, 0), dtype=np.uint8)
     for row, image in enumerate(images):
         if row == 0:
             out = np.empty((count, *image.shape), dtype=np.uint8)
-        elif len(image) > out.shape[1]:  # the first one in colour
+        elif len(image) > out.shape[1]:  # the first colour image
             out = np.repeat(out, len(image), axis=1)
         out[row] = image
     return torch.from_numpy(out)

@@ -1,4 +1,4 @@
-"""A data set of the user's own, as objects of Python: arrays, data frames, a torch data set."""
+"""Data sets from Python objects: arrays, data frames, or a torch data set."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fedgist.errors import DataError, did_you_mean
 _NAMES = ("x", "y", "x_test", "y_test")
 _FORMS = "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, or a fedgist.Dataset"
 _WHITE = 255.0
-_BELIEVED = 1000  # so many classes, or ten times those that occur, may be numbered
+_BELIEVED = 1000  # largest plausible number of classes, or ten times the classes that occur
 
 
 def in_memory(data: object) -> Dataset:
     """Return a user's objects as a data set; errors name the argument ``data``.
 
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
-    columns. Means and deviations are those of the training rows. Labels are whole numbers from 0
-    on, or texts, which are numbered in sorted order; a pandas categorical has its own order.
+    columns. Mean and std are those of the training rows. Labels are whole numbers from 0 on, or
+    texts, which are numbered in sorted order; a pandas categorical keeps its own order.
     """
     if isinstance(data, Dataset):
         return _checked(data)
@@ -58,14 +58,17 @@ def in_memory(data: object) -> Dataset:
 
 
 def labelled_like(data: Dataset, x: object, y: object, what: str) -> tuple[Tensor, Tensor]:
-    """Return further examples and labels in the form of a data set; ``what`` begins messages."""
+    """Return new examples ``x`` and labels (rows,) in the form of a data set.
+
+    ``what`` begins error messages.
+    """
     rows, numbers = examples_like(data, x, f"{what}: x"), labels_like(data, y, f"{what}: y")
     _same_length(rows, numbers, f"{what}: x", f"{what}: y")
     return rows, numbers
 
 
 def examples_like(data: Dataset, x: object, what: str) -> Tensor:
-    """Return further examples, an array or a data frame, in the form of ``data.x``."""
+    """Return new examples, an array or a data frame, in the form of ``data.x``."""
     if data.text:
         raise DataError(
             f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
@@ -78,9 +81,9 @@ def examples_like(data: Dataset, x: object, what: str) -> Tensor:
 
 
 def labels_like(data: Dataset, y: object, what: str) -> Tensor:
-    """Return further labels, names of classes or their numbers, in the form of ``data.y``.
+    """Return new labels (rows,), class names or numbers, in the form of ``data.y``.
 
-    A number is the name of a class where the names are numbers themselves.
+    A number is read as a class name if the class names are numbers.
     """
     values = labels(y, what)
     names = data.names
@@ -132,7 +135,7 @@ def _tensor(x: object, row: int) -> Tensor:
 def _all_examples(
     values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], tuple[Column, ...]]:
-    """Return training and test examples, and the columns that the training rows teach."""
+    """Return training and test examples, and the columns inferred from the training rows."""
     if len({is_frame(value) for value in values}) > 1:
         raise DataError("data: one of x and x_test is a data frame, the other is not")
     if is_frame(values[0]):
@@ -150,7 +153,7 @@ def _all_examples(
 def _all_labels(
     values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], int, tuple[str, ...]]:
-    """Return training and test labels as numbers, how many classes there are, and their names."""
+    """Return training and test labels as numbers, the number of classes, and their names."""
     found = [labels(value, name) for value, name in zip(values, names, strict=True)]
     if len({are_texts(y) for y in found if len(y)}) > 1:
         raise DataError("data: one of y and y_test holds texts, the other numbers")

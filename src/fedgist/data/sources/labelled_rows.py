@@ -1,6 +1,6 @@
-"""Labelled rows of a user's own data, and the data set made of them.
+"""Labelled rows of a user's data, and the data set made of them.
 
-Test rows are held out, labels and clients are numbered, means and deviations are measured.
+Test rows are held out, labels and clients are numbered, and mean and std are computed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedgist.data.dataset import MANY_CLASSES, Dataset
 from fedgist.errors import DataError, listed
 
 Values = NDArray[Any]
-Missing = Literal["refuse", "mean"]  # what is done about missing numbers
+Missing = Literal["refuse", "mean"]  # the treatment of missing numbers
 _NUMBERS_AT_ONCE = 1 << 24
 _EXACT = 2**53  # beyond this, double precision does not hold every whole number
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledRows:
-    """Examples ``x`` ``(rows, *shape)``, their labels, and their clients where known.
+    """Examples ``x`` ``(rows, *shape)``, their labels, and their clients if known.
 
     ``labels`` and ``clients`` are arrays (rows,) of text, as :func:`as_texts` returns them.
     """
@@ -36,15 +36,15 @@ class LabelledRows:
     clients: Values | None = None
 
     def take(self, mask: Values) -> LabelledRows:
-        """Return the rows where ``mask``, (rows,) of truth values, is true."""
+        """Return the rows where the Boolean ``mask`` (rows,) is true."""
         clients = None if self.clients is None else self.clients[mask]
         return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
 
 
 def held_out(labels: Values, fraction: float) -> Values:
-    """Choose a share ``fraction`` of each class's rows as test rows, at random but always the same.
+    """Choose a share ``fraction`` of each class's rows as test rows, by a fixed random order.
 
-    Return truth values (rows,), true for a test row. Every class keeps at least one training row.
+    Return Booleans (rows,), true for a test row. Every class keeps at least one training row.
     """
     if not 0 <= fraction < 1:
         raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
@@ -60,8 +60,8 @@ def held_out(labels: Values, fraction: float) -> Values:
 def last_of_each(groups: Values, fraction: float) -> Values:
     """Choose the last share ``fraction`` of each group's rows, in their order, as test rows.
 
-    ``groups`` (rows,) says to which group a row belongs. Return truth values (rows,), true for a
-    test row. Shares are rounded, and every group keeps at least one training row.
+    ``groups`` (rows,) is the group of each row. Return Booleans (rows,), true for a test row.
+    Shares are rounded, and every group keeps at least one training row.
     """
     _, members, counts = np.unique(groups, return_inverse=True, return_counts=True)
     in_groups = np.argsort(members, kind="stable")
@@ -73,13 +73,13 @@ def last_of_each(groups: Values, fraction: float) -> Values:
 
 
 def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
-    """Split rows into training rows and test rows, as :func:`held_out` chooses them."""
+    """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)
 
 
 def as_texts(values: Values, what: str) -> Values:
-    """Return labels or clients (rows,), which are whole numbers, truth values or text, as text."""
+    """Return labels or clients (rows,), given as whole numbers, Booleans or text, as text."""
     if values.ndim != 1:
         raise DataError(f"{what} have shape {list(values.shape)}; one value per row is needed")
     if values.dtype.kind == "f":
@@ -96,7 +96,7 @@ def as_texts(values: Values, what: str) -> Values:
 
 
 def whole_numbers(values: Values, what: str) -> Values:
-    """Return numbers in floating point (rows,) as int64."""
+    """Return floating-point numbers (rows,) as int64; raise DataError if one is not whole."""
     whole = (np.abs(values) < _EXACT) & (values == np.round(values))
     if not whole.all():
         row = int(np.argmin(whole))
@@ -107,7 +107,7 @@ def whole_numbers(values: Values, what: str) -> Values:
 
 
 def in_order(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the different texts in sorted order, as numbers if all are whole numbers."""
+    """Return the distinct texts in sorted order, in numerical order if all are whole numbers."""
     distinct = set(texts)
     try:
         return tuple(sorted(distinct, key=lambda text: (int(text), text)))
@@ -124,15 +124,15 @@ def codes(texts: Values, known: tuple[str, ...]) -> Tensor:
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of ``x / scale`` for each channel or column.
 
-    ``x`` is (rows, channels, ...), bytes or numbers. A constant channel has deviation 1, so that
-    dividing by it is harmless.
+    ``x`` is (rows, channels, ...), bytes or numbers. A constant channel gets std 1, so that the
+    division by it is harmless.
     """
     mean, std, constant = (_byte_moments if x.dtype == torch.uint8 else _real_moments)(x, scale)
     return tuple(mean.tolist()), tuple(torch.where(constant, 1.0, std).tolist())
 
 
 def _byte_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Count how often each value occurs: exact, and no copy of the images in floating point."""
+    """Compute moments from counts of byte values: exact, and without a floating-point copy."""
     levels = torch.arange(256, dtype=torch.float64) / scale
     counts = [channel.reshape(-1).bincount(minlength=256) for channel in x.unbind(1)]
     share = torch.stack(counts).double()
@@ -142,7 +142,7 @@ def _byte_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Measure some columns at a time: bounds the memory of a copy in double precision."""
+    """Compute moments of a few columns at a time, to bound the copy in double precision."""
     at_once = max(1, _NUMBERS_AT_ONCE // max(1, x[:, 0].numel()))
     parts = []
     for piece in torch.split(x.transpose(0, 1), at_once):
@@ -154,7 +154,7 @@ def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_mask(values: Values, what: str) -> Values:
-    """Return truth values (rows,) from truth values, 0 and 1, or their texts."""
+    """Return Booleans (rows,) from Booleans, 0 and 1, or their texts."""
     known = {"0": False, "false": False, "1": True, "true": True}
     found = [known.get(text.strip().lower()) for text in as_texts(values, what)]
     if None in found:
@@ -174,10 +174,10 @@ def dataset(
     classes: Sequence[str] = (),
     missing: Missing = "refuse",
 ) -> Dataset:
-    """Make a data set: number labels and clients in sorted order, measure the training rows.
+    """Make a data set: number labels and clients in sorted order, compute the moments.
 
-    Clients without training rows come after the others. A recipe or a source whose classes have an
-    order of their own gives it as ``classes``.
+    Clients without training rows come after the others. ``classes`` gives the order of the classes
+    if it is not the sorted one.
     """
     if not len(train.x) or not train.x[0].numel():
         raise DataError(f"{name} has no training {'columns' if len(train.x) else 'rows'}")
@@ -212,7 +212,7 @@ def dataset(
 
 
 def means(name: str, x: Tensor) -> Tensor:
-    """Return the mean over the rows of ``x`` (rows, *shape) where they are not NaN: (*shape)."""
+    """Return the mean (*shape) over the rows of ``x`` (rows, *shape), ignoring NaN."""
     mean = x.nanmean(0, dtype=torch.float64).float() if x.is_floating_point() else x[0].float()
     if bool((empty := mean.isnan().flatten()).any()):
         raise DataError(
@@ -223,12 +223,12 @@ def means(name: str, x: Tensor) -> Tensor:
 
 
 def fill_in(x: Tensor, fill: Tensor | None) -> Tensor:
-    """Return ``x`` (rows, *shape) with ``fill`` (*shape) in place of what is missing (NaN)."""
+    """Return ``x`` (rows, *shape) with ``fill`` (*shape) in place of missing numbers (NaN)."""
     return x if fill is None or not x.is_floating_point() else torch.where(x.isnan(), fill, x)
 
 
 def _classes_of(name: str, labels: Values) -> tuple[str, ...]:
-    """Return the different labels in sorted order."""
+    """Return the distinct labels in sorted order."""
     classes = in_order(labels)
     if len(classes) > MANY_CLASSES and len(labels) < 2 * len(classes):
         raise DataError(
@@ -239,6 +239,6 @@ def _classes_of(name: str, labels: Values) -> tuple[str, ...]:
 
 
 def _all_clients(train: LabelledRows, test: LabelledRows) -> tuple[str, ...]:
-    """Return the clients with training rows, then those with test rows only."""
+    """Return the clients with training rows, then the clients with only test rows."""
     trained, tested = (set() if r.clients is None else set(r.clients) for r in (train, test))
     return in_order(trained) + in_order(tested - trained)

@@ -1,4 +1,4 @@
-"""Reads LEAF's .json files: users, and the samples of each."""
+"""Read LEAF's .json files: users, and the samples of each user."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import DataError, first_line
 
 T = TypeVar("T")
-_TIMES = 10  # bytes that a byte of the file takes while it is read
+_TIMES = 10  # bytes of memory per byte of the file while it is read
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: whose it is, its input and its label as the file has them, and where it stands.
+    """One sample: its user, its input and label as in the file, and its location.
 
-    Inputs and labels are whatever JSON holds; who uses them checks them.
+    Inputs and labels are arbitrary JSON values; the caller checks them.
     """
 
     user: str

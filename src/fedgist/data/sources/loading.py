@@ -1,4 +1,4 @@
-"""Loading from a source by its name, with its options checked."""
+"""Load data from a source by its name, and check its options."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def load(
     words: Reading | None = None,
     **options: object,
 ) -> Dataset:
-    """Return the data set called ``name``, checked.
+    """Return the validated data set of the source ``name``.
 
-    ``root`` is the folder of downloaded data (see :func:`.data_root`); ``classes`` are the names of
-    all classes in the order of their numbers, if not the source's own; ``seed`` is the run's, for
-    sources that draw their examples; ``words`` says how texts are read;
-    ``options`` are those of the source.
+    ``root`` is the folder of downloaded data (see :func:`.data_root`). ``classes`` are the names
+    of all classes in the order of their numbers, if they differ from the source's. ``seed`` is the
+    run's seed, for sources that draw their examples. ``words`` are the settings for texts.
+    ``options`` are the options of the source.
     """
     source = _source(name)
     known = check_options(source, options, name, "data", NO_OPTIONS)

@@ -1,4 +1,4 @@
-"""Where data lies: the folder of downloaded data, and paths that a user gives."""
+"""Locations of data: the folder of downloaded data, and paths given by users."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedgist.errors import DataError, first_line
 def data_root(root: Path | None = None) -> Path:
     """Return the folder of downloaded data.
 
-    This is ``root`` if given, else the environment variable FEDGIST_DATA, else a folder in the
-    user's cache.
+    It is ``root`` if given, else the environment variable FEDGIST_DATA, else a folder in the user's
+    cache.
     """
     if root is not None:
         return expanded_path(root)
@@ -27,9 +27,9 @@ def data_root(root: Path | None = None) -> Path:
 
 
 def absent(name: str, file: str, root: Path, where: str) -> DataError:
-    """Return the error that says in one line which file is missing, and how to get it.
+    """Return the one-line error that names a missing file and how to get it.
 
-    ``where`` tells what to download and where to put it; ROOT in it stands for ``root``.
+    ``where`` names the download and its folder; ROOT in it stands for ``root``.
     """
     return DataError(
         f"{name} was not found: looked for {file} in {root}; {where.replace('ROOT', str(root))}; "
@@ -38,7 +38,7 @@ def absent(name: str, file: str, root: Path, where: str) -> DataError:
 
 
 def existing(path: str | Path, *, folder: bool = False) -> Path:
-    """Return the user's path with ~ expanded."""
+    """Return the user's path with ~ expanded; raise DataError if it does not exist."""
     expanded = expanded_path(path)
     if not folder:
         return regular(expanded)

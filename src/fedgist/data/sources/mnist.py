@@ -17,8 +17,8 @@ from fedgist.errors import DataError
 class IdxFiles:
     """A data set of four IDX files, two of images and two of labels.
 
-    ``folder`` is below the data root; ``where`` tells what to download and where to put it;
-    ``mean`` and ``std`` are those of the training pixels, black 0 and white 1.
+    ``folder`` is below the data root. ``where`` names the download and its folder. ``mean`` and
+    ``std`` are those of the training pixels, with black 0 and white 1.
     """
 
     name: str

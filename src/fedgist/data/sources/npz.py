@@ -1,4 +1,4 @@
-"""A data set of the user's own, as NumPy arrays in one .npz file."""
+"""Data source for a user's NumPy arrays in one .npz file."""
 
 from __future__ import annotations
 

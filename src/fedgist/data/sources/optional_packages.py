@@ -1,4 +1,4 @@
-"""Packages that only some sources need: their import, and their errors in one line."""
+"""Import packages that only some sources need, with one-line errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedgist.errors import DataError
 
 
 def need(module: str, msg: str) -> Any:
-    """Return an imported module of a package that only some sources need."""
+    """Import and return a module of an optional package; raise DataError with ``msg`` otherwise."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Posts of small Stack Exchange sites, and the plays of Shakespeare by role."""
+"""Data sources for posts of small Stack Exchange sites, and Shakespeare's plays by role."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHERE = "put a file with a table in JSON in each line into ROOT/"
 
 
 def is_wanted(kind: str, kinds: Kinds) -> bool:
-    """Return whether posts of a kind, ``question`` or ``answer``, are among those that are read."""
+    """Return whether posts of a kind, ``question`` or ``answer``, are among the kinds to read."""
     return kinds in {"both", f"{kind}s"}
 
 
@@ -119,7 +119,7 @@ def _read(
     test_fraction: float,
     of_line: Callable[[Mapping[str, object], str], tuple[str, list[str]] | None],
 ) -> SplitTexts:
-    """Return the texts in a file of JSON lines; a line says whose they are, or is left out."""
+    """Return the texts in a file of JSON lines; ``of_line`` gives client and texts, or None."""
     base = data_root(root)
     if not (place := base / file).is_file():
         raise absent(name, file, base, WHERE + file)

@@ -1,4 +1,4 @@
-"""Objects of Python as arrays, labels and tables: what people have in a notebook, or an error."""
+"""Convert Python objects to arrays, labels and tables, with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedgist.data.sources.table_file import Table
 from fedgist.data.sources.tabular import column_of
 from fedgist.errors import DataError, first_line
 
-_NUMBERS, _TEXTS = "biuf", "UOT"  # numpy's letters for types
-_IN_COLUMNS = "biufOUT"  # the same, of a data frame's columns
-_PLAIN = (bool, int, float, np.number, np.bool_)  # in an array of objects, these are numbers
+_NUMBERS, _TEXTS = "biuf", "UOT"  # NumPy's kinds of types
+_IN_COLUMNS = "biufOUT"  # the kinds in columns of a data frame
+_PLAIN = (bool, int, float, np.number, np.bool_)  # objects that are read as numbers
 
 
 def array(value: object, what: str) -> Values:
-    """Return an object as an array of at least one dimension; of numbers, if all of it is."""
+    """Return an object as an array with at least one dimension, numeric if all items are."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{what} is masked in places; fill them, or leave these rows out")
     try:
         if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
-            value = np.array([*value, None], dtype=object)[:-1]  # numpy would make texts of all
+            value = np.array([*value, None], dtype=object)[:-1]  # NumPy would turn all into text
         found = np.asarray(_on_cpu(value) if isinstance(value, Tensor) else value)
         if found.dtype == object and all(isinstance(item, _PLAIN) for item in found.flat):
             found = np.array(found.tolist())
@@ -38,7 +38,7 @@ def array(value: object, what: str) -> Values:
 
 
 def examples(value: object, what: str) -> Tensor:
-    """Return an array of numbers as examples: uint8 as it is, all else as float32."""
+    """Return a numeric array ``(rows, *shape)`` as examples: uint8 stays, all else is float32."""
     x = array(value, what)
     if x.dtype.kind not in _NUMBERS:
         raise DataError(
@@ -49,7 +49,7 @@ def examples(value: object, what: str) -> Tensor:
     if 0 in x.shape[1:]:
         raise DataError(f"{what} has shape {list(x.shape)}: there is nothing in a row")
     kind = np.uint8 if x.dtype == np.uint8 else np.float32
-    # a number too large becomes infinite, which the check of the data set reports
+    # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))
 
@@ -82,7 +82,7 @@ def are_texts(values: Values) -> bool:
 
 
 def categories(value: Any) -> tuple[str, ...]:
-    """Return the categories of a pandas categorical in its own order; none of anything else."""
+    """Return the ordered categories of a pandas categorical, or an empty tuple."""
     array_of_it = value.array if _is_pandas(value, "Series") else value
     if not _is_pandas(array_of_it, "Categorical"):
         return ()
@@ -109,7 +109,7 @@ def table_of(frame: Any, what: str) -> Table:
 
 
 def columns_of(table: Table) -> tuple[Column, ...]:
-    """Return how each column is encoded: a categorical has its own categories."""
+    """Return the encoding of each column; a categorical keeps its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}
     return tuple(
         Column(name, known) if known else column_of(table, name) for name, known in declared.items()
@@ -117,13 +117,13 @@ def columns_of(table: Table) -> tuple[Column, ...]:
 
 
 def _is_pandas(value: object, name: str) -> bool:
-    pandas = sys.modules.get("pandas")  # who has a frame has imported it
+    pandas = sys.modules.get("pandas")  # imported already if the object is a frame
     return pandas is not None and isinstance(value, getattr(pandas, name))
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     found = tensor.detach().cpu()
-    return found.float() if found.dtype == torch.bfloat16 else found  # numpy has no such type
+    return found.float() if found.dtype == torch.bfloat16 else found  # NumPy has no bfloat16
 
 
 def _kind(value: object) -> str:

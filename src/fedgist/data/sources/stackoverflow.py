@@ -1,4 +1,4 @@
-"""Stack Overflow, as TensorFlow Federated passes it on: questions and answers of its users."""
+"""TensorFlow Federated's Stack Overflow: questions and answers of its users."""
 
 from __future__ import annotations
 

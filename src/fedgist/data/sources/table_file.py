@@ -1,4 +1,4 @@
-"""Reads .csv, .tsv and .parquet files and their columns, never guessing what a bad cell means."""
+"""Read .csv, .tsv and .parquet files; invalid cells are errors, never guessed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedgist.errors import DataError, first_line, listed
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _MOST_COLUMNS = 100_000
-_TIMES_AS_TEXT = 5  # a cell may be a comma in the file, and takes four bytes more as text
+_TIMES_AS_TEXT = 5  # a cell may be one comma in the file, and needs four more bytes as text
 _BYTES_OF_A_CELL = 8
 _ROWS_AT_ONCE = 4096
 TABLES = (*_SEPARATORS, ".parquet")
 _NEED = "reading tables needs {}: pip install 'fedgist[table]'"
-_NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # how text files write a missing number
+_NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # missing numbers in text files
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table, as a pandas frame.
+    """A table as a pandas frame.
 
-    ``untyped``: every cell is text, so that a column is one of numbers if all its cells are.
+    If ``untyped``, every cell is text, and a column is numeric if all its cells are numbers.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Table:
     untyped: bool
 
     def take(self, mask: Values) -> Table:
-        """Return the rows where ``mask`` is true; each keeps its row number in the file."""
+        """Return the rows where ``mask`` (rows,) is true, with their row numbers in the file."""
         return replace(self, frame=self.frame[mask])
 
 
@@ -58,7 +58,7 @@ def load_table(file: Path) -> Table:
         raise DataError(f"{file.name} cannot be read: {first_line(error)}") from error
     if (twice := frame.columns[frame.columns.duplicated()]).size:
         raise DataError(f"{file.name} has two columns named {twice[0]!r}")
-    # pandas writes its row numbers as columns of this name
+    # pandas writes its row numbers as columns with this name
     row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
     return Table(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
 
@@ -72,7 +72,7 @@ def _pyarrow(module: str) -> Any:
 
 
 def _parquet(file: Path) -> Any:
-    """Read a few rows at a time: a kilobyte can hold millions of equal ones."""
+    """Read a few rows at a time, because a kilobyte can hold millions of equal rows."""
     with _pyarrow("pyarrow.parquet").ParquetFile(file) as opened:
         held = opened.metadata
         _check_width(file.name, held.num_columns)
@@ -90,7 +90,7 @@ def _parquet(file: Path) -> Any:
 
 
 def _text_file(file: Path, separator: str) -> Any:
-    """Read all cells as text, by pyarrow: pandas fills short rows without saying so."""
+    """Read all cells as text with pyarrow, because pandas silently fills short rows."""
     csv = _pyarrow("pyarrow.csv")
     parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     with csv.open_csv(file, parse_options=parse) as reader:
@@ -108,7 +108,7 @@ def _check_width(name: str, columns: int) -> None:
 
 
 def expect(table: Table, columns: list[str]) -> None:
-    """Raise DataError, with the choices, if the table lacks one of the columns."""
+    """Raise DataError that lists the columns if the table lacks one of ``columns``."""
     for name in columns:
         if name not in table.frame.columns:
             raise DataError(
@@ -117,7 +117,7 @@ def expect(table: Table, columns: list[str]) -> None:
 
 
 def texts(table: Table, name: str) -> Values:
-    """Return a column as text (rows,), an empty cell as the empty text."""
+    """Return a column as text (rows,), with empty texts for empty cells."""
     column = table.frame[name]
     return np.array(
         ["" if empty else str(cell) for cell, empty in zip(column, column.isna(), strict=True)],
@@ -126,19 +126,19 @@ def texts(table: Table, name: str) -> Values:
 
 
 def reals(table: Table, name: str) -> Values:
-    """Return a column as float64 (rows,), NaN where a cell is not a number."""
+    """Return a column as float64 (rows,), with NaN for cells that are not numbers."""
     column = _pandas().to_numeric(table.frame[name], errors="coerce")
     return np.array(column.to_numpy(np.float64, na_value=np.nan))
 
 
 def is_missing(table: Table, name: str) -> Values:
-    """Tell for each cell of a column whether it says that its number is missing: (rows,)."""
+    """Return Booleans (rows,), true where a cell marks a missing number."""
     cells = texts(table, name)
     return np.array([cell.strip().lower() in _NO_NUMBER for cell in cells], dtype=bool)
 
 
 def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Values:
-    """Return the column of labels or clients as text (rows,)."""
+    """Return a column of labels or clients as text (rows,); empty cells are errors."""
     cells = texts(table, name)
     empty = _NO_NUMBER if numbered else ("",)
     for row, cell in zip(table.frame.index, cells, strict=True):
@@ -151,10 +151,10 @@ def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Val
 
 
 def is_number(table: Table, name: str) -> bool:
-    """Tell whether a column holds numbers.
+    """Return whether a column is numeric.
 
-    The type of the column decides, or in an untyped table whether every cell is a number or says
-    that its number is missing.
+    The column's type decides. In an untyped table, every cell must be a number or mark a missing
+    one.
     """
     column = table.frame[name]
     if column.dtype.kind in "iuf":

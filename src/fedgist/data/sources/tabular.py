@@ -1,4 +1,4 @@
-"""A data set of the user's own, as a table: .csv, .tsv or .parquet."""
+"""Data source for a user's table: .csv, .tsv or .parquet."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from fedgist.data.sources.table_file import (
 )
 from fedgist.errors import DataError, listed
 
-_NUMBER = "number"  # how a recipe states a column of numbers
-_MOST_CATEGORIES = 1000  # of a column; more of them are identifiers or free text
+_NUMBER = "number"  # a recipe's word for a numeric column
+_MOST_CATEGORIES = 1000  # more categories in a column are identifiers or free text
 
 
 def table(
@@ -94,7 +94,7 @@ def table(
 
     Examples
     --------
-    A recipe's section, which sites with other rows read alike::
+    A recipe's section that encodes the rows of all sites in the same way::
 
         [data]
         name = "table"
@@ -136,9 +136,9 @@ def table(
 
 
 def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
-    """Return the columns as float32 (rows, numbers and categories).
+    """Return the encoded columns as float32 (rows, numbers and categories).
 
-    With ``missing = "mean"``, a number that is missing becomes NaN.
+    With ``missing = "mean"``, a missing number becomes NaN.
     """
     expect(rows, [column.name for column in columns])
     x = torch.empty(_room(rows.name, len(rows.frame), columns))
@@ -149,7 +149,7 @@ def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse
 
 
 def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
-    """Return the shape of the encoded rows, if there is memory for them."""
+    """Return the shape of the encoded rows; raise DataError if memory is too small."""
     width = sum(len(column.inputs) for column in columns)
     what = f"{name} with {rows} rows of {width} numbers and categories"
     check_memory(4 * rows * width, what, "name columns with many categories in ignore")
@@ -157,7 +157,7 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
 
 
 def _test_rows(whole: Table, label: str, test: str | Path | None, test_fraction: float) -> Values:
-    """Return truth values (rows,), true for a test row; none is if these have their own table."""
+    """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
     if test is None:
         expect(whole, [label])
         labels = labels_in(whole, label, numbered=is_number(whole, label))
@@ -174,7 +174,7 @@ def _feature_columns(
     ignore: list[str] | None,
     stated: dict[str, str | list[str]] | None,
 ) -> list[Column]:
-    """Return the columns that become inputs: those stated, or all that are not ``aside``."""
+    """Return the input columns: the stated ones, or all that are not ``aside`` or ignored."""
     if stated is not None and ignore is not None:
         raise DataError("columns says which are used: leave out ignore")
     if stated is not None:
@@ -203,7 +203,7 @@ def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
 
 
 def column_of(train: Table, name: str) -> Column:
-    """Return how a column is encoded: its training rows tell its categories, if not numbers."""
+    """Return the encoding of a column; categories are those of the training rows."""
     if is_number(train, name):
         return Column(name)
     categories = in_order(texts(train, name))
@@ -216,7 +216,7 @@ def column_of(train: Table, name: str) -> Column:
 
 
 def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
-    """Return a column of labels as text (rows,); whole numbers if ``numbered``."""
+    """Return a column of labels as text (rows,), as whole numbers if ``numbered``."""
     cells = filled(rows, name, "label", numbered=numbered)
     if not numbered:
         return cells
@@ -250,7 +250,7 @@ def _encode(rows: Table, column: Column, missing: Missing, out: Tensor) -> None:
 
 
 def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
-    """Return a column of numbers (rows,), NaN where one is missing and may be."""
+    """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error."""
     numbers = reals(rows, name)
     usable = np.isfinite(numbers)
     if usable.all():
@@ -270,7 +270,7 @@ def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
 
 
 def with_columns(data: Dataset, columns: Sequence[Column]) -> Dataset:
-    """Name the columns, and standardise numbers only: a 0/1 column stays as it is."""
+    """Return the data with named columns; only numeric columns keep their mean and std."""
     is_real = [column.categories is None for column in columns for _ in column.inputs]
     mean = tuple(m if real else 0.0 for m, real in zip(data.mean, is_real, strict=True))
     std = tuple(s if real else 1.0 for s, real in zip(data.std, is_real, strict=True))

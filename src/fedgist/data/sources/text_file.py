@@ -1,4 +1,4 @@
-"""Texts of a user's own: a file of JSON lines, or a table, with a text and its client in each."""
+"""Data source for a user's texts: JSON lines or a table, with a text and a client per row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgist.data.sources.text_rows import SplitTexts, Texts
 from fedgist.data.vocabulary import sentences_of
 from fedgist.errors import DataError, first_line, listed
 
-_TIMES = 10  # bytes that a byte of the file takes while it is read
+_TIMES = 10  # bytes of memory per byte of the file while it is read
 
 
 def text_file(
@@ -77,10 +77,10 @@ def text_file(
 
 
 def read_further(place: Path, text: str = "text", *, sentences: bool = False) -> list[str]:
-    """Return the texts in a file: one in each line of a ``.txt``, else in a field.
+    """Return the texts in a file: one per line of a ``.txt``, otherwise one per row's field.
 
-    With ``sentences`` they are cut into these, and parts without a word are left out; else each is
-    returned as it is.
+    With ``sentences``, texts are cut into sentences, and parts without a word are left out.
+    Otherwise each text is returned unchanged.
     """
     if place.suffix.lower() != ".txt":
         found = read_texts(existing(place), text, None, sentences=sentences)
@@ -95,7 +95,7 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
 
 
 def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
-    """Return the texts in a file, and their clients."""
+    """Return the texts in a file with their clients."""
     found, owners = [], []
     for where, line in _lines(place):
         written = field(line, text, where)
@@ -107,7 +107,7 @@ def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -
 
 
 def sentences_in(written: object, where: str) -> list[str]:
-    """Return the sentences of a text, or of a list of texts; DataError if it is neither."""
+    """Return the sentences of a text or a list of texts; raise DataError for other values."""
     return [sentence for text in _texts_in(written, where) for sentence in sentences_of(text)]
 
 
@@ -126,7 +126,7 @@ def _name(client: object, where: str) -> str:
 
 
 def field(line: Mapping[str, object], name: str, where: str) -> object:
-    """Return a field of a line; DataError if there is none."""
+    """Return a field of a line; raise DataError if the line lacks it."""
     value = line.get(name)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise DataError(f"{where} has no {name!r}; it has {listed(list(line))}")
@@ -134,7 +134,7 @@ def field(line: Mapping[str, object], name: str, where: str) -> object:
 
 
 def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield what stands in each line of a file, and where it stands."""
+    """Yield the location and the fields of each row of a file."""
     if place.suffix.lower() in TABLES:
         for row, line in enumerate(load_table(place).frame.to_dict("records")):
             yield f"{place.name}, row {row}", line
@@ -143,7 +143,7 @@ def _lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
 
 
 def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yield the tables in a file of JSON lines, and where each stands."""
+    """Yield the location and the fields of each line in a file of JSON lines."""
     check_memory(_TIMES * regular(place).stat().st_size, str(place))
     with place.open("rb") as stream:
         for number, raw in enumerate(stream, 1):

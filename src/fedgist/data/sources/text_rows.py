@@ -1,4 +1,4 @@
-"""Texts and whose they are, and the data set of next words that is made of them."""
+"""Texts with their clients, and the data set for next-word prediction made of them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fedgist.data.vocabulary import (
 )
 from fedgist.errors import DataError
 
-_BYTES = 8  # of a place: a word and a label
+_BYTES = 8  # bytes per position: a word and a label
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How texts become numbers: at how many places of each, and by which vocabulary.
+    """Settings for turning texts into numbers: the length and the vocabulary.
 
-    ``known`` is a vocabulary that there is already, ``file`` one with a word in each line; without
-    them it has the ``size`` most frequent words of the training texts.
+    ``known`` is an existing vocabulary, and ``file`` is one with a word per line. Without them the
+    vocabulary has the ``size`` most frequent words of the training texts.
     """
 
     length: int = 20
@@ -43,17 +43,17 @@ class Reading:
 
     @property
     def measured(self) -> frozenset[str]:
-        """What is found in the training texts: the vocabulary, if it is not there before."""
+        """Parts computed from the training texts: the vocabulary, unless it is given."""
         is_stated = self.known is not None or self.file is not None
         return frozenset() if is_stated else frozenset({"vocabulary"})
 
     def check(self) -> None:
-        """Raise DataError if there is no place for a word."""
+        """Raise DataError if the length is below 1."""
         if self.length < 1:
             raise DataError(f"data.words.length must be at least 1, not {self.length}")
 
     def vocabulary(self, texts: Sequence[str]) -> Vocabulary:
-        """Return the vocabulary for some training texts."""
+        """Return the vocabulary: the given one, or that of the training texts."""
         if self.known is not None:
             return self.known
         if self.file is not None:
@@ -63,19 +63,19 @@ class Reading:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts in their order, and the client of each, where known."""
+    """Texts in order, and the client of each text if known."""
 
     texts: Sequence[str]
     clients: Sequence[str] | None = None
 
     def with_words(self) -> Texts:
-        """Return the texts that have a word."""
+        """Return the texts with at least one word."""
         kept = [i for i, text in enumerate(self.texts) if words_of(text)]
         clients = None if self.clients is None else [self.clients[i] for i in kept]
         return Texts([self.texts[i] for i in kept], clients)
 
     def split(self, fraction: float) -> tuple[Texts, Texts]:
-        """Split off the last share of each client's texts (of all, without clients)."""
+        """Split off the last share of each client's texts, or of all texts without clients."""
         if not 0 <= fraction < 1:
             raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
         groups = self.clients or ("",) * len(self.texts)
@@ -90,7 +90,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class SplitTexts:
-    """What a source of texts returns: those to train on, and those to test on."""
+    """Training texts and test texts, as a source of texts returns them."""
 
     name: str
     train: Texts
@@ -98,9 +98,9 @@ class SplitTexts:
 
 
 def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
-    """Make a data set: at each place of a text stands what came before, and its label is next.
+    """Make a data set whose inputs are words and whose labels are the next words.
 
-    A text begins with its begin, and its last label is its end, unless it is cut at ``length``.
+    Inputs start with a begin token, and labels end with an end token unless cut at ``length``.
     """
     reading.check()
     name, train, test = source.name, source.train.with_words(), source.test.with_words()
@@ -134,7 +134,7 @@ def text_dataset(source: SplitTexts, reading: Reading) -> Dataset:
 
 
 def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
-    """Return further texts in the form of ``data.x`` and ``data.y``."""
+    """Return new texts in the form of ``data.x`` and ``data.y``, int32 (texts, length) each."""
     assert data.vocabulary is not None  # the caller's: they are texts
     encoded = data.vocabulary.encode(texts)
     if not encoded or not all(encoded):
@@ -144,7 +144,7 @@ def further_texts(texts: Sequence[str], data: Dataset) -> tuple[Tensor, Tensor]:
 
 
 def prompts(texts: Sequence[str], data: Dataset) -> Tensor:
-    """Return texts to be gone on with, int32 (texts, length): of long ones the last words."""
+    """Return prompts to continue, int32 (texts, length); long prompts keep their last words."""
     places = data.input_shape[0]
     assert data.vocabulary is not None  # the caller's: they are texts
     further_texts(texts, data)
@@ -156,7 +156,7 @@ def prompts(texts: Sequence[str], data: Dataset) -> Tensor:
 
 
 def _all_clients(train: Texts, test: Texts) -> tuple[str, ...]:
-    """Return the clients with training texts, then those with test texts only."""
+    """Return the clients with training texts, then the clients with only test texts."""
     own = in_order(train.clients or ())
     return own + in_order(set(test.clients or ()) - set(own))
 

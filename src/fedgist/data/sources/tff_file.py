@@ -1,7 +1,7 @@
-"""Reads TensorFlow Federated's .sqlite files: users, and the examples of each.
+"""Read TensorFlow Federated's .sqlite files: users, and the examples of each user.
 
-A table ``client_metadata`` names the users of each split; ``examples`` holds their examples, each a
-``tf.Example`` in protocol buffers, of which the texts are read here.
+The table ``client_metadata`` lists the users of each split. The table ``examples`` holds each
+example as a ``tf.Example`` in protocol buffers; only its texts are read here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
 
 NEED_PROTOBUF = "TensorFlow Federated's files need protobuf: pip install 'fedgist[text]'"
-# message: its fields with their numbers and types, lists marked by *
+# fields of each message with their numbers and types; * marks lists
 _MESSAGES = {
     "BytesList": {"value": (1, "*bytes")},
     "Feature": {"bytes_list": (1, "BytesList")},
@@ -39,8 +39,8 @@ def users_of(path: Path, split: str) -> list[str]:
 def examples_of(
     path: Path, split: str, users: Sequence[str]
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the examples of some users, each with its user: the texts in it by their names."""
-    # of other users nothing is read
+    """Yield the user and the texts by name of each example of the given users."""
+    # the examples of other users are not read
     query = (
         "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
         "AND client_id IN (SELECT value FROM json_each(?))"
@@ -74,7 +74,7 @@ def _texts_in(blob: object, path: Path) -> dict[str, str]:
 
 @lru_cache
 def _example_class() -> Any:
-    """Return the class of tf.Example, of which only texts are declared."""
+    """Return the class of tf.Example, with only its text fields declared."""
     described = need("google.protobuf.descriptor_pb2", NEED_PROTOBUF)
     pools = need("google.protobuf.descriptor_pool", NEED_PROTOBUF)
     factory = need("google.protobuf.message_factory", NEED_PROTOBUF)

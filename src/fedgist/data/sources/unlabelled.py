@@ -1,4 +1,4 @@
-"""Examples without labels, to predict: an array, a table or images, in the form of a data set."""
+"""Read examples without labels for prediction: an array, a table or images."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _WHITE = 255.0
 
 
 def read_examples(path: str | Path, data: Dataset) -> Tensor:
-    """Return the examples of a file or folder as ``data.x`` holds its own.
+    """Return the examples of a file or folder, in the form of ``data.x`` ``(rows, *shape)``.
 
-    They have the shape, type and units of ``data.x``, and are not normalized. A table is encoded by
-    the columns of ``data``, if it has any. Images are in the order of their paths.
+    The examples have the shape, type and units of ``data.x``, and are not normalized. A table is
+    encoded by the columns of ``data``, if any. Images are in the order of their paths.
     """
     place = expanded_path(path)
     place = existing(place, folder=place.is_dir())
@@ -37,7 +37,7 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
 
 
 def _read(place: Path, name: str, data: Dataset) -> Tensor:
-    """Return the examples of a file or folder by its kind."""
+    """Return the examples of a file or folder, read by its kind."""
     ending = place.suffix.lower()
     if place.is_dir() or ending in ENDINGS:
         return _images(place, name, data)
@@ -56,7 +56,7 @@ def _encoded(table: Table, data: Dataset) -> Tensor:
 
 
 def _array(file: Path) -> Values:
-    """Return the array x of a file, or its only array."""
+    """Return the array x of a file, or its single array."""
 
     def wanted(stored: list[str]) -> list[str]:
         if "x" not in stored and len(stored) != 1:
@@ -68,7 +68,7 @@ def _array(file: Path) -> Values:
 
 
 def _numbers(file: Path, data: Dataset) -> Tensor:
-    """Return the rows of a table that has as many columns of numbers as the data set."""
+    """Return a table (rows, columns) with the same number of numeric columns as the data set."""
     table = load_table(file)
     columns = [Column(name) for name in table.frame.columns]
     if len(data.input_shape) != 1 or len(columns) != data.input_shape[0]:
@@ -77,7 +77,10 @@ def _numbers(file: Path, data: Dataset) -> Tensor:
 
 
 def _images(place: Path, name: str, data: Dataset) -> Tensor:
-    """Return one image, or all those in a folder, in the size and channels of the data set."""
+    """Return one image, or a folder's images, uint8 (rows, channels, height, width).
+
+    Size, channels and scale are those of the data set.
+    """
     shape = data.input_shape
     if data.x.dtype != torch.uint8 or len(shape) != _IMAGE or shape[0] not in CHANNELS:
         kind = "bytes" if data.x.dtype == torch.uint8 else "numbers"
@@ -91,9 +94,9 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
 
 
 def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
-    """Return ``x`` in the shape and type of ``data.x``, if its values fit.
+    """Return ``x`` in the shape and type of ``data.x``; raise DataError for unfit values.
 
-    The dimension of channels may be missing from images of one channel.
+    Images with one channel may lack the channel dimension.
     """
     x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
     if not len(x):

@@ -1,8 +1,8 @@
-"""Reads the arrays of a trained model from .safetensors and .pt files, without running code.
+"""Read a trained model's arrays from .safetensors and .pt files without running code.
 
-A file of torch is a pickle in a zip archive. torch itself reads it here, in its mode that builds
-tensors and plain containers alone. That mode still calls what can be made to count to a billion, so
-the names in the pickle are looked at first: none is called that a state dict does not need.
+A torch file is a pickle in a zip archive. torch reads it in the mode that only builds tensors and
+plain containers. Even this mode calls functions that can be made to run for hours, so the names in
+the pickle are checked first: only names that a state dict needs are allowed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import DataError, first_line
 
 _ZIP = b"PK\x03\x04"
-_PICKLE = b"\x80"  # a file of torch before 1.6, or of pickle itself
-_MOST_NAMES = 2 << 20  # bytes of the pickle, which holds the names of arrays and no numbers
+_PICKLE = b"\x80"  # a file of torch before 1.6, or a bare pickle
+_MOST_NAMES = 2 << 20  # largest size of the pickle, which holds names of arrays and no numbers
 _KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _CALLED = frozenset(
     {
@@ -33,7 +33,7 @@ _CALLED = frozenset(
         *(f"torch {kind}Storage" for kind in _KINDS),
     }
 )
-_NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training keep arrays
+_NESTED = ("state_dict", "model_state_dict", "model")  # keys of arrays in training checkpoints
 
 
 def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
     Parameters
     ----------
     limit
-        The most bytes that the file may have, unpacked: a few times those of the model.
+        Largest unpacked size of the file in bytes: a few times the size of the model.
     """
     size = regular(file).stat().st_size
     _check_size(size, limit, file.name)
@@ -54,7 +54,7 @@ def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
 
 
 def classes_of(file: Path) -> tuple[str, ...]:
-    """Return what ``fedgist export`` wrote of the classes into a ``.safetensors``: their names."""
+    """Return the class names that ``fedgist export`` wrote into a ``.safetensors`` file."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
             found = json.loads((opened.metadata() or {}).get("classes", "[]"))
@@ -70,7 +70,7 @@ def _check_size(size: int, limit: int, what: str) -> None:
 
 
 def _load(file: Path, limit: int) -> object:
-    """Return what is saved in a file; one of torch only if its archive is as torch writes it."""
+    """Return the content of a file; a torch file must have the archive that torch writes."""
     with file.open("rb") as opened:
         start = opened.read(len(_ZIP))
     if start.startswith(_PICKLE):
@@ -94,9 +94,9 @@ def _load(file: Path, limit: int) -> object:
 
 
 def _check_names(content: bytes) -> None:
-    """Raise DataError if a pickle names something that a state dict does not hold."""
+    """Raise DataError if a pickle names something that a state dict does not contain."""
     for opcode, named, _ in pickletools.genops(content):
-        # a state dict names what it calls by GLOBAL alone
+        # a state dict names its functions only by the opcode GLOBAL
         if opcode.name in {"STACK_GLOBAL", "INST"} or (
             opcode.name == "GLOBAL" and named not in _CALLED
         ):
@@ -105,7 +105,7 @@ def _check_names(content: bytes) -> None:
 
 
 def _arrays_of(loaded: object) -> dict[str, Tensor]:
-    """Return the arrays of a state dict, which a checkpoint may hold under one of a few names."""
+    """Return the arrays of a state dict, which a checkpoint may hold under a known key."""
     for key in _NESTED:
         inner = loaded.get(key) if isinstance(loaded, Mapping) else None
         if isinstance(inner, Mapping):

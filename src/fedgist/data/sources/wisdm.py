@@ -1,4 +1,4 @@
-"""WISDM's activity recognition: what people do, from the accelerometers of their phones."""
+"""WISDM activity recognition from the accelerometers of phones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHERE = (
 ACTIVITIES = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
 FILE = "wisdm/WISDM_ar_v1.1_transformed.arff"
 PERSON, ACTIVITY, NUMBER = "user", "class", "UNIQUE_ID"
-_HELD_OUT = 1 / 5  # of each person's rows of each activity
+_HELD_OUT = 1 / 5  # share of each person's rows of each activity
 
 
 def wisdm(*, root: Path | None = None) -> Dataset:
