@@ -104,7 +104,7 @@ def compared(name: str, tree: Path, place: Path) -> bool:
         fedgist(tree, "run", recipe, *words(settings, SMALL), "--out", str(old))
         fedgist(ROOT, "run", str(old / "recipe.toml"), "--out", str(new))
     differences = [*lines_that_differ(old, new), *arrays_that_differ(old, new)]
-    print(f"{name}: {'the same' if not differences else ''}", flush=True)
+    print(f"{name}: {'differs' if differences else 'the same'}", flush=True)
     for text in differences[:5]:
         print(f"  {text}")
     return not differences

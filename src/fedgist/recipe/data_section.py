@@ -110,7 +110,8 @@ class Data(OpenSection):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each client's training rows held out for validation.
 
-    The record then has the columns ``eval/validation/...``. Set it to tune or to stop early.
+    The record then has the columns ``eval/validation/...``. Set it to tune or to stop early. With
+    ``privacy.unit = "record"`` every row is held out independently, with this probability.
     """
     held_out: Annotated[int, Field(ge=0)] = 0
     """Number of training rows held out for validation at the server.
