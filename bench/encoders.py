@@ -20,9 +20,10 @@ import fedgist
 from fedgist.data.dataset import Dataset
 from fedgist.methods.flesd import Ensemble, SimilarityDistillation
 from fedgist.models import MODELS
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.runs.round import context
-from fedgist.world.world import Overrides, make_world
+from fedgist.testing.small_worlds import world_of
 
 PUBLIC, CLIENTS, WIDTH = 10_000, 6, 128
 ROWS, STEPS, BATCH, QUEUE = 64, 10, 128, 2048
@@ -76,7 +77,7 @@ def _data() -> Dataset:
 def _distillation(sent: Tensor) -> Callable[[], None]:
     """Return a function that does some steps of a distillation."""
     recipe = _recipe(batch_size=32)
-    world = make_world(make(recipe), Overrides(data=_data(), public=_images(PUBLIC).numpy()))
+    world = world_of(make(recipe), Overrides(data=_data(), public=_images(PUBLIC).numpy()))
     ctx = context(world.server, 1, "distill-0")
     settings = SimilarityDistillation(epochs=1, batch_size=BATCH, queue=QUEUE)
     ensemble = Ensemble(sent, torch.ones(CLIENTS), torch.zeros(0, 0))

@@ -26,11 +26,13 @@ from fedgist.methods.common import codistillation
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.codistillation import Distillation
 from fedgist.models import MODELS
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import Recipe
 from fedgist.runs.prepare import make_engine, prepare_run
 from fedgist.runs.round import Federation, context
-from fedgist.world.world import Overrides, make_world
+from fedgist.testing.small_worlds import world_of
 
 FEW, MANY = 315, 34_000
 ROWS, ROUNDS = 4, 60
@@ -78,7 +80,7 @@ def _images() -> torch.Tensor:
 
 def _distillation() -> Callable[[], None]:
     """Return a function that does a stage of a distillation, both ways."""
-    world = make_world(*_of_images(2, {}))
+    world = world_of(*_of_images(2, {}))
     ctx = context(world.server, 1, "distill-0")
     settings = Distillation(STEPS, BATCH, temperature=0.5, regularization=0.1)
     frozen = {name: Weights(net.state()) for name, net in world.server.task.starts.items()}
@@ -112,14 +114,13 @@ def _of_images(
 
 def _round() -> Callable[[], None]:
     """Return a function that does a round: clients of both pools, then a distillation."""
-    world, server = prepare_run(
-        *_of_images(
-            len(_images()) // EACH,
-            CLIENTS,
-            train={"num_rounds": 1000, "optimizer": "sgd", "lr": 0.1, "batch_size": LOCAL},
-            method={"name": "merged_codist", "distillation": {"steps": STEPS, "batch_size": BATCH}},
-        )
+    recipe, given = _of_images(
+        len(_images()) // EACH,
+        CLIENTS,
+        train={"num_rounds": 1000, "optimizer": "sgd", "lr": 0.1, "batch_size": LOCAL},
+        method={"name": "merged_codist", "distillation": {"steps": STEPS, "batch_size": BATCH}},
     )
+    world, server = prepare_run(resolve(recipe, given))
     federation = Federation(world.server, make_engine(world), server)
     atexit.register(federation.engine.close)
 

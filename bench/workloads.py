@@ -15,10 +15,12 @@ from torch import nn
 from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
 from fedgist.models import MODELS
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
 from fedgist.runs.prepare import make_engine, prepare_run
 from fedgist.runs.round import Federation
-from fedgist.world.world import Overrides, World
+from fedgist.world.world import World
 
 NEVER = 10**6  # rounds between evaluations: what is timed is training
 
@@ -108,7 +110,8 @@ def opened(
     )
     rows = list(torch.split(torch.arange(work.clients * work.rows), work.rows))
     tests = [rows[0][:1]] * work.clients
-    return prepare_run(recipe, Overrides(work.data(), clients=rows, clients_test=tests))
+    given = Overrides(work.data(), clients=rows, clients_test=tests)
+    return prepare_run(resolve(recipe, given))
 
 
 def plans_of(work: Workload) -> dict[str, Any]:

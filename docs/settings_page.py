@@ -18,8 +18,8 @@ from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.options import options_of
 from fedgist.recipe.model_factories import sizes_of
-from fedgist.recipe.resolve import OF_THE_TASK, PARTS
 from fedgist.recipe.schema import Recipe
+from fedgist.recipe.section_options import OF_THE_TASK, PARTS
 from schema_text import default, in_words, markdown, meanings
 
 PAGE = Path(__file__).parent / "settings.md"

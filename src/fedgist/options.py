@@ -13,14 +13,15 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedgist.errors import RecipeError, did_you_mean, shown
 
 Options = dict[str, Any]  # values by the options' names
+Section = TypeVar("Section", bound=BaseModel)
 LARGEST = 2**63 - 1  # the largest whole number in TOML, and in torch
 DEEPEST = 32  # maximal depth of nested tables
 _WORDS = {
@@ -70,6 +71,15 @@ def checked(kind: Any, value: object, where: str = "") -> Any:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise RecipeError(_first(error, json.loads(text), where, kind)) from error
+
+
+def with_fields(section: Section, values: Mapping[str, object], where: str) -> Section:
+    """Return a pydantic model with other values of some fields, all of which are checked again."""
+    fields = {name: getattr(section, name) for name in section.model_fields_set} | dict(values)
+    try:
+        return type(section).model_validate(fields)
+    except ValidationError as error:
+        raise RecipeError(_first(error, fields, where, type(section))) from error
 
 
 def check_options(

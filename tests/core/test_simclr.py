@@ -20,8 +20,10 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
 from fedgist.errors import InputError
 from fedgist.methods import METHODS
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.world.world import Overrides, World, make_world
+from fedgist.testing.small_worlds import world_of
+from fedgist.world.world import World
 from interrupted import gets_more_rounds
 
 Negatives = Literal["other_view", "all_views"]
@@ -201,7 +203,7 @@ def recipe(**sections: Any) -> dict[str, Any]:
 
 
 def views_of(**sections: Any) -> World:
-    return make_world(make(recipe(**sections)), Overrides(data=pictures()))
+    return world_of(make(recipe(**sections)), Overrides(data=pictures()))
 
 
 def test_a_batch_holds_two_views_of_each_row_drawn_by_the_clients_own_key() -> None:
@@ -232,7 +234,7 @@ def test_every_method_serves_encoders_or_refuses_them(method: str) -> None:
     if small.needs_classes or "codist" in method:
         says = "needs one class for each row|needs two pools"
         with pytest.raises(InputError, match=says):
-            make_world(make(asked), Overrides(data=pictures()))
+            world_of(make(asked), Overrides(data=pictures()))
         return
     line = fedgist.run(asked, data=pictures()).rounds[-1]
     assert 0.0 <= line["eval/client/probe_min"] <= line["eval/client/probe_mean"] <= 1.0
@@ -245,7 +247,7 @@ def test_codistillation_has_no_predictions_to_learn_from() -> None:
     asked["data"]["public"] = {"rows": 8}
     del asked["model"], asked["engine"]
     with pytest.raises(InputError, match="predictions, and objective simclr has none"):
-        make_world(make(asked), Overrides(data=pictures()))
+        world_of(make(asked), Overrides(data=pictures()))
 
 
 @pytest.mark.slow
@@ -341,7 +343,7 @@ def test_what_encoders_have_no_use_for_is_refused(sections: dict[str, Any], says
     if sections.get("objective", {}).get("name") == "classes":
         asked["evaluate"] = {}
     with pytest.raises(InputError, match=says):
-        make_world(make(asked), Overrides(data=data))
+        world_of(make(asked), Overrides(data=data))
 
 
 @pytest.mark.slow

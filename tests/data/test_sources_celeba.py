@@ -13,8 +13,9 @@ from PIL import Image
 
 from fedgist.data.sources.loading import load
 from fedgist.errors import DataError
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.world.world import Overrides, make_world
+from fedgist.testing.small_worlds import world_of
 
 PEOPLE = {"12": [1, 0, 1, 1, 0], "7": [0, 1], "101": [1, 1, 0]}
 
@@ -87,7 +88,7 @@ def test_leafs_own_division_is_taken_where_it_is(place: Path) -> None:
 
 def test_people_are_the_clients(place: Path) -> None:
     raw = {"data": {"name": "celeba", "image_size": 8}, "partition": {"name": "natural"}}
-    world = make_world(make(raw), Overrides(root=place))
+    world = world_of(make(raw), Overrides(root=place))
     assert world.partition.names == ("7", "12", "101")
     assert [len(world.partition.train[i]) for i in range(3)] == [2, 4, 2]
     assert [len(world.partition.test[i]) for i in range(3)] == [0, 1, 1]

@@ -11,7 +11,7 @@ import torch
 from fedgist.data.sources.loading import load
 from fedgist.errors import InputError
 from fedgist.recipe.reading import make
-from fedgist.world.world import make_world
+from fedgist.testing.small_worlds import world_of
 
 
 def test_classes_and_clients_are_those_of_the_paper() -> None:
@@ -47,7 +47,7 @@ def test_points_are_the_same_everywhere_and_others_for_another_seed() -> None:
     assert load("circle").x[:2].tolist() == first
     assert not torch.equal(load("circle", seed=0).x, load("circle", seed=1).x)
     recipe = {"data": {"name": "circle"}, "partition": {"name": "natural"}}
-    worlds = [make_world(make({**recipe, "seed": seed})) for seed in (0, 1)]
+    worlds = [world_of(make({**recipe, "seed": seed})) for seed in (0, 1)]
     for seed, world in enumerate(worlds):
         assert torch.equal(world.data.x, load("circle", seed=seed).x)
         assert world.partition.names == ("left", "right")

@@ -15,7 +15,7 @@ from fedgist.data.sources.loading import load
 from fedgist.data.sources.wisdm import ACTIVITIES, FILE
 from fedgist.errors import DataError
 from fedgist.recipe.reading import make
-from fedgist.world.world import make_world
+from fedgist.testing.small_worlds import world_of
 
 # the head of the file as WISDM wrote it: blanks around values, and none before a brace
 HEAD = """@relation activity_recognition_labeled
@@ -134,7 +134,7 @@ def test_the_real_file() -> None:
     count = {group: int(len(members) / 5 + 0.5) for group, members in held.items()}
     assert sum(count.values()) == len(data.y_test)
     assert sum(cells.count("?") for cells in lines) == 615
-    world = make_world(make({"data": {"name": "wisdm"}, "partition": {"name": "natural"}}))
+    world = world_of(make({"data": {"name": "wisdm"}, "partition": {"name": "natural"}}))
     assert len(world.partition.train) == 36
     for client, name in enumerate(data.client_names):
         expected = sum(size for (user, _), size in count.items() if user == name)

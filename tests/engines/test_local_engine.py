@@ -22,14 +22,15 @@ from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
+from fedgist.recipe.overrides import Group
 from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
 from fedgist.runs.prepare import host_settings, prepare_run
 from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.world.models import Group
-from fedgist.world.world import Overrides, World
+from fedgist.world.world import World
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -378,5 +379,5 @@ def test_workers_that_would_have_nothing_to_do_are_left_out_with_a_note(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert host_settings(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
     recipe = make({"engine": {"workers": 150, "cohort_size": 2}, "clients": {"num_clients": 3}})
-    opened, _ = prepare_run(recipe, Overrides())
+    opened, _ = prepare_run(resolve(recipe))
     assert any("engine.workers = 150 is lowered to 3: more" in n for n in opened.server.notes)

@@ -15,13 +15,14 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.privacy import Privacy, PrivateSteps
 from fedgist.data.dataset import Dataset
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world
+from fedgist.testing.small_worlds import ALONE, SIZES, federation, local_engine, world, world_of
 from fedgist.training import local_training, private_steps
 from fedgist.training.cohort import Clients, Cohort
 from fedgist.training.stacking_plan import Plan
 from fedgist.world import privacy_budget
-from fedgist.world.world import Overrides, World, make_world
+from fedgist.world.world import World
 
 ALL_IN, SOME = 1.0, 0.5
 
@@ -250,4 +251,4 @@ def convolutional_world(sections: dict[str, Any]) -> World:
     raw = {k: v for k, v in sections.items() if k != "given"}
     raw |= {"method": {"name": "fedlog"}, "engine": {"workers": 1}}
     raw["train"] = raw["train"] | {"optimizer": "sgd", "num_rounds": 2}
-    return make_world(make(raw), Overrides(**sections["given"]))
+    return world_of(make(raw), Overrides(**sections["given"]))

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedgist
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.testing.small_worlds import blobs, rows
-from fedgist.world.world import Overrides, make_world
+from fedgist.testing.small_worlds import blobs, rows, world_of
 
 import outside_models as own  # isort: skip
 
@@ -111,7 +111,7 @@ def test_weights_may_start_from_a_truncated_normal_distribution_and_biases_from_
     else:
         recipe |= {"clients": {"pools": {"mlp": {"model": "mlp", **model}}}}
         recipe |= {"method": {"name": "fedadam"}}
-    start = make_world(make(recipe), Overrides(data=blobs(), clients=rows())).server.task.starts[
+    start = world_of(make(recipe), Overrides(data=blobs(), clients=rows())).server.task.starts[
         "mlp"
     ]
     weight = start.params["3.weight"]

@@ -19,8 +19,8 @@ from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import make
 from fedgist.runs.columns import of_all
 from fedgist.runs.evaluation import check_evaluation
+from fedgist.testing.small_worlds import world_of
 from fedgist.world.data import client_number
-from fedgist.world.world import make_world
 
 RNG = np.random.default_rng(0)
 HOSPITALS = ["north", "south", "[/red]"]
@@ -83,7 +83,7 @@ def test_commands_take_names(tmp_path: Path, command: str) -> None:
 
 
 def test_a_name_goes_before_a_number(tmp_path: Path) -> None:
-    world = make_world(make(recipe(hospitals(tmp_path, ["1", "2", "10"]))))
+    world = world_of(make(recipe(hospitals(tmp_path, ["1", "2", "10"]))))
     found = {who: client_number(world.partition, who) for who in ("1", "10", "0", 1)}
     assert found == {"1": 0, "10": 2, "0": 0, 1: 1}
     for who in ("3", -1, "-1", "", "9" * 5000, "٢"):
@@ -93,7 +93,7 @@ def test_a_name_goes_before_a_number(tmp_path: Path) -> None:
 
 def test_clients_of_other_partitions_have_numbers(tmp_path: Path) -> None:
     file = hospitals(tmp_path, HOSPITALS)
-    world = make_world(make(recipe(file, partition={"name": "iid"}, clients={"num_clients": 2})))
+    world = world_of(make(recipe(file, partition={"name": "iid"}, clients={"num_clients": 2})))
     assert world.partition.names == ()
     with pytest.raises(
         RecipeError, match=r"there is no client north; this run has clients 0\.\.1$"
@@ -191,9 +191,9 @@ def test_the_server_needs_moments_of_its_own(
     asked = recipe(tmp_path / "raw.npz", evaluate=evaluate, method={"name": "fedavg"})
     asked["data"]["normalize"] = "client"
     with pytest.raises(RecipeError, match=message):
-        check_evaluation(make_world(make(asked)).server)
+        check_evaluation(world_of(make(asked)).server)
     asked["data"] |= {"mean": [5.0], "std": [2.0, 3.0, 4.0]}
-    world = make_world(make(asked))
+    world = world_of(make(asked))
     whole = world.server.task.test_sets["all"].batch(torch.arange(12).unsqueeze(0)).x[0]
     by_hand = (world.data.x_test.double() - 5) / torch.tensor([2.0, 3.0, 4.0])
     assert whole.numpy() == pytest.approx(by_hand.numpy(), rel=1e-5)
@@ -231,7 +231,7 @@ def test_moments_of_the_recipe_are_checked(tmp_path: Path) -> None:
         ({"mean": [float("nan")], "std": [1.0]}, r"data.mean.*must be a finite"),
     ):
         with pytest.raises((RecipeError, DataError), match=message):
-            make_world(make(recipe(tmp_path / "raw.npz", data=data)))
+            world_of(make(recipe(tmp_path / "raw.npz", data=data)))
 
 
 def test_a_file_of_who_is_online_is_an_ordinary_file(tmp_path: Path) -> None:
@@ -244,5 +244,5 @@ def test_a_file_of_who_is_online_is_an_ordinary_file(tmp_path: Path) -> None:
         with pytest.raises(
             RecipeError, match=r"clients.availability: .* is not a file of"
         ) as error:
-            make_world(make(asked))
+            world_of(make(asked))
         assert "\n" not in str(error.value)

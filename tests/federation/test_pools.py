@@ -22,7 +22,7 @@ from fedgist.core.training import Pool
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
 from fedgist.errors import RecipeError
-from fedgist.recipe.model_factories import PoolTable
+from fedgist.recipe.model_factories import PoolTable, whole_model
 from fedgist.recipe.reading import make
 from fedgist.recipe.schema import ModelSection
 from fedgist.report import run_files
@@ -51,8 +51,10 @@ def pooled(method: str = "fedavg", pools: Mapping[str, Any] = POOLS, **sections:
     seed=st.integers(0, 99),
 )
 def test_each_pool_is_drawn_from_alone(sizes: list[int], online: set[int], seed: int) -> None:
-    tables = {f"p{i}": PoolTable(ModelSection(), size) for i, size in enumerate(sizes)}
-    tables["all"] = PoolTable(ModelSection())
+    tables = {
+        f"p{i}": PoolTable(whole_model(ModelSection()).model, size) for i, size in enumerate(sizes)
+    }
+    tables["all"] = PoolTable(whole_model(ModelSection()).model)
     members = members_of_pools(tables, 12, random.key(seed))
     assert [len(set(of)) for of in members.values()] == [*sizes, 12]
     names = architectures_by_client(members, 12)

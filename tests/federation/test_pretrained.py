@@ -23,9 +23,10 @@ import fedgist
 from fedgist.data.sources.weights_file import read_weights
 from fedgist.errors import DataError, RecipeError
 from fedgist.models import MODELS
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.testing.small_worlds import blobs
-from fedgist.world.world import Overrides, World, make_world
+from fedgist.testing.small_worlds import blobs, world_of
+from fedgist.world.world import World
 
 LIMIT = 1 << 20
 Arrays = dict[str, Tensor]
@@ -45,7 +46,7 @@ def names() -> list[str]:
 
 def opened(file: Path, **sections: Any) -> World:
     raw = {"model": {"name": "mlp", "hidden": [5], "weights": str(file)}, **sections}
-    return make_world(make(raw), Overrides(data=blobs()))
+    return world_of(make(raw), Overrides(data=blobs()))
 
 
 def start(world: World, architecture: str = "mlp") -> Arrays:
@@ -94,7 +95,7 @@ def test_another_head_keeps_its_random_start_and_is_named(tmp_path: Path) -> Non
     torch.save(arrays, tmp_path / "w.pt")
     world, plain = (
         opened(tmp_path / "w.pt"),
-        make_world(make({"model": {"name": "mlp", "hidden": [5]}}), Overrides(data=blobs())),
+        world_of(make({"model": {"name": "mlp", "hidden": [5]}}), Overrides(data=blobs())),
     )
     assert all(torch.equal(start(world)[name], arrays[name]) for name in body)
     assert all(torch.equal(start(world)[name], start(plain)[name]) for name in (weight, bias))
@@ -123,7 +124,7 @@ def test_a_head_of_other_classes_is_not_the_start(tmp_path: Path) -> None:
         ('["cat", "owl", "dog"]', named, True),
     ):
         safetensors.torch.save_file(weights(), file, {"classes": said})
-        made = make_world(make(raw), Overrides(data=data))
+        made = world_of(make(raw), Overrides(data=data))
         note = "w.safetensors: the head keeps its random start: class 1 is 'owl' in the file, 'dog'"
         assert [n.startswith(note) for n in made.server.notes] == [True] * random_head
         same = [torch.equal(array, weights()[name]) for name, array in start(made).items()]
@@ -166,7 +167,7 @@ def test_each_architecture_may_have_its_file_and_batch_norm_keeps_its_statistics
     )
     tables = {"resnet9": {"share": 1, "weights": str(file)}, "mlp": 1.0}
     raw = {"method": {"name": "local"}, "clients": {"num_clients": 2, "architectures": tables}}
-    world = make_world(make(raw), Overrides(data=data))
+    world = world_of(make(raw), Overrides(data=data))
     buffers = world.server.task.starts["resnet9"].buffers
     assert buffers
     assert all(bool((b == 2).all()) for b in buffers.values())

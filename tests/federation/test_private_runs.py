@@ -47,10 +47,11 @@ from fedgist.testing.small_worlds import (
     rows,
     trace,
     world,
+    world_of,
 )
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.privacy_budget import check_rows
-from fedgist.world.world import World, make_world
+from fedgist.world.world import World
 from interrupted import StopAfter, bare
 
 # in Python, what is promised and on which condition is a warning
@@ -427,9 +428,9 @@ def test_what_is_measured_on_the_rows_is_stated_or_refused(
         return
     if says:
         with pytest.raises(RecipeError, match=f"privacy.unit = '{unit}': .*{says}"):
-            make_world(make(raw))
+            world_of(make(raw))
     else:
-        make_world(make(raw))
+        world_of(make(raw))
 
 
 @pytest.mark.parametrize("stated", [{}, {"normalize": "none"}, {"mean": [0.0], "std": [1.0]}])

@@ -11,11 +11,12 @@ import torch
 
 import fedgist
 from fedgist.errors import InputError, RecipeError
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.studies.tune import OBJECTIVE, Tuner
-from fedgist.testing.small_worlds import blobs, rows
-from fedgist.world.world import Overrides, World, make_world
+from fedgist.testing.small_worlds import blobs, rows, world_of
+from fedgist.world.world import World
 
 DIGITS = 1442  # training rows
 SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'
@@ -23,7 +24,7 @@ SPACE = '["method.server.lr"]\nlow = 0.01\nhigh = 0.1\n'
 
 def made(public: dict[str, Any] | None = None, **data: Any) -> World:
     section = {} if public is None else {"public": public}
-    return make_world(make({"data": section | data, "method": {"name": "fedadam"}}))
+    return world_of(make({"data": section | data, "method": {"name": "fedadam"}}))
 
 
 def test_public_rows_and_rows_held_out_are_no_clients() -> None:
@@ -36,7 +37,7 @@ def test_public_rows_and_rows_held_out_are_no_clients() -> None:
     assert world.public is not None
     assert not bool(world.public.y.any())  # labels that nobody may see are not there
     held: Any = task.test_sets["validation"]
-    whole = make_world(make({})).data.x.flatten(1).tolist()
+    whole = world_of(make({})).data.x.flatten(1).tolist()
     taken = [x.flatten(1).tolist() for x in (world.public.x, world.data.x, held.x)]
     assert sorted(itertools.chain(*taken)) == sorted(whole)  # each row is in one place
 
@@ -95,7 +96,7 @@ def test_so_many_rows_of_the_largest_client_may_be_public() -> None:
     for seed in (0, 1):
         section = {"client": "largest", "rows": 150}
         recipe = {"data": {"public": section}, "seed": seed, "method": {"name": "fedavg"}}
-        world = make_world(make(recipe))
+        world = world_of(make(recipe))
         counts = world.population.train.counts.tolist()
         largest = counts.index(max(counts))
         assert world.server.task.public_client == largest
@@ -109,16 +110,16 @@ def test_so_many_rows_of_the_largest_client_may_be_public() -> None:
 def test_given_rows_take_the_place_of_the_recipes() -> None:
     given = Overrides(data=blobs(), clients=rows(), public=blobs(seed=1).x.numpy())
     recipe: dict[str, Any] = {"clients": {"num_clients": 5}}
-    assert make_world(make(recipe), given).public is not None
+    assert world_of(make(recipe), given).public is not None
     recipe["data"] = {"public": {"rows": 3}}
     with pytest.raises(RecipeError, match=r"data\.public names rows, and public= gives others"):
-        make_world(make(recipe), given)
+        world_of(make(recipe), given)
     listed = Overrides(data=blobs(), clients=rows())
     with pytest.raises(RecipeError, match=r"data\.public.rows are taken out of the training rows"):
-        make_world(make(recipe), listed)
+        world_of(make(recipe), listed)
     recipe["data"] = {"held_out": 3}
     with pytest.raises(RecipeError, match=r"data\.held_out are taken out of the training rows"):
-        make_world(make(recipe), listed)
+        world_of(make(recipe), listed)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_given_rows_take_the_place_of_the_recipes() -> None:
 )
 def test_what_is_wrong_is_named(data: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        make_world(make({"data": data}))
+        world_of(make({"data": data}))
     assert "\n" not in str(caught.value)
 
 
@@ -171,7 +172,7 @@ def test_rows_held_out_are_read_also_where_clients_are_judged() -> None:
     assert 0.0 < line["eval/validation/accuracy_mean"] < 1.0
     assert "eval/client/accuracy_mean" in line
     with pytest.raises(InputError, match=r"data\.held_out = 200: .*local"):
-        check_evaluation(make_world(make(recipe | {"method": {"name": "local"}})).server)
+        check_evaluation(world_of(make(recipe | {"method": {"name": "local"}})).server)
 
 
 @pytest.mark.slow

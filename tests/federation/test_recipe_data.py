@@ -12,7 +12,8 @@ from fedgist.world.data import read_data
 
 def rows_of(**settings: object) -> torch.Tensor:
     seed = settings.pop("seed", 0)
-    return read_data(make({"seed": seed, "data": {"name": "digits", **settings}})).x
+    recipe = make({"seed": seed, "data": {"name": "digits", **settings}})
+    return read_data(recipe.data, recipe.seed).x
 
 
 def test_the_first_rows_or_random_ones() -> None:

@@ -22,8 +22,9 @@ from fedgist.data.vocabulary import Vocabulary
 from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.models.lstm import word_lstm
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
-from fedgist.world.world import Overrides, make_world
+from fedgist.testing.small_worlds import world_of
 from interrupted import gets_more_rounds
 
 WORDS, LENGTH, CLIENTS = 12, 6, 4
@@ -94,7 +95,7 @@ class Plain:
 
 def test_fedavg_on_texts_is_a_plain_average_of_plain_steps() -> None:
     data = texts()
-    small = make_world(make(recipe()), Overrides(data=data))
+    small = world_of(make(recipe()), Overrides(data=data))
     start = small.server.task.starts["word_lstm"]
     # whole batches, so that their order does not matter
     sections: dict[str, Any] = {"train": {"num_rounds": 1, "batch_size": 7}}
@@ -148,10 +149,10 @@ def test_every_method_serves_texts_or_refuses_them(method: str) -> None:
     asked = recipe(method={"name": method}, evaluate={"on": "client"}, train={"num_rounds": 1})
     if METHODS[method].needs_classes:
         with pytest.raises(InputError, match="needs one class for each row"):
-            make_world(make(asked), Overrides(data=texts()))
+            world_of(make(asked), Overrides(data=texts()))
     elif method == "flesd":
         with pytest.raises(InputError, match="texts have one at each place"):
-            make_world(make(asked), Overrides(data=texts()))
+            world_of(make(asked), Overrides(data=texts()))
     elif "codist" not in method:  # these need pools: below
         line = fedgist.run(asked, data=texts()).rounds[-1]
         assert 0.0 <= line["eval/client/accuracy_mean"] <= 1.0
@@ -205,7 +206,7 @@ def test_pools_of_texts_learn_from_each_other() -> None:
     assert line["server/distillation/small"] > 0
     mixed = options | {"distillation": distillation | {"mixup": 2}}
     with pytest.raises(InputError, match="mixup mixes numbers: texts cannot be mixed"):
-        make_world(make(pools("merged_codist", **mixed) | public), Overrides(data=texts(2)))
+        world_of(make(pools("merged_codist", **mixed) | public), Overrides(data=texts(2)))
 
 
 def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
@@ -214,14 +215,14 @@ def test_public_texts_are_read_as_the_clients_are(tmp_path: Path) -> None:
     public = {"name": "text_file", "file": str(file), "test_fraction": 0.0}
     options = {"server": {"lr": 0.01}, "distillation": {"steps": 2, "batch_size": 2}}
     asked = pools("merged_codist", **options) | {"data": {"public": public}}
-    world = make_world(make(asked), Overrides(data=texts()))
+    world = world_of(make(asked), Overrides(data=texts()))
     assert world.public is not None
     assert world.public.x.shape == (2, LENGTH)  # as long as the clients'
     wrong = {"data": {"public": public | {"tokenizer": "wordpiece"}}}
     with pytest.raises(InputError, match=r"data.public.tokenizer: unknown"):
-        make_world(make(asked | wrong), Overrides(data=texts()))
+        world_of(make(asked | wrong), Overrides(data=texts()))
     with pytest.raises(InputError, match="public: texts cannot be given so"):
-        make_world(make(pools("merged_codist")), Overrides(data=texts(), public=["w1 w2"]))
+        world_of(make(pools("merged_codist")), Overrides(data=texts(), public=["w1 w2"]))
 
 
 @pytest.mark.slow
@@ -244,7 +245,7 @@ def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
     for pool, pattern in (("small", "*/answer"), ("large", "*/question")):
         asked["clients"]["pools"][pool]["clients"] = pattern
     asked["evaluate"] = {"on": "global", "sets": {"answers": {"clients": "*/answer"}}}
-    world = make_world(make(asked), Overrides(data=data))
+    world = world_of(make(asked), Overrides(data=data))
     assert [c.architectures for c in world.server.clients] == [("large",), ("small",)] * 2
     chosen: Any = world.server.task.test_sets["answers"]
     assert torch.equal(chosen.y, data.y_test[(owners == 1) | (owners == 3)])
@@ -252,21 +253,21 @@ def test_pools_and_test_sets_may_be_of_clients_by_name() -> None:
     assert 0.0 <= line["eval/global/large/answers/accuracy"] <= 1.0
     asked["clients"]["pools"]["large"]["clients"] = "*/title"
     with pytest.raises(InputError, match=r"'\*/title' matches none of the clients: ann/question"):
-        make_world(make(asked), Overrides(data=data))
+        world_of(make(asked), Overrides(data=data))
     asked["clients"]["pools"]["large"]["clients"] = "*/question"
     asked["partition"] = {"name": "iid"}
     with pytest.raises(InputError, match="the clients of this partition have no names"):
-        make_world(make(asked), Overrides(data=data))
+        world_of(make(asked), Overrides(data=data))
     asked["evaluate"]["sets"]["answers"] = {"clients": "*", "classes": [1]}
     with pytest.raises(InputError, match="a test set is of classes or of clients: give one"):
         make(asked)
 
 
 def test_each_client_keeps_a_text_when_rows_are_held_out() -> None:
-    world = make_world(make(recipe(data={"held_out": 12})), Overrides(data=texts()))
+    world = world_of(make(recipe(data={"held_out": 12})), Overrides(data=texts()))
     assert [len(world.partition.train[client]) for client in range(CLIENTS)] == [1] * CLIENTS
     with pytest.raises(InputError, match=r"held_out = 13.*each one of its own: 12 are left"):
-        make_world(make(recipe(data={"held_out": 13})), Overrides(data=texts()))
+        world_of(make(recipe(data={"held_out": 13})), Overrides(data=texts()))
 
 
 @pytest.mark.parametrize(
@@ -293,13 +294,13 @@ def test_what_texts_do_not_have_is_refused(sections: dict[str, Any], says: str) 
     if "model" in sections:
         asked["model"] = sections["model"]
     with pytest.raises(InputError, match=says) as caught:
-        make_world(make(asked), Overrides(data=texts()))
+        world_of(make(asked), Overrides(data=texts()))
     assert "\n" not in str(caught.value)
 
 
 def test_rows_that_are_no_texts_have_no_next_word() -> None:
     with pytest.raises(InputError, match=r"objective.name = 'next_word': digits has no texts"):
-        make_world(make({"objective": {"name": "next_word"}, "model": {"name": "mlp"}}))
+        world_of(make({"objective": {"name": "next_word"}, "model": {"name": "mlp"}}))
 
 
 @pytest.mark.parametrize(
@@ -362,15 +363,15 @@ def test_models_of_texts_go_on_and_are_exported(tmp_path: Path) -> None:
             program = torch.export.load(out).module()
             torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
     again = {"model": MODEL | {"weights": str(out)}}
-    assert not make_world(make(asked | again)).server.notes
+    assert not world_of(make(asked | again)).server.notes
     renamed = file.read_text("utf-8").replace("w8", "v8")
     (tmp_path / "others.jsonl").write_text(renamed, "utf-8")
     others = {"data": table | {"file": str(tmp_path / "others.jsonl")}}
     with pytest.raises(RecipeError, match=r"word \d+ is 'w\d+' in the file, '[vw]\d+' in the data"):
-        make_world(make(asked | again | others))
+        world_of(make(asked | again | others))
     longer = tmp_path / "longer.jsonl"
     longer.write_text('{"body": "w1 w2. w3 w4!", "who": 1}\n')
-    judged = make_world(make(asked | {"data": table | {"test_file": str(longer)}}))
+    judged = world_of(make(asked | {"data": table | {"test_file": str(longer)}}))
     found = json.loads(answered("evaluate", str(folder), str(longer), "--json"))
     assert found["rows"] == len(judged.data.y_test) == 2  # sentences, as in the run
     more.write_bytes(b"\xff\xfe\xff")

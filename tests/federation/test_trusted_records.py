@@ -20,10 +20,10 @@ from fedgist.core.method import Context, Phase
 from fedgist.data.dataset import Dataset
 from fedgist.errors import CheckpointError, DataError, InputError, RecipeError
 from fedgist.methods.fedavg import FedAvg
+from fedgist.recipe.overrides import Overrides
 from fedgist.runs import atomic_files, checkpoint, digests, resuming, runner
 from fedgist.runs.record import STATE, Record, read_lines
 from fedgist.testing.small_worlds import blobs
-from fedgist.world.world import Overrides
 from interrupted import StopAfter, bare
 
 ROUNDS = 6
@@ -445,7 +445,9 @@ def test_what_was_given_is_recorded_as_given(tmp_path: Path) -> None:
     run(tmp_path / "run", model=module)
     text = (tmp_path / "run" / "recipe.toml").read_text()
     assert text.count('name = "given"') == 3
-    with pytest.raises(RecipeError, match=r"data.name = 'given': it was given in Python, as data="):
+    with pytest.raises(
+        RecipeError, match=r"model.name = 'given': it was given in Python, as model="
+    ):
         runner.load_run(tmp_path / "run")
     for argument, section in (("data", {"name": "mnist"}), ("clients", {"alpha": 1.0})):
         table = {"data": "data", "clients": "partition"}[argument]

@@ -10,6 +10,7 @@ import pytest
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make, read
+from fedgist.recipe.resolve import resolve
 from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.paper_comparison import side_by_side
@@ -88,7 +89,7 @@ def test_an_unknown_variant_is_one_line_with_those_there_are(
     file: Path, setting: str, says: str
 ) -> None:
     with pytest.raises(RecipeError, match=says) as caught:
-        read(file, [setting])
+        resolve(read(file, [setting]))
     assert "\n" not in str(caught.value)
 
 

@@ -40,9 +40,10 @@ from fedgist.testing.small_worlds import (
     trace,
     without_times,
     world,
+    world_of,
 )
 from fedgist.training.stacking_plan import Plan
-from fedgist.world.world import World, make_world
+from fedgist.world.world import World
 from interrupted import CTRL_C, KILL, goes_on
 
 HIDDEN = {"small": [4], "large": [8, 6], "other": [5]}
@@ -339,7 +340,7 @@ def test_what_is_wrong_is_named(settings: list[str], says: str) -> None:
         "method": {"name": "merged_codist"},
     }
     with pytest.raises(InputError, match=says) as caught:
-        make_world(make(raw, settings))
+        world_of(make(raw, settings))
     assert "\n" not in str(caught.value)
 
 

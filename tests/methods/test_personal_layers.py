@@ -22,8 +22,7 @@ from fedgist.methods.fedrep import FedRep
 from fedgist.methods.lg_fedavg import LGFedAvg
 from fedgist.recipe.reading import make
 from fedgist.testing import check_laws
-from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world
-from fedgist.world.world import make_world
+from fedgist.testing.small_worlds import SIZES, federation, trace, with_method, world, world_of
 from plain_clients import EPOCHS, EVERYBODY, HIDDEN, Groups, Plain, held, layers_of, two_models
 
 
@@ -188,4 +187,4 @@ def test_a_part_that_the_net_does_not_have_is_refused_before_the_first_round() -
 @pytest.mark.parametrize("method", ["fedper", "fedrep"])
 def test_the_default_goes_with_the_default_model(method: str) -> None:
     # seen: two local layers, of the default model's two
-    make_world(make({"method": {"name": method}}))
+    world_of(make({"method": {"name": method}}))

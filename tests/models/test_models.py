@@ -17,7 +17,7 @@ from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
 from fedgist.models import MODELS
 from fedgist.recipe.reading import make
-from fedgist.world.world import make_world
+from fedgist.testing.small_worlds import world_of
 
 GRAY, COLOR, TEXT = (1, 28, 28), (3, 32, 32), (9,)
 
@@ -241,7 +241,7 @@ def test_mobilenet_stacks() -> None:
 def test_a_last_activation_that_cannot_be_is_named(model: dict[str, Any], says: str) -> None:
     digits = {"data": {"train_rows": 100}, "train": {"num_rounds": 1}, "model": model}
     with pytest.raises(RecipeError, match=says) as caught:
-        make_world(make(digits))
+        world_of(make(digits))
     assert "\n" not in str(caught.value)
 
 

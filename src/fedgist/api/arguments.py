@@ -12,13 +12,13 @@ from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.method_loading import checked_class, identity
+from fedgist.recipe.overrides import Group, RowLists
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
-from fedgist.world.client_lists import Clients
-from fedgist.world.models import Group, module_group
+from fedgist.world.models import module_group
 
 
-def clients_of(clients: object, argument: str) -> Clients | None:
+def clients_of(clients: object, argument: str) -> RowLists | None:
     """Return the values given for each client: a list in order, or a mapping by name.
 
     Raises
@@ -36,7 +36,7 @@ def clients_of(clients: object, argument: str) -> Clients | None:
             ", or a mapping of names to rows"
         )
     if isinstance(clients, Mapping):
-        found: Clients = {str(name): rows for name, rows in clients.items()}
+        found: RowLists = {str(name): rows for name, rows in clients.items()}
     else:
         found = list(clients)
     if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
@@ -71,11 +71,11 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
             "the object, and remove it from the recipe"
         )
     name, options = identity(method)
-    return recipe.model_copy(update={"method": MethodSection(name=name, **options)})
+    return recipe.changed({"method": MethodSection(name=name, **options)})
 
 
 def groups_of(
-    model: object, clients: Clients | None, *, own_start: bool
+    model: object, clients: RowLists | None, *, own_start: bool
 ) -> dict[str, Group] | None:
     """Return the groups of clients with one model each, from a module, a factory or a mapping.
 

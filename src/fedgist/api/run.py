@@ -24,12 +24,11 @@ from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.in_memory import in_memory
 from fedgist.errors import RecipeError
+from fedgist.recipe.overrides import Overrides, apply_overrides
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
 from fedgist.runs import runner
 from fedgist.runs.record import RECIPE, Line
 from fedgist.runs.round import Observer
-from fedgist.world.overrides import apply_overrides
-from fedgist.world.world import Overrides
 
 
 def run(

@@ -16,6 +16,7 @@ from fedgist.data.sources.text_file import read_further
 from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError, RecipeError, one_of
+from fedgist.recipe.overrides import Overrides
 from fedgist.report.escapes import csv_text
 from fedgist.report.formatting import percent
 from fedgist.report.sheet import Sheet
@@ -27,7 +28,7 @@ from fedgist.runs.finished.trained_models import sayable, server_net, trained_mo
 from fedgist.runs.record import to_json
 from fedgist.runs.round import Federation
 from fedgist.world.data import client_number
-from fedgist.world.world import Overrides, World
+from fedgist.world.world import World
 
 
 def predict(
@@ -72,7 +73,7 @@ def _write(lines: Sequence[Sequence[str]], out: Path | None) -> None:
 
 def _field(world: World) -> str:
     """Return the name of the text field in the recipe's data files."""
-    return str(world.server.recipe.data.options.get("text", "text"))
+    return str(world.server.setup.data.options.get("text", "text"))
 
 
 def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
@@ -91,13 +92,13 @@ def _say_accuracy(data: Path, world: World, predicted: Tensor) -> None:
 def _labelled(data: Path, world: World) -> tuple[Tensor, Tensor | None]:
     """Return the examples (rows, ...) of a file, and their labels (rows,) or None."""
     if world.data.text:
-        cut = bool(world.server.recipe.data.options.get("sentences", True))
+        cut = bool(world.server.setup.data.options.get("sentences", True))
         return further_texts(read_further(data, _field(world), sentences=cut), world.data)
     return read_examples(data, world.data), _labels(data, world)
 
 
 def _labels(data: Path, world: World) -> Tensor | None:
-    column = world.server.recipe.data.options.get("label")
+    column = world.server.setup.data.options.get("label")
     return read_labels(data, world.data, column if isinstance(column, str) else None)
 
 

@@ -122,10 +122,10 @@ def export_(
     fedgist export runs/mine --client 3 -o site.onnx
     fedgist export runs/mine --client server/large -o large.pt2
     """
+    from fedgist.recipe.overrides import Overrides
     from fedgist.runs import runner
     from fedgist.runs.finished.model_files import check_format, export
     from fedgist.runs.finished.trained_models import SERVER, trained_model
-    from fedgist.world.world import Overrides
 
     check_format(out)
     federation, world = runner.load_run(folder, Overrides(root=data_root))

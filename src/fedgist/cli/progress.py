@@ -90,7 +90,7 @@ class Live:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
         self.sent, self.accuracy = 0, "-"
-        self.name = printable(server.recipe.method.name)
+        self.name = printable(server.setup.method_name)
         self.column, _ = main_column(server)
         self.progress.reset(
             self.bar,
@@ -153,7 +153,7 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
 def main_column(server: ServerContext) -> tuple[str, str]:
     """Return the column of the objective's first metric, and its title in lower case."""
     metric = server.task.objective.metrics[0]
-    if server.recipe.evaluate.on != "global":
+    if server.setup.evaluate.on != "global":
         return over_clients("client", metric.name), metric.title.lower()
     alone = len(server.task.architectures) == 1
     column = of_all(metric.name) if alone else over_models(metric.name)
@@ -163,9 +163,9 @@ def main_column(server: ServerContext) -> tuple[str, str]:
 def title(server: ServerContext, folder: str) -> str:
     """Return a one-line title: method, data, number of clients, models, seed and folder."""
     where = f" -> {folder}" if folder else ""
-    clients = f"{server.recipe.clients.num_clients} clients"
+    clients = f"{server.num_clients} clients"
     models = ", ".join(server.task.architectures)
-    method, seed = server.recipe.method.name, server.recipe.seed
+    method, seed = server.setup.method_name, server.setup.seed
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{where}"
 
 

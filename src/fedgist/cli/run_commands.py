@@ -129,8 +129,8 @@ def forget(
     --------
     fedgist forget runs/mine --client 3 && fedgist run --resume runs/mine
     """
+    from fedgist.recipe.overrides import Overrides
     from fedgist.runs import forgetting
-    from fedgist.world.world import Overrides
 
     number = forgetting.forget(folder, client, Overrides(root=data_root))
     console().print(words(f"the server of {folder} keeps nothing of client {number}"))
@@ -152,11 +152,13 @@ def partition(
     fedgist partition demo --set partition.classes_per_client=2 --png partition.png
     """
     parsed = read(find_recipe(recipe), settings or [])
+    from fedgist.recipe.overrides import Overrides
+    from fedgist.recipe.resolve import resolve
     from fedgist.report.pictures import partition_png
     from fedgist.world.data import class_counts
-    from fedgist.world.world import Overrides, make_world
+    from fedgist.world.world import make_world
 
-    world = make_world(parsed, Overrides(root=data_root))
+    world = make_world(resolve(parsed, Overrides(root=data_root)))
     split = class_counts(world.data, world.partition)
     counts = split["train"]
     screen = console()
@@ -183,7 +185,7 @@ def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> S
     sizes_in_order = sorted(sum(line) for line in counts)
     shown = f"classes: 0 to {world.data.num_classes - 1} from the left, darker is more. "
     return Sheet(
-        f"{world.data.name}, {world.server.recipe.partition.name}",
+        f"{world.data.name}, {world.server.setup.partition.name}",
         ("client", "train", "valid", "test", "model", "" if text else "classes"),
         tuple(lines),
         f"rows of each client; {'' if text else shown}{len(counts)} clients; training rows: "

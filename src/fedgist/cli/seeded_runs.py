@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedgist.engines.process_control import keep_memory
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read
 from fedgist.report import run_files
 from fedgist.report.run_files import RunFiles
@@ -15,7 +16,6 @@ from fedgist.runs.composition import notes_on
 from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
-from fedgist.world.world import Overrides
 
 
 def start(
@@ -61,7 +61,7 @@ def _seeds(
     for seed in seeds:
         try:
             yield runner.run(
-                recipe.model_copy(update={"seed": seed}),
+                recipe.changed({"seed": seed}),
                 Overrides(root=data_root),
                 observer,
                 folder=out / f"seed-{seed}",

@@ -14,7 +14,7 @@ from fedgist.errors import RecipeError, shown
 from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
-from fedgist.recipe.schema import ModelSection
+from fedgist.recipe.schema import ModelSection, check_named
 from fedgist.recipe.section import Positive
 
 Factory = Callable[..., nn.Module]
@@ -35,18 +35,47 @@ def sizes_of(factory: Factory) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class ModelOfSome:
+class NamedModel:
+    """A model by name, with its checked options; ``table`` is the recipe's table that names it."""
+
+    table: str
+    section: ModelSection
+    factory: Factory
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelTable:
     """A model that some clients have: a share of all, or those whose numbers are listed.
 
-    With a share of 0 it is the server's alone.
+    With a share of 0, only the server has it.
     """
 
-    section: ModelSection
+    model: NamedModel
     share: float = 1.0
     clients: tuple[int, ...] | None = None
 
 
-def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, ModelOfSome]:
+@dataclass(frozen=True)
+class PoolTable:
+    """A pool of clients with one model.
+
+    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
+    drawn; None: all of them. ``per_round`` is the number of them that are selected in a round;
+    None: ``train.fraction_train`` of them.
+    """
+
+    model: NamedModel
+    clients: tuple[int, ...] | str | int | None = None
+    per_round: int | None = None
+
+
+def whole_model(section: ModelSection) -> ModelTable:
+    """Return the model of all clients, from ``[model]``."""
+    return ModelTable(_named(section, "model"))
+
+
+def architecture_tables(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, ModelTable]:
     """Return the checked tables of ``clients.architectures`` by name."""
     models = {}
     for name, value in tables.items():
@@ -57,10 +86,9 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
             share = _share(share, clients, where)
         else:
             clients = checked(Clients, clients, f"{where}.clients")
-        models[name] = ModelOfSome(
-            checked_model(table, name, where), 1.0 if share is None else share, clients
-        )
-    if models and not any(model.share for model in models.values()):
+        model = _model_of_table(table, name, where)
+        models[name] = ModelTable(model, 1.0 if share is None else share, clients)
+    if not any(model.share for model in models.values()):
         raise RecipeError("clients.architectures: all shares are 0, so that no client has a model")
     if len({model.clients is None for model in models.values()}) > 1:
         raise RecipeError(
@@ -69,36 +97,7 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
     return models
 
 
-def checked_model(table: Mapping[str, object], name: str, where: str) -> ModelSection:
-    """Return the model that a table describes: by ``model``, or by the table's own ``name``."""
-    options = {key: value for key, value in table.items() if key != "model"}
-    named = {"name": table.get("model", name), **options}
-    try:
-        section: ModelSection = checked(ModelSection, named, where)
-    except RecipeError as error:  # the key is called "model" here
-        if "model" not in table:
-            raise
-        raise RecipeError(str(error).replace(f"{where}.name", f"{where}.model", 1)) from error
-    factory = model_factory(section.name)
-    check_options(factory, section.options, section.name, where, sizes_of(factory))
-    return section
-
-
-@dataclass(frozen=True)
-class PoolTable:
-    """The checked table ``[clients.pools.NAME]``.
-
-    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
-    drawn; None: all of them. ``per_round`` is
-    how many of them are asked in a round; None: ``train.fraction_train`` of them.
-    """
-
-    section: ModelSection
-    clients: tuple[int, ...] | str | int | None = None
-    per_round: int | None = None
-
-
-def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
+def pool_tables(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTable]:
     """Return the checked tables of ``clients.pools`` by name."""
     pools = {}
     for name, value in tables.items():
@@ -112,8 +111,28 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
             clients = checked(kind, clients, f"{where}.clients")
         if per_round is not None:
             per_round = checked(Positive, per_round, f"{where}.per_round")
-        pools[name] = PoolTable(checked_model(table, name, where), clients, per_round)
+        pools[name] = PoolTable(_model_of_table(table, name, where), clients, per_round)
     return pools
+
+
+def _model_of_table(table: Mapping[str, object], name: str, where: str) -> NamedModel:
+    """Return the model that a table describes: by ``model``, or by the table's own ``name``."""
+    options = {key: value for key, value in table.items() if key != "model"}
+    named = {"name": table.get("model", name), **options}
+    try:
+        section: ModelSection = checked(ModelSection, named, where)
+    except RecipeError as error:  # the key is called "model" here
+        if "model" not in table:
+            raise
+        raise RecipeError(str(error).replace(f"{where}.name", f"{where}.model", 1)) from error
+    return _named(section, where)
+
+
+def _named(section: ModelSection, table: str) -> NamedModel:
+    check_named(table, section.name, "model=")
+    factory = model_factory(section.name)
+    options = check_options(factory, section.options, section.name, table, sizes_of(factory))
+    return NamedModel(table, section, factory, options)
 
 
 def _share(share: object, clients: object, where: str) -> float:

@@ -53,9 +53,10 @@ def read(
     try:
         for key, value in own.items():
             _put(raw, key, value)
-        return make(raw, settings)
+        recipe = make(raw, settings)
     except InputError as error:
         raise RecipeError(f"{path}: {error}") from error
+    return recipe.noting(recipe.dropped, path)
 
 
 def read_recorded(path: Path) -> Recipe:
@@ -91,6 +92,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     """Make a recipe from nested dictionaries and ``section.key=value`` settings.
 
+    The method and the models that it names are checked when it is resolved.
+
     Raises
     ------
     RecipeError
@@ -108,7 +111,7 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if "paper" in merged:
         recipe = _departing(recipe, changes)
     # what the recipe names loads torch, so a mistake in its own keys is told before
-    from fedgist.recipe.resolve import check_tables, settled  # noqa: PLC0415
+    from fedgist.recipe.section_options import check_tables, settled  # noqa: PLC0415
 
     check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
     recipe = settled(recipe, changed)
@@ -122,8 +125,7 @@ def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         for key, value in changes.items()
         if role_of(key) is None and key != "method.name"
     ]
-    paper = recipe.paper.model_copy(update={"departs": (*recipe.paper.departs, *departs)})
-    return recipe.model_copy(update={"paper": paper})
+    return recipe.changed({"paper.departs": (*recipe.paper.departs, *departs)})
 
 
 def _merged(

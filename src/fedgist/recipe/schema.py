@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
@@ -21,6 +22,7 @@ from fedgist.engines import EngineName
 from fedgist.errors import RecipeError, listed, shown
 from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
+from fedgist.options import with_fields
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.graph_section import GraphSection
 from fedgist.recipe.privacy_section import Amount, PrivacySection
@@ -325,16 +327,39 @@ class Recipe(_Section):
     tune: Annotated[TuneSection, _role("work")] = TuneSection()
 
     _dropped: tuple[str, ...] = PrivateAttr(default=())
+    _file: Path | None = PrivateAttr(default=None)
 
     @property
     def dropped(self) -> tuple[str, ...]:
         """A line for each key of the file that a setting left without a reader."""
         return self._dropped
 
-    def noting(self, dropped: Iterable[str]) -> Recipe:
-        """Return the same recipe, which says what was dropped from it."""
+    def changed(self, values: Mapping[str, object]) -> Recipe:
+        """Return the recipe with other values of some keys: ``"seed"``, ``"train.lr"``, a section.
+
+        The one way to change a recipe. Values are checked again.
+        """
+        whole: dict[str, object] = {key: value for key, value in values.items() if "." not in key}
+        parts: dict[str, dict[str, object]] = {}
+        for key, value in values.items():
+            section, dot, name = key.partition(".")
+            if dot:
+                parts.setdefault(section, {})[name] = value
+        for name, part in parts.items():
+            section = whole.get(name, getattr(self, name))
+            assert isinstance(section, BaseModel)  # only sections have keys with a dot
+            whole[name] = with_fields(section, part, name)
+        return self.model_copy(update=whole)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that the recipe was read from, which messages name."""
+        return self._file
+
+    def noting(self, dropped: Iterable[str], file: Path | None = None) -> Recipe:
+        """Return the same recipe, which says what was dropped from it, and where it was read."""
         recipe = self.model_copy()
-        recipe._dropped = tuple(dropped)  # noqa: SLF001  # its own copy
+        recipe._dropped, recipe._file = tuple(dropped), file or self._file  # noqa: SLF001
         return recipe
 
     def settings(self) -> dict[str, Any]:

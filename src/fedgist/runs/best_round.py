@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.core.metrics import Direction
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
 from fedgist.runs.columns import over_clients
 from fedgist.runs.record import Line
 from fedgist.world.server_context import ServerContext
@@ -82,7 +82,7 @@ def said(outcome: Mapping[str, Any]) -> list[str]:
 
 def selection_of(side: ServerContext) -> Selection | None:
     """Return how a run selects its best round; None if it keeps the last round."""
-    settings = side.recipe.evaluate
+    settings = side.setup.evaluate
     if settings.keep == "last" and not settings.patience:
         return None
     main = side.task.objective.metrics[0]
@@ -90,7 +90,7 @@ def selection_of(side: ServerContext) -> Selection | None:
     return Selection(column, main.better, settings.keep == "best_validation", settings.patience)
 
 
-def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
+def check_selection(setup: Setup, *, holds_out: bool) -> None:
     """Check that a run has the scores by which it is to select its best round.
 
     This is the one place that knows under which promises scores may be used: they are seen by the
@@ -98,14 +98,14 @@ def check_selection(recipe: Recipe, *, holds_out: bool) -> None:
     accounting of privacy knows nothing. A search pays for its choice, and has rules of its own
     (studies/private_choice.py).
     """
-    settings, problem = recipe.evaluate, ""
+    settings, problem = setup.evaluate, ""
     if settings.keep == "last" and not settings.patience:
         return
-    if recipe.privacy.unit != "none":
-        problem = f"privacy.unit = {recipe.privacy.unit!r} does not cover choosing by them"
-    elif recipe.data.held_out:  # the server's rows and models: no client has a part in it
+    if setup.privacy.unit != "none":
+        problem = f"privacy.unit = {setup.privacy.unit!r} does not cover choosing by them"
+    elif setup.data.held_out:  # the server's rows and models: no client has a part in it
         return
-    elif not recipe.privacy.share_measurements:
+    elif not setup.privacy.share_measurements:
         problem = "scores do not leave the clients with privacy.share_measurements = false"
     elif not holds_out:
         problem = "nobody holds out rows: raise data.validation, or data.held_out at the server"

@@ -67,7 +67,7 @@ def as_begun(recipe: Recipe, computed: int) -> Recipe:
     for correction in _later(recipe.method.name, computed):
         for key, value in _unstated(correction, options).items():
             options = _with(options, key.split("."), value)
-    return recipe.model_copy(update={"method": recipe.method.model_copy(update=options)})
+    return recipe.changed({f"method.{key}": value for key, value in options.items()})
 
 
 def assumed(method: str, computed: int) -> dict[str, object]:

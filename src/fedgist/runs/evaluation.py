@@ -16,7 +16,7 @@ from fedgist.core.objective import Marks, Objective
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
 from fedgist.runs.best_round import check_selection
 from fedgist.runs.columns import CONFUSION, STD, of_all, of_server, over_clients, over_models
 from fedgist.runs.record import Line
@@ -78,28 +78,28 @@ def has_named_sets(task: Task) -> bool:
     return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
 
 
-def scores_models(recipe: Recipe, task: Task) -> str:
+def scores_models(setup: Setup, task: Task) -> str:
     """Return the setting that has the server's own models scored; empty if there is none."""
-    if recipe.evaluate.on == "global":
+    if setup.evaluate.on == "global":
         return "evaluate.on = 'global'"
-    if recipe.data.held_out:
-        return f"data.held_out = {recipe.data.held_out}"
+    if setup.data.held_out:
+        return f"data.held_out = {setup.data.held_out}"
     return "evaluate.sets" if has_named_sets(task) else ""
 
 
 def check_evaluation(side: ServerContext) -> None:
     """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
-    check_moments(side.recipe, named_sets=has_named_sets(side.task))
-    check_selection(side.recipe, holds_out=side.holds_out)
-    least, count = side.recipe.privacy.min_replies, len(side.clients)
+    check_moments(side.setup, named_sets=has_named_sets(side.task))
+    check_selection(side.setup, holds_out=side.holds_out)
+    least, count = side.setup.privacy.min_replies, len(side.clients)
     if least > max(count, 1) and not side.method.merges_clients:
         raise RecipeError(
             f"privacy.min_replies = {least}, but there are {count} clients: nothing would be seen"
         )
-    wanted = scores_models(side.recipe, side.task)
+    wanted = scores_models(side.setup, side.task)
     had = {name for client in side.clients for name in client.architectures}
     nobodys = [name for name in side.task.starts if name not in had]
-    looked_at = wanted or side.recipe.evaluate.probe != "none" or side.method.merges_clients
+    looked_at = wanted or side.setup.evaluate.probe != "none" or side.method.merges_clients
     if nobodys and not looked_at:
         raise RecipeError(
             f"no client has {nobodys[0]}, and nothing looks at it: use evaluate.on = 'global', "
@@ -107,13 +107,13 @@ def check_evaluation(side: ServerContext) -> None:
         )
     if not wanted:
         return
-    ctx = Context(random.key(side.recipe.seed), side.task, 0, "init")
+    ctx = Context(random.key(side.setup.seed), side.task, 0, "init")
     if not side.method.models(side.method.init_server(ctx), ctx):
         raise RecipeError(
-            f"{wanted}: the server's own models are scored, and method {side.recipe.method.name} "
+            f"{wanted}: the server's own models are scored, and method {side.setup.method_name} "
             "has none; clients' are, with evaluate.on = 'client' or 'test' and data.validation"
         )
-    if side.recipe.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
+    if side.setup.evaluate.on == "global" and not len(side.task.test_sets[ALL_ROWS]):
         raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")
 
 

@@ -10,6 +10,7 @@ import torch
 from fedgist.core.tree import named
 from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.errors import CheckpointError, MethodError
+from fedgist.recipe.overrides import Overrides
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.round import Federation
@@ -17,7 +18,6 @@ from fedgist.runs.run_directory import alone
 from fedgist.runs.runner import load_run
 from fedgist.runs.sealing import files_in, of_files
 from fedgist.world.data import client_number
-from fedgist.world.world import Overrides
 
 
 def forget(folder: Path, client: int | str, given: Overrides | None = None) -> int:

@@ -70,7 +70,7 @@ def is_sampled(world: World) -> bool:
 
 def _sampled(world: World) -> Tensor | None:
     size = sum(x.numel() * x.element_size() for x in (world.data.x, world.data.x_test))
-    return random.key(world.server.recipe.seed, "digest") if size > WHOLE else None
+    return random.key(world.server.setup.seed, "digest") if size > WHOLE else None
 
 
 def of_server(side: ServerContext) -> dict[str, str]:
@@ -90,7 +90,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
         for part in ("x", "y")
     }
     # a file's content is no part of the recipe
-    heard = side.hears if side.recipe.clients.graph.name == "file" else None
+    heard = side.hears if side.setup.clients.graph.name == "file" else None
     graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
@@ -109,7 +109,7 @@ def binding_of(
     side: ServerContext, inputs: Mapping[str, str], saved: Checkpoint | None = None
 ) -> Binding:
     """Return the binding of a run before its first line."""
-    now = computes(side.recipe.method.name)
+    now = computes(side.setup.method_name)
     binding = Binding(_described(side.recipe), dict(inputs), computes=now)
     if saved is None:
         return binding
@@ -206,7 +206,7 @@ def _check_not_cut(old: int, new: int, folder: Path) -> None:
 
 def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     """Raise RecipeError if the number of rounds falls, or finished rounds depend on it."""
-    old, new = saved.binding.recipe[ROUNDS_KEY], side.recipe.train.num_rounds
+    old, new = saved.binding.recipe[ROUNDS_KEY], side.setup.train.num_rounds
     _check_not_cut(old, new, folder)
     if side.spending is not None and new > old:
         raise RecipeError(
@@ -232,7 +232,7 @@ def _plans(
     one: ServerContext, other: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
     """Return the settings of a round in two runs; ``start`` is their server's first state."""
-    sides, name = (one, other), f"method {one.recipe.method.name}"
+    sides, name = (one, other), f"method {one.setup.method_name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
     phases = [

@@ -248,7 +248,7 @@ class Federation:
             record.refused += wrong.items()
             used = [part for part in used if not wrong.keys() & set(part.asked)]
             each = [part for part in each if part.order.asked not in wrong]
-        replies = gather(totals, each, self.side.recipe.privacy.min_replies)
+        replies = gather(totals, each, self.side.setup.privacy.min_replies)
         record.answered(answer, [asked for part in used for asked in part.asked], replies)
         unused = [part for part in parts if not usable(part)]
         record.too_late((asked, part.round) for part in unused for asked in part.asked)
@@ -266,7 +266,7 @@ class Federation:
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
-        return number > 0 and (number % self.side.recipe.evaluate.every == 0 or number == last)
+        return number > 0 and (number % self.side.setup.evaluate.every == 0 or number == last)
 
     def _evaluated(self, number: int, line: Line) -> list[Line]:
         """Add the models' metrics to a round's line; return the lines of clients."""
@@ -280,8 +280,8 @@ class Federation:
         return evaluation.joined(details, more)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
-        settings, ctx = self.side.recipe.evaluate, self.context(EVALUATE, number)
-        if evaluation.scores_models(self.side.recipe, self.task):
+        settings, ctx = self.side.setup.evaluate, self.context(EVALUATE, number)
+        if evaluation.scores_models(self.side.setup, self.task):
             with watched(self.method, "models", number, *self._held):
                 found = self.method.models(self.server, ctx)
             models = check_returned(found, self.method, "models")
@@ -326,7 +326,7 @@ class Federation:
         check_alike(saved, named(self.server), "the server's state")
         if isinstance(self.engine, Simulation):
             self.engine.restore(checkpoint.clients)
-        device = self.side.recipe.engine.device  # a file's arrays are not on it
+        device = self.side.setup.device  # a file's arrays are not on it
         arrays = {name: array.to(device) for name, array in saved.items()}
         self.server = build(type(self.server), arrays)
         self.round, self.best = checkpoint.round, checkpoint.best
@@ -345,8 +345,8 @@ class Federation:
 
 def context(side: ServerContext, number: int, stage: str) -> Context:
     """Return the server's context of a stage, with a key made of seed, round and stage."""
-    key = random.key(side.recipe.seed, "server", number, stage)
-    return Context(key.to(side.recipe.engine.device), side.task, number, stage)
+    key = random.key(side.setup.seed, "server", number, stage)
+    return Context(key.to(side.setup.device), side.task, number, stage)
 
 
 def start_server(side: ServerContext) -> Any:

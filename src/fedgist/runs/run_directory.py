@@ -82,7 +82,7 @@ def _can_hold(place: Path) -> bool:
 
 
 def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether to go on with the run in ``folder``; if not, remove the files of that run."""
+    """Return whether to go on with the run in ``folder``; raise RecipeError if it is in the way."""
     if folder is None:
         return False
     if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):
@@ -98,6 +98,10 @@ def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
             f"{folder} holds a run ({done} rounds done); go on with it: fedgist run --resume "
             f"{folder}; or replace it: --overwrite"
         )
+    return False
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of an earlier run."""
     for name in (*OF_A_RUN, *features_in(folder)):
         (folder / name).unlink(missing_ok=True)
-    return False

@@ -139,7 +139,7 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
         return None
     if place.folder is None:
         return Releases(None)
-    found, saved = read_releases(place.folder, side.recipe.engine.device), place.saved
+    found, saved = read_releases(place.folder, side.setup.device), place.saved
     if found is not None:
         return found
     lines = read_lines(place.folder / ROUNDS)
@@ -177,15 +177,15 @@ def _going_on(folder: Path | None) -> Iterator[None]:
 
 def start_notes(side: ServerContext) -> list[str]:
     """Return notes on where the models start, and on each that runs client by client."""
-    plans = side.recipe.engine.plans.items()
-    return [*side.notes, *(f"{name} {plan.note}" for name, plan in plans if plan.note)]
+    noted = [f"{name} {plan.note}" for name, plan in side.plans.items() if plan.note]
+    return [*side.notes, *noted]
 
 
 def _corrected(side: ServerContext, binding: Binding) -> list[str]:
     """Return a note on each correction of the method since the run was begun."""
     missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
     return [
-        f"this run was begun before correction {c.number} of method {side.recipe.method.name} "
+        f"this run was begun before correction {c.number} of method {side.setup.method_name} "
         f"({c.what}): only rounds from here on have it"
         for c in missed
     ]
@@ -277,7 +277,7 @@ class _Rounds:
             self._keep(*lines)
             finished = self._is_over()
             ending = self._stops() and not finished
-            every = federation.side.recipe.engine.checkpoint_every
+            every = federation.side.setup.engine.checkpoint_every
             if ending or finished or federation.round % every == 0:
                 self._save()
             if ending:
@@ -337,7 +337,7 @@ def _end_of(
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
     selection, planned = selection_of(side), side.task.training.num_rounds
     outcome = selection.outcome(record.rounds, planned) if selection else {}
-    recipe, main = side.recipe, side.task.objective.metrics[0]
+    main = side.task.objective.metrics[0]
     kept = outcome.get("kept_round")
     name = main.name
     columns = [*of_main(name), tuned_over_clients(name)]
@@ -347,8 +347,8 @@ def _end_of(
     return {
         "status": "finished",
         "computes": binding.computes,
-        "seed": recipe.seed,
-        "method": recipe.method.name,
+        "seed": side.setup.seed,
+        "method": side.setup.method_name,
         "rounds": record.rounds[-1]["round"],
         **outcome,
         **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
@@ -372,7 +372,7 @@ def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
         why = "each is in the record with its reason" if asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
     # else there are no test rows, or clients keep their scores on purpose
-    expected = side.task.test_sets.get(ALL_ROWS) and side.recipe.privacy.share_measurements
+    expected = side.task.test_sets.get(ALL_ROWS) and side.setup.privacy.share_measurements
     if expected and not any(column.startswith("eval/") for line in lines for column in line):
         notes.append("nothing was measured: no model was scored in any round")
     return notes

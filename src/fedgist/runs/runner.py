@@ -8,9 +8,11 @@ from typing import Any
 
 from fedgist.engines.device_choice import check_precision, usable_device
 from fedgist.errors import RecipeError
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read, read_recorded
-from fedgist.recipe.training_section import TrainSection
+from fedgist.recipe.resolve import Setup, resolve
 from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.corrections import as_begun
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
@@ -28,10 +30,10 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.resuming import TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
-from fedgist.runs.run_directory import alone, enter
+from fedgist.runs.run_directory import alone, clear, enter
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
-from fedgist.world.world import Overrides, World
+from fedgist.world.world import World
 
 ADD_UP = "its epsilon and that of this run add up"
 
@@ -76,28 +78,25 @@ def run(
             raise RecipeError(
                 f"rounds = {rounds} raises the number of rounds of a run that is resumed"
             )
-        recipe = _with_rounds(recipe, rounds)
+        recipe = recipe.changed({"train.num_rounds": rounds})
     with alone(folder):
-        notes: tuple[str, ...] = ()
-        if folder and overwrite and (folder / RELEASES).exists():
-            notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
         resuming = enter(folder, resume=resume, overwrite=overwrite)
         saved = checkpoints.load(folder) if resuming and folder else None
         if resuming and folder and saved is None and blob_of(folder / ROUNDS):
             observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
-        if folder and saved:  # a run keeps its plans to its end
-            begun = read_recorded(folder / RECIPE).engine
-            kept = {"plans": begun.plans, "server_threads": begun.server_threads}
-            section = recipe.engine.model_copy(update=kept)
-            recipe = as_begun(recipe, saved.binding.computes)
-            recipe = recipe.model_copy(update={"engine": section})
-        place = Place(folder, saved, raising=rounds is not None, notes=notes)
-        return _run(recipe, given, place, observer)
+        if folder and saved:
+            recipe = _as_begun(recipe, folder, saved)
+        replaces = folder is not None and overwrite and (folder / RELEASES).exists()
+        notes = (f"privacy: the run that was in {folder} released its sums; {ADD_UP}",)
+        place = Place(folder, saved, raising=rounds is not None, notes=notes if replaces else ())
+        return _run(resolve(recipe, given), place, observer, resuming=resuming)
 
 
-def _with_rounds(recipe: Recipe, rounds: int) -> Recipe:
-    train = TrainSection.model_validate(recipe.train.model_dump() | {"num_rounds": rounds})
-    return recipe.model_copy(update={"train": train})
+def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
+    """Return the recipe of a run that goes on: it keeps its plans, and computes as it did."""
+    engine = read_recorded(folder / RECIPE).engine
+    kept = {"engine.plans": engine.plans, "engine.server_threads": engine.server_threads}
+    return as_begun(recipe, saved.binding.computes).changed(kept)
 
 
 def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, World]:
@@ -114,9 +113,8 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
         raise RecipeError(f"{folder} has no checkpoint yet: its models are not saved")
     recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
-    section = recipe.engine.model_copy(update={"device": device})
-    recipe = recipe.model_copy(update={"engine": section})
-    world, server = prepare_run(recipe, given or Overrides())
+    setup = resolve(recipe.changed({"engine.device": device}), given)
+    world, server = prepare_run(setup)
     # models are used without the test sets that were given with them
     begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
@@ -125,15 +123,17 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     return federation, world
 
 
-def _run(recipe: Recipe, given: Overrides, place: Place, observer: Observer) -> Outcome:
-    for note in recipe.dropped:
+def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> Outcome:
+    for note in setup.text.dropped:
         observer.note(note)
-    check_precision(recipe.train.precision, recipe.engine.device)
-    world, state = prepare_run(recipe, given, observer.note)
+    check_precision(setup.train.precision, setup.engine.device)
+    world, state = prepare_run(setup, observer.note)
+    if place.folder and not resuming:  # only now: a recipe with a mistake replaces no run
+        clear(place.folder)
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
     files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
-    settings = world.server.recipe.evaluate
+    settings = setup.evaluate
 
     def save_features(federation: Federation, number: int | None) -> None:
         if not place.folder:

@@ -41,7 +41,7 @@ def jobs_of_seeds(name: str, recipe: Recipe, seeds: int, out: Path) -> list[Job]
     return [
         Job(
             f"{name} seed {seed}",
-            recipe.model_copy(update={"seed": seed}),
+            recipe.changed({"seed": seed}),
             out / f"seed-{seed}",
         )
         for seed in range(recipe.seed, recipe.seed + seeds)

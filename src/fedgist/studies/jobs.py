@@ -20,6 +20,7 @@ import torch
 
 from fedgist.engines.process_control import die_with_parent, keep_memory
 from fedgist.errors import DiskFullError, Interrupted, RecipeError, Stopped, exhausted
+from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import read
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.corrections import computed_by, lacking
@@ -37,7 +38,6 @@ from fedgist.runs.stop_signals import stoppable
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, Listener, difference
 from fedgist.world.server_context import ServerContext
-from fedgist.world.world import Overrides
 
 AGAIN = "--rerun does it again"
 
@@ -251,13 +251,12 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        one = {"workers": 1}
+        one = {"engine.workers": 1}
         if recipe.engine.server_threads == "auto":
-            one["server_threads"] = 1
-        engine = recipe.engine.model_copy(update=one)
+            one["engine.server_threads"] = 1
         anew = anew or is_stale(folder)
         runner.run(
-            recipe.model_copy(update={"engine": engine}),
+            recipe.changed(one),
             Overrides(root=data_root),
             _EventSender(connection),
             folder=folder,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
+from fedgist.recipe.resolve import resolve
 from fedgist.runs.run_directory import as_folder
 from fedgist.studies.job import Job, jobs_of_seeds
 
@@ -63,6 +64,7 @@ def grid(
         cell = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         try:
             recipe = read(path, [*settings, *cell])
+            resolve(recipe)  # a mistake in a cell is found before any run
         except RecipeError as error:
             raise RecipeError(f"{' '.join(cell) or 'the recipe'}: {error}") from error
         name = " ".join(cell) or recipe.method.name

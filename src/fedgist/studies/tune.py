@@ -21,6 +21,7 @@ from typing import Any
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
 from fedgist.recipe.reading import Recipe, read
+from fedgist.recipe.resolve import resolve
 from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.runs.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
@@ -271,8 +272,7 @@ class Tuner:
         if best is None:
             return None
         recipe = self._recipe(best[0])
-        data = recipe.data.model_copy(update={"validation": self.held_out})
-        return recipe.model_copy(update={"data": data})
+        return recipe.changed({"data.validation": self.held_out})
 
     def folders(self) -> list[Path]:
         """Return the folders of the started trials."""
@@ -280,7 +280,9 @@ class Tuner:
 
     def _recipe(self, params: Mapping[str, Any]) -> Recipe:
         parameters = [f"{key}={json.dumps(value)}" for key, value in params.items()]
-        return read(self.path, [*self.settings, *parameters])
+        recipe = read(self.path, [*self.settings, *parameters])
+        resolve(recipe)  # a mistake is found before any run
+        return recipe
 
 
 @contextlib.contextmanager

@@ -16,14 +16,16 @@ from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import LoopbackEngine
 from fedgist.engines.wire import Wire
-from fedgist.recipe.reading import make
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import Recipe, make
+from fedgist.recipe.resolve import resolve
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.evaluation import check_evaluation
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import Line
 from fedgist.runs.round import Federation, start_server
 from fedgist.training.stacking_plan import Plan
-from fedgist.world.world import Overrides, World, make_world
+from fedgist.world.world import World, make_world
 
 CLASSES = 3
 FEATURES = 6
@@ -89,9 +91,14 @@ def world(
         objects["method"] = method
     for section, values in sections.items():
         raw[section] = {**raw.get(section, {}), **values} if isinstance(values, dict) else values
-    made = make_world(make(raw), Overrides(**(objects | dict(given or {}))))
+    made = world_of(make(raw), Overrides(**(objects | dict(given or {}))))
     check_evaluation(made.server)
     return made
+
+
+def world_of(recipe: Recipe, given: Overrides | None = None) -> World:
+    """Return the world of a recipe and of a user's objects."""
+    return make_world(resolve(recipe, given))
 
 
 def two_architectures(method: Method) -> dict[str, Any]:

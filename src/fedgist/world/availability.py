@@ -12,19 +12,18 @@ from fedgist.core import random
 from fedgist.core.method import ClientInfo
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import Recipe
 
 _BYTES_OF_A_LINE = 40  # of memory, for each byte of the shortest line
 
 
 def availability(
-    recipe: Recipe, clients: Sequence[ClientInfo], key: Tensor
+    chance: float | str, clients: Sequence[ClientInfo], key: Tensor
 ) -> Callable[[int], list[ClientInfo]]:
-    """Return a function from a round to the clients online in it, by chance or by a file.
+    """Return a function from a round to the clients online in it.
 
-    In a file that does not name round 0, those of round 1 are online in it.
+    ``chance`` is each client's probability of being online, or the path of a CSV file. In a file
+    that does not name round 0, those of round 1 are online in it.
     """
-    chance = recipe.clients.availability
     if isinstance(chance, str):
         trace = _trace(Path(chance).expanduser(), len(clients))
         trace.setdefault(0, trace.get(1, set()))  # an exchange before training would find nobody

@@ -18,36 +18,38 @@ from fedgist.data.partition import Partition, hold_out, partition
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.data_section import Data
+from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import check_named
-from fedgist.world.client_lists import Clients, own_rows
+from fedgist.world.client_lists import own_rows
 
 IMAGE, RGB = 3, 3  # dimensions of an image: channels, height, width; and channels that are colours
 COLORS = ("color_jitter", "grayscale")
 
 
-def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = None) -> Dataset:
-    """Return the examples that a recipe names, below ``root``, or the user's own."""
+def read_data(
+    section: Data, seed: int, own: Dataset | None = None, root: Path | None = None
+) -> Dataset:
+    """Return the examples that ``[data]`` names, below ``root``, or the user's own."""
     if own is not None:
-        if recipe.data.words is not None:
+        if section.words is not None:
             raise RecipeError(
                 "data.words says how files of texts are read, and data= is given: leave it out"
             )
-        data = with_classes(check(own), recipe.data.classes)
+        data = with_classes(check(own), section.classes)
     else:
-        section = recipe.data
         check_named("data", section.name, "data=")
         data = load(
             section.name,
             root=root,
             classes=section.classes,
-            seed=recipe.seed,
+            seed=seed,
             words=None if section.words is None else Reading(**section.words.model_dump()),
             **section.options,
         )
-    data = with_moments(data, recipe.data.normalize, recipe.data.mean, recipe.data.std)
-    data = _some(recipe, data)
-    check_augment(recipe.data.augment, data, "data.augment")
+    data = with_moments(data, section.normalize, section.mean, section.std)
+    data = _some(section, seed, data)
+    check_augment(section.augment, data, "data.augment")
     return data
 
 
@@ -68,24 +70,24 @@ def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> Non
         )
 
 
-def _some(recipe: Recipe, data: Dataset) -> Dataset:
-    """Return the data with as many training rows as the recipe wants: the first, or drawn."""
-    wanted, count = recipe.data.train_rows, len(data.y)
+def _some(section: Data, seed: int, data: Dataset) -> Dataset:
+    """Return the data with the requested number of training rows: the first, or drawn."""
+    wanted, count = section.train_rows, len(data.y)
     if wanted is None or wanted >= count:
         return data
-    if recipe.data.draw == "first":
+    if section.draw == "first":
         return data.only(slice(wanted))
-    key = random.key(recipe.seed, "training rows")
+    key = random.key(seed, "training rows")
     return data.only(torch.tensor(random.choice(key, count, wanted)))
 
 
-def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
+def check_moments(setup: Setup, *, named_sets: bool) -> None:
     """Raise RecipeError if the server scores rows for which there are no moments to normalize with.
 
     ``named_sets`` says whether it has test sets of its own.
     """
-    on = recipe.evaluate.on
-    if recipe.data.normalize != "client" or recipe.data.mean or (on == "client" and not named_sets):
+    on, section = setup.evaluate.on, setup.data
+    if section.normalize != "client" or section.mean or (on == "client" and not named_sets):
         return
     key = "evaluate.sets" if on == "client" else f"evaluate.on = {on!r}"
     raise RecipeError(
@@ -94,42 +96,48 @@ def check_moments(recipe: Recipe, *, named_sets: bool) -> None:
     )
 
 
-def data_of_client(recipe: Recipe, data: Dataset, parts: Partition, client: int) -> Dataset:
-    """Return the data with the moments by which this client's inputs are normalized."""
-    if recipe.data.normalize != "client":
+def data_of_client(normalize: str, data: Dataset, parts: Partition, client: int) -> Dataset:
+    """Return the data with the moments by which this client's inputs are normalized.
+
+    ``normalize`` is the recipe's ``data.normalize``.
+    """
+    if normalize != "client":
         return data
     mean, std = own_moments(data, parts.train[client])
     return replace(data, mean=mean, std=std)
 
 
-def divide(
-    recipe: Recipe,
-    data: Dataset,
-    clients: Clients | None,
-    clients_test: Clients | None,
-) -> Partition:
+def divide(setup: Setup, data: Dataset) -> Partition:
     """Return which client has which rows: by the recipe's partition, or the user's own lists."""
+    clients, clients_test = setup.given.clients, setup.given.clients_test
     if clients is None and clients_test is not None:
         raise RecipeError(
             "clients_test is given without clients: give each client's training rows as well"
         )
-    key = random.key(recipe.seed, "partition")
-    independent = recipe.privacy.unit == "record"  # how many rows there are decides nothing
+    key = random.key(setup.seed, "partition")
+    independent = setup.privacy.unit == "record"  # how many rows there are decides nothing
     if clients is None:
-        p = recipe.partition
+        p = setup.partition
         check_named("partition", p.name, "clients=")
         return partition(
             data,
             p.name,
-            recipe.clients.num_clients,
+            _num_clients(setup, data),
             key,
-            validation=recipe.data.validation,
+            validation=setup.data.validation,
             independent=independent,
             **p.options,
         )
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
-    kept, held = hold_out(train, recipe.data.validation, key, independent=independent)
+    kept, held = hold_out(train, setup.data.validation, key, independent=independent)
     return Partition(kept, held, Rows.of(tests), names)
+
+
+def _num_clients(setup: Setup, data: Dataset) -> int:
+    """Return the number of clients, which a natural partition takes from the data."""
+    if setup.num_clients is None and data.clients is not None:
+        return int(data.clients.max()) + 1
+    return setup.num_clients or setup.clients.num_clients
 
 
 def client_number(parts: Partition, client: int | str) -> int:

@@ -14,7 +14,6 @@ from fedgist.core.method import Method, Task
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
 from fedgist.recipe.graph_section import GraphSection
-from fedgist.recipe.reading import Recipe
 
 Neighbors = tuple[tuple[int, ...], ...]  # of each client, whom it hears
 ATTEMPTS = 1000  # at a random graph of which every client has exactly so many neighbors
@@ -23,10 +22,9 @@ _LEAST = 2
 
 
 def neighbors_of(
-    recipe: Recipe, method: Method, task: Task, key: Tensor
+    section: GraphSection, method: Method, task: Task, key: Tensor
 ) -> Callable[[int], Neighbors] | None:
     """Return a function from a round to each client's neighbors; None without a graph."""
-    section = recipe.clients.graph
     if section.name == "relay":
         return None
     if not method.among_peers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,9 @@ from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.weights_file import classes_of, read_weights
 from fedgist.errors import DataError, InputError, RecipeError, first_line, listed, printable, shown
-from fedgist.options import check_options
-from fedgist.recipe.model_factories import (
-    Factory,
-    PoolTable,
-    check_models,
-    check_pools,
-    model_factory,
-    sizes_of,
-)
-from fedgist.recipe.schema import ModelSection, Recipe, check_named
+from fedgist.recipe.model_factories import Factory, ModelTable, NamedModel, PoolTable
+from fedgist.recipe.overrides import Build, Group
+from fedgist.recipe.resolve import Setup
 from fedgist.world.client_lists import named_like
 
 # the largest size of a weights file in sizes of its model: checkpoints keep moments in float64
@@ -192,19 +185,17 @@ def architectures_by_client(
     return [tuple(names) for names in found]
 
 
-def task_pools(
-    recipe: Recipe, pools: Mapping[str, PoolTable], members: Mapping[str, Sequence[int]]
-) -> dict[str, Pool]:
+def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, Pool]:
     """Return the size of each pool, and the number of its clients that are selected in a round."""
-    if pools and recipe.privacy.unit != "none":
+    if setup.privacy.unit != "none":
         raise RecipeError(
-            f"privacy.unit = {shown(recipe.privacy.unit)}: not with clients.pools, in which a "
+            f"privacy.unit = {shown(setup.privacy.unit)}: not with clients.pools, in which a "
             "client may release several messages a round"
         )
     out = {}
-    for name, pool in pools.items():
+    for name, pool in setup.pools.items():
         size = len(members[name])
-        asked = pool.per_round or max(1, round(recipe.train.fraction_train * size))
+        asked = pool.per_round or max(1, round(setup.train.fraction_train * size))
         if asked > size:
             raise RecipeError(
                 f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
@@ -213,7 +204,6 @@ def task_pools(
     return out
 
 
-Build = Callable[[], nn.Module]
 _COPIES = 4  # of all parameters, in training: themselves, their gradients, two moments of Adam
 
 
@@ -325,47 +315,22 @@ def _check_size(build: Build, where: str) -> None:
         raise RecipeError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Group:
-    """Clients of one architecture: their model's builder, and their numbers or their share of all.
-
-    ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
-    should know of its start.
-    """
-
-    build: Build
-    share: float = 1.0
-    clients: tuple[int, ...] | None = None
-    head: str | None = None
-    note: str = ""
-
-
-def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
-    """Return the groups of clients by architecture that a recipe describes."""
-    if recipe.clients.pools:
-        pools = check_pools(recipe.clients.pools)
-        return {n: _group(p.section, sizes, f"clients.pools.{n}") for n, p in pools.items()}
-    if not recipe.clients.architectures:
-        model = recipe.model or ModelSection()
-        return {
-            model.name.rpartition(":")[2]: _group(model, sizes, "model"),
-        }
+def groups_of_recipe(
+    models: Mapping[str, ModelTable], pools: Mapping[str, PoolTable], sizes: Sizes
+) -> dict[str, Group]:
+    """Return the groups of clients by architecture, from a recipe's models or its pools."""
+    if pools:
+        return {name: _group(pool.model, sizes) for name, pool in pools.items()}
     return {
-        name: replace(
-            _group(model.section, sizes, f"clients.architectures.{name}"),
-            share=model.share,
-            clients=model.clients,
-        )
-        for name, model in check_models(recipe.clients.architectures).items()
+        name: replace(_group(table.model, sizes), share=table.share, clients=table.clients)
+        for name, table in models.items()
     }
 
 
-def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
+def _group(model: NamedModel, sizes: Sizes) -> Group:
     """Return the group of clients that have a model, whose start may be read from a file."""
-    check_named(table, section.name, "model=")
-    factory = model_factory(section.name)
-    options = check_options(factory, section.options, section.name, table, sizes_of(factory))
-    build = builder(factory, sizes, options, f"model {section.name}")
+    section = model.section
+    build = builder(model.factory, sizes, model.options, f"model {section.name}")
     if section.weights is None:
         start = truncated_normal(build) if section.init == "truncated_normal" else build
         return Group(start, head=section.head)
@@ -400,7 +365,7 @@ def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
 
 
 def architectures_of(
-    recipe: Recipe, sizes: Sizes, groups: Mapping[str, Group], device: str
+    groups: Mapping[str, Group], sizes: Sizes, seed: int, device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
     """Return each group's architecture and its common start, on a device."""
     architectures, starts = {}, {}
@@ -419,7 +384,7 @@ def architectures_of(
             raise
         except (ValueError, TypeError, RuntimeError) as error:
             raise RecipeError(f"model {name}: {first_line(error)}") from error
-        start = arch.start(int(random.key(recipe.seed, "start", name)))
+        start = arch.start(int(random.key(seed, "start", name)))
         architectures[name] = arch
         starts[name] = map_leaves(lambda leaf: leaf.to(device), start)
     return architectures, starts

@@ -11,7 +11,7 @@ from fedgist.core.objective import Objective
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
 from fedgist.world.server_context import Online
 
 BY_CLASS = ("dirichlet", "shards", "pathological", "pachinko")  # partitions
@@ -19,40 +19,40 @@ TEXT, CLASSES = "next_word", "classes"  # objectives
 LEAST_ROWS = 2  # of a client that learns from views
 
 
-def objective_of(recipe: Recipe, data: Dataset) -> Objective:
-    """Return the objective of a recipe."""
-    section = recipe.objective
+def objective_of(setup: Setup, data: Dataset) -> Objective:
+    """Return the objective of a run."""
+    section = setup.objective
     if data.text != (section.name == TEXT):
         some, wanted = ("", TEXT) if data.text else ("no ", CLASSES)
         raise RecipeError(
             f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
         )
-    about = data.num_classes, section.metrics, recipe.train.label_smoothing
+    about = data.num_classes, section.metrics, setup.train.label_smoothing
     objective = OBJECTIVES[section.name](*about, **section.options)
     if data.text:
-        _check(_of_texts(recipe), f"needs a class or numbers for each row; {data.name} has texts")
+        _check(_of_texts(setup), f"needs a class or numbers for each row; {data.name} has texts")
     if objective.views > 1:
         views = f"objective {section.name} learns from views without labels"
-        _check(_of_labels(recipe), f"has no use: {views}, and is judged by evaluate.probe")
+        _check(_of_labels(setup), f"has no use: {views}, and is judged by evaluate.probe")
     return objective
 
 
-def _of_texts(recipe: Recipe) -> dict[str, bool]:
+def _of_texts(setup: Setup) -> dict[str, bool]:
     """Return the settings that need a class or numbers a row, and whether they are set."""
-    sets = recipe.evaluate.sets.items()
+    sets = setup.evaluate.sets.items()
     return {
-        f"partition.name = {recipe.partition.name!r}": recipe.partition.name in BY_CLASS,
-        "train.class_weights = 'balanced'": recipe.train.class_weights == "balanced",
-        "data.normalize = 'client'": recipe.data.normalize == "client",
-        "data.mean and data.std": bool(recipe.data.mean or recipe.data.std),
-        "evaluate.save_features": bool(recipe.evaluate.save_features),
-        f"evaluate.probe = {recipe.evaluate.probe!r}": recipe.evaluate.probe != "none",
+        f"partition.name = {setup.partition.name!r}": setup.partition.name in BY_CLASS,
+        "train.class_weights = 'balanced'": setup.train.class_weights == "balanced",
+        "data.normalize = 'client'": setup.data.normalize == "client",
+        "data.mean and data.std": bool(setup.data.mean or setup.data.std),
+        "evaluate.save_features": bool(setup.evaluate.save_features),
+        f"evaluate.probe = {setup.evaluate.probe!r}": setup.evaluate.probe != "none",
     } | {f"evaluate.sets.{key}.classes": part.classes is not None for key, part in sets}
 
 
-def _of_labels(recipe: Recipe) -> dict[str, bool]:
+def _of_labels(setup: Setup) -> dict[str, bool]:
     """Return the settings that need labels or ignore views, and whether the recipe has them."""
-    evaluate, train = recipe.evaluate, recipe.train
+    evaluate, train = setup.evaluate, setup.train
     return {
         "train.class_weights = 'balanced'": train.class_weights == "balanced",
         "train.label_smoothing": train.label_smoothing > 0,
@@ -60,9 +60,9 @@ def _of_labels(recipe: Recipe) -> dict[str, bool]:
         "evaluate.train = true": evaluate.train,
         "evaluate.trained_every": evaluate.trained_every > 0,
         "evaluate.sets": bool(evaluate.sets),
-        "data.validation": recipe.data.validation > 0,
-        "data.held_out": recipe.data.held_out > 0,
-        "privacy.unit = 'record'": recipe.privacy.unit == "record",
+        "data.validation": setup.data.validation > 0,
+        "data.held_out": setup.data.held_out > 0,
+        "privacy.unit = 'record'": setup.privacy.unit == "record",
     }
 
 

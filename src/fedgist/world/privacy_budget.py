@@ -19,7 +19,8 @@ from fedgist.data.dataset import Dataset
 from fedgist.engines.message_form import upload_form
 from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
+from fedgist.recipe.training_section import TrainSection
 from fedgist.world.accounting import Schedule, multiplier, spent
 from fedgist.world.noise_grid import check_noise, grids
 
@@ -110,8 +111,7 @@ def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
 
 
 def private_task(
-    recipe: Recipe,
-    method: Method,
+    setup: Setup,
     task: Task,
     clients: tuple[ClientInfo, ...],
     sizes: Sequence[int],
@@ -121,26 +121,26 @@ def private_task(
 
     ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
     """
-    section = recipe.privacy
+    section, method = setup.privacy, setup.method
     if section.unit == "none":
         return task, None
     assert section.clip is not None  # a complete section has one
     assert section.epsilon is not None  # the same
     assert section.delta is not None  # the same
-    _check_settings(recipe)
+    _check_settings(setup)
     grid, fine = grids(section, sizes)
     about = section.unit, section.where, section.clip
     silent = Privacy(*about, 0.0, _steps(section, 0.0, fine), grid)
     if silent.steps is not None:
-        _check_private_steps(recipe, task)
+        _check_private_steps(setup.train, task)
     method.check(trial := replace(task, privacy=silent))
-    releases = _releases(recipe, method, trial, clients)
+    releases = _releases(setup, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
-    amplified = drawn and recipe.train.sampling == "poisson" and silent.steps is None
+    amplified = drawn and setup.train.sampling == "poisson" and silent.steps is None
     schedule = Schedule(
         releases,
         _private_steps(method, trial),
-        recipe.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
+        setup.train.fraction_train if amplified and section.accounting == "tight" else 1.0,
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
@@ -149,7 +149,7 @@ def private_task(
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
     check_noise(privacy)
-    return replace(task, privacy=privacy), PrivacyBudget(section, schedule, noise, recipe.seed)
+    return replace(task, privacy=privacy), PrivacyBudget(section, schedule, noise, setup.seed)
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
@@ -178,16 +178,16 @@ def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps |
     return None if clip is None or rate is None else PrivateSteps(clip, noise * clip, rate, grid)
 
 
-def _check_settings(recipe: Recipe) -> None:
+def _check_settings(setup: Setup) -> None:
     """Raise RecipeError for settings that would release what is not accounted for."""
-    section, unit = recipe.privacy, f"privacy.unit = {recipe.privacy.unit!r}"
+    section, unit = setup.privacy, f"privacy.unit = {setup.privacy.unit!r}"
     central = section.where == "central"
     problems = {
         f"{unit}: data.normalize = 'client' depends on each client's rows: state data.mean and "
-        "data.std": recipe.data.normalize == "client",
+        "data.std": setup.data.normalize == "client",
         f"{unit}: privacy.min_replies = {section.min_replies} tells how many clients were drawn: "
         "use 1 with train.sampling = 'poisson'": (
-            central and section.min_replies > 1 and recipe.train.sampling == "poisson"
+            central and section.min_replies > 1 and setup.train.sampling == "poisson"
         ),
     }
     for problem, found in problems.items():
@@ -195,9 +195,9 @@ def _check_settings(recipe: Recipe) -> None:
             raise RecipeError(problem)
 
 
-def _check_private_steps(recipe: Recipe, task: Task) -> None:
+def _check_private_steps(train: TrainSection, task: Task) -> None:
     """Raise RecipeError for settings with which per-row gradients are not defined."""
-    train, bodies = recipe.train, "privacy.bodies = 'dp_sgd'"
+    bodies = "privacy.bodies = 'dp_sgd'"
     if train.class_weights != "none":
         raise RecipeError(
             f"{bodies}: train.class_weights = {train.class_weights!r} depend on all rows: 'none'"
@@ -219,11 +219,9 @@ def _check_private_steps(recipe: Recipe, task: Task) -> None:
             )
 
 
-def _releases(
-    recipe: Recipe, method: Method, task: Task, clients: tuple[ClientInfo, ...]
-) -> tuple[int, ...]:
+def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tuple[int, ...]:
     """Return the number of releases of each round, from round 0."""
-    name, known = recipe.method.name, {}
+    method, known = setup.method, {}
     counts = []
     for number in range(task.training.num_rounds + 1):
         count = 0
@@ -232,13 +230,14 @@ def _releases(
             if key not in known:
                 known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
                 for form in known[key]:
-                    _check_form(recipe, method, form)
-            terms = method.record_terms if recipe.privacy.unit == "record" else 1
+                    _check_form(setup, form)
+            terms = method.record_terms if setup.privacy.unit == "record" else 1
             count += terms * any(form.arrays for form in known[key])
         counts.append(count)
     if not any(counts):
         raise RecipeError(
-            f"privacy.unit = {recipe.privacy.unit!r}: method {name} sends nothing to protect"
+            f"privacy.unit = {setup.privacy.unit!r}: method {setup.method_name} sends nothing to "
+            "protect"
         )
     return tuple(counts)
 
@@ -277,17 +276,17 @@ def _form(method: Method, ctx: Context, order: Order) -> Form:
     return upload_form(method, ctx, order.architecture, method.download(server, order, ctx))
 
 
-def _check_form(recipe: Recipe, method: Method, form: Form) -> None:
+def _check_form(setup: Setup, form: Form) -> None:
     """Raise RecipeError if messages of this form cannot be protected."""
     if not form.arrays:
         return
-    name, unit = recipe.method.name, recipe.privacy.unit
-    if reduction(form.kind) != "sum" and recipe.privacy.where == "central":
+    name, unit = setup.method_name, setup.privacy.unit
+    if reduction(form.kind) != "sum" and setup.privacy.where == "central":
         raise RecipeError(
             f"privacy.unit = {unit!r}: method {name} sends messages that are not summed: use "
             "privacy.where = 'local', noise at each client"
         )
-    if unit == "record" and not method.record_terms:
+    if unit == "record" and not setup.method.record_terms:
         raise RecipeError(
             f"privacy.unit = 'record': the messages of method {name} are not sums of one term a "
             "row; use unit = 'client'"

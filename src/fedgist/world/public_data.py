@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,12 +17,13 @@ from fedgist.core import random
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.partition import Partition
+from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.loading import load
 from fedgist.data.sources.text_rows import Reading
 from fedgist.data.sources.unlabelled import fitted
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import PublicSection
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
 from fedgist.world.data import check_augment, client_number
 
 ROWS_AT_ONCE = 1024  # of which a digest is made
@@ -45,56 +45,42 @@ class Public:
         return examples.others(self.x, self.y, section.augment if section else ())
 
 
-def set_aside(
-    recipe: Recipe,
-    data: Dataset,
-    root: Path | None,
-    own: Tensor | None = None,
-    *,
-    listed: bool = False,
-) -> tuple[Dataset, Public | None]:
-    """Return the data that are left for clients, and the public rows, if there are any.
-
-    Parameters
-    ----------
-    own
-        Public rows that a user gave, in the form of ``data.x``.
-    listed
-        Whether clients' rows are given by their numbers, so that no row may be taken out.
-    """
-    section = recipe.data.public
+def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
+    """Return the data that are left for clients, and the public rows, if there are any."""
+    section = setup.data.public
     if section:
         check_augment(section.augment, data, "data.public.augment")
-    if own is not None:
+    if setup.given.public is not None:
+        rows = examples_like(data, setup.given.public, "public")
         _check_given(section)
-        return data, _unlabelled(own)
+        return data, _unlabelled(rows)
     if section is None or section.client is not None:
         return data, None
-    _check_moments(recipe)
+    _check_moments(setup)
     if section.name is not None:
-        public = _of_source(recipe, section, data, root)
+        public = _of_source(setup, section, data)
         if section.unused_rows is None:
             return data, public
-        rest, _ = _taken_out(recipe, data, section.unused_rows, PUBLIC_ROWS, listed=listed)
+        rest, _ = _taken_out(setup, data, section.unused_rows, PUBLIC_ROWS)
         return rest, public
     if section.rows is None:
         raise RecipeError(
             "data.public: say which rows, rows = 1000 of the training set, client = 3, or "
             "name = another data set"
         )
-    rest, chosen = _taken_out(recipe, data, section.rows, PUBLIC_ROWS, listed=listed)
+    rest, chosen = _taken_out(setup, data, section.rows, PUBLIC_ROWS)
     return rest, _seen(chosen, labelled=section.labelled)
 
 
-def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | None:
+def rows_of_client(setup: Setup, data: Dataset, parts: Partition) -> Public | None:
     """Return the training rows of the client whose rows all may see, if the recipe names one.
 
     They stay its own: it is asked like any other client.
     """
-    section, client = recipe.data.public, client_of(recipe, parts)
+    section, client = setup.data.public, client_of(setup, parts)
     if section is None or client is None:
         return None
-    _check_moments(recipe)
+    _check_moments(setup)
     numbers = parts.train[client]
     if section.rows is not None:
         if section.rows > len(numbers):
@@ -102,14 +88,14 @@ def rows_of_client(recipe: Recipe, data: Dataset, parts: Partition) -> Public | 
                 f"data.public.rows = {section.rows}: client {section.client} has {len(numbers)}"
                 " training rows"
             )
-        key = random.key(recipe.seed, PUBLIC_ROWS)
+        key = random.key(setup.seed, PUBLIC_ROWS)
         numbers = numbers[random.choice(key, len(numbers), section.rows)]
     return _seen(data.only(numbers), labelled=section.labelled)
 
 
-def client_of(recipe: Recipe, parts: Partition) -> int | None:
+def client_of(setup: Setup, parts: Partition) -> int | None:
     """Return the number of the client whose rows all may see, if the recipe names one."""
-    section = recipe.data.public
+    section = setup.data.public
     if section is None or section.client is None:
         return None
     if section.client == LARGEST and LARGEST not in parts.names:
@@ -125,31 +111,27 @@ def digest_of(rows: Examples) -> int:
     return int.from_bytes(seen.digest()[:8], "big") >> 1
 
 
-def _check_moments(recipe: Recipe) -> None:
-    if recipe.data.normalize == "client" and not recipe.data.mean:
+def _check_moments(setup: Setup) -> None:
+    if setup.data.normalize == "client" and not setup.data.mean:
         raise RecipeError(
             "data.public belongs to no client, and data.normalize = 'client' has moments of "
             "clients only: state data.mean and data.std"
         )
 
 
-def hold_out_at_server(
-    recipe: Recipe, data: Dataset, *, listed: bool = False
-) -> tuple[Dataset, Dataset | None]:
+def hold_out_at_server(setup: Setup, data: Dataset) -> tuple[Dataset, Dataset | None]:
     """Return the data that are left for clients, and the rows held out, if any are."""
-    if not recipe.data.held_out:
+    if not setup.data.held_out:
         return data, None
-    return _taken_out(recipe, data, recipe.data.held_out, "data.held_out", listed=listed)
+    return _taken_out(setup, data, setup.data.held_out, "data.held_out")
 
 
-def _taken_out(
-    recipe: Recipe, data: Dataset, size: int, key: str, *, listed: bool
-) -> tuple[Dataset, Dataset]:
+def _taken_out(setup: Setup, data: Dataset, size: int, key: str) -> tuple[Dataset, Dataset]:
     """Draw rows out of the training rows; return the rest, and those drawn.
 
     Where the data name the rows' clients, each keeps its first row: none is left without.
     """
-    if listed:
+    if setup.given.clients is not None:
         raise RecipeError(f"{key} are taken out of the training rows, which clients= numbers")
     free, most = torch.arange(len(data.y)), len(data.y) - 1
     if data.clients is not None:
@@ -161,7 +143,7 @@ def _taken_out(
             f"{key} = {size}: there are {len(data.y)} training rows, and clients need some"
             + (f", each one of its own: {most} are left" * (len(free) == most))
         )
-    drawn = free[random.choice(random.key(recipe.seed, key), len(free), size)]
+    drawn = free[random.choice(random.key(setup.seed, key), len(free), size)]
     rest = torch.ones(len(data.y), dtype=torch.bool)
     rest[drawn] = False
     return data.only(rest.nonzero().squeeze(1)), data.only(drawn)
@@ -181,11 +163,13 @@ def _unlabelled(x: Tensor) -> Public:
     return Public(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64))
 
 
-def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path | None) -> Public:
+def _of_source(setup: Setup, section: PublicSection, data: Dataset) -> Public:
     assert section.name is not None  # the caller's
     # texts are read as the clients' are
     words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
-    other = load(section.name, root=root, seed=recipe.seed, words=words, **section.options)
+    other = load(
+        section.name, root=setup.given.root, seed=setup.seed, words=words, **section.options
+    )
     other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
         return _seen(other)
@@ -193,5 +177,5 @@ def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path
         raise RecipeError(
             f"data.public.rows = {section.rows}: {section.name} has {len(other.x)} training rows"
         )
-    drawn = random.choice(random.key(recipe.seed, PUBLIC_ROWS), len(other.x), section.rows)
+    drawn = random.choice(random.key(setup.seed, PUBLIC_ROWS), len(other.x), section.rows)
     return _seen(other.only(torch.tensor(drawn)))

@@ -1,12 +1,14 @@
-"""The server's view of a run: recipe, method, task, and clients, but no rows."""
+"""The server's view of a run: settings, method, task, and clients, but no rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fedgist.core.method import ClientInfo, Method, Task
 from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
+from fedgist.training.stacking_plan import Plan
 from fedgist.world.graph import Neighbors
 from fedgist.world.privacy_budget import PrivacyBudget
 
@@ -16,15 +18,18 @@ NeighborsOf = Callable[[int], Neighbors] | None  # by round
 
 @dataclass(frozen=True, eq=False)
 class ServerContext:
-    """The recipe, the method, the task, the clients, and which of them are online in a round.
+    """The settings, the method, the task, the clients, and which are online in a round.
 
+    ``num_clients`` counts the clients before a method merges them;
     ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
     training rows for validation; ``notes`` are what a user should know before the first round;
     ``spending`` says what the run spends of its privacy, if it has any;
-    ``hears`` whom each client hears in a round, among peers.
+    ``hears`` whom each client hears in a round, among peers; ``plans`` are the execution plans of
+    the architectures, and ``server_threads`` the number of torch's threads for work of the server.
     """
 
-    recipe: Recipe
+    setup: Setup
+    num_clients: int
     method: Method
     task: Task
     clients: tuple[ClientInfo, ...]
@@ -34,9 +39,14 @@ class ServerContext:
     notes: tuple[str, ...] = ()
     spending: PrivacyBudget | None = None
     hears: NeighborsOf = None
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    server_threads: int = 1
 
     @property
-    def server_threads(self) -> int:
-        """The number of torch's threads for work of the server."""
-        chosen = self.recipe.engine.server_threads
-        return 1 if chosen == "auto" else chosen
+    def recipe(self) -> Recipe:
+        """The recipe as it is recorded: with what the machine and the data decided."""
+        return self.setup.recorded(
+            num_clients=self.num_clients,
+            plans=self.plans,
+            server_threads=self.server_threads,
+        )

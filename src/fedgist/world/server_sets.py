@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,9 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.sources.in_memory import labelled_like
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
 from fedgist.recipe.schema import TestSet
 from fedgist.world.client_lists import named_like
-
-TestSets = Mapping[str, tuple[object, object]]
 
 
 @dataclass(frozen=True)
@@ -52,16 +49,16 @@ class Part:
 
 
 def server_sets(
-    recipe: Recipe, data: Dataset, given: TestSets | None, on_test: Examples, held_out: Examples
+    setup: Setup, data: Dataset, on_test: Examples, held_out: Examples
 ) -> dict[str, RowSet]:
-    """Return the server's test sets by name; ``given`` are a user's, x and y by name."""
+    """Return the server's test sets by name: those of the recipe, and a user's own."""
     sets: dict[str, RowSet] = {ALL_ROWS: on_test}
     if len(held_out):
         sets[HELD_OUT] = held_out
-    for name, part in recipe.evaluate.sets.items():
+    for name, part in setup.evaluate.sets.items():
         chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
         sets[name] = Part(on_test, chosen.nonzero().squeeze(1))
-    for name, (x, y) in (given or {}).items():
+    for name, (x, y) in (setup.given.test_sets or {}).items():
         sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:
         raise RecipeError(f"evaluate.sets.{empty[0]} has no rows")

@@ -106,14 +106,14 @@ def probe_of(
     world: World, engine: Engine
 ) -> Callable[[Federation], tuple[Line, list[Line]]] | None:
     """Return the function that probes models during a run, if its recipe asks for it."""
-    recipe = world.server.recipe
-    if recipe.evaluate.probe == "none":
+    settings = world.server.setup.evaluate
+    if settings.probe == "none":
         return None
     check_probes(world)
-    kinds = (recipe.evaluate.probe, *recipe.evaluate.probes_beside)
+    kinds = (settings.probe, *settings.probes_beside)
     if not isinstance(engine, Simulation):
         raise RecipeError(
-            f"evaluate.probe = {recipe.evaluate.probe!r}: the clients' models are at their sites"
+            f"evaluate.probe = {settings.probe!r}: the clients' models are at their sites"
         )
     return functools.partial(evaluated, world, kinds)
 
@@ -129,7 +129,7 @@ def evaluated(
     """
     few = lonely(world.population.train, world.server.task.objective)
     everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
-    clients = [] if world.server.recipe.evaluate.on == "global" else everybody
+    clients = [] if world.server.setup.evaluate.on == "global" else everybody
     found = [values for _, values in probed(federation, world, clients, kinds)]
     ctx = federation.context(EVALUATE)
     names = list(federation.method.models(federation.server, ctx) or {})
@@ -192,7 +192,7 @@ def probed(
     ``starts``, bodies as they were before any training follow, one for each architecture.
     """
     check_probes(world)
-    seed, names = world.server.recipe.seed, world.partition.names
+    seed, names = world.server.setup.seed, world.partition.names
     nets = zip(clients, client_nets(federation, clients), strict=True)
     named = ((names[i] if names else str(i), net) for i, net in nets)
     done: list[tuple[Net, dict[str, float]]] = []

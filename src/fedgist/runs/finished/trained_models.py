@@ -126,7 +126,7 @@ def trained_model(federation: Federation, world: World, who: int | str) -> Clien
     net = server_net(federation, world, who)
     if net is None:
         return client_model(federation, world, who)
-    if world.server.recipe.data.normalize == "client":
+    if world.server.setup.data.normalize == "client":
         raise RecipeError(
             f"{who}: with data.normalize = 'client' nothing says how the server sees an example"
         )
@@ -165,7 +165,7 @@ def client_model(federation: Federation, world: World, client: int | str) -> Cli
     down = method.download(federation.server, order, ctx)
     clients = engine.client(ctx, order, down)
     cpu = map_leaves(lambda leaf: leaf.cpu(), clients)
-    data = data_of_client(world.server.recipe, world.data, world.partition, number)
+    data = data_of_client(world.server.setup.data.normalize, world.data, world.partition, number)
     return ClientModel(method, cpu.net, cpu.own, down, ctx, data)
 
 

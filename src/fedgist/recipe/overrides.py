@@ -2,28 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from fedgist.core.method import Method
+from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import Data
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import ModelSection, Partitioning
 from fedgist.recipe.section import GIVEN
-from fedgist.world.world import Overrides
 
+RowLists = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
+TestSets = Mapping[str, tuple[object, object]]  # x and y by name
+Build = Callable[[], nn.Module]
 ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read beside any data
 
 
-def apply_overrides(recipe: Recipe, given: Overrides, asked: Mapping[str, Any] | None) -> Recipe:
+@dataclass(frozen=True)
+class Group:
+    """Clients of one architecture: their model's builder, and their numbers or their share of all.
+
+    ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
+    should know of its start.
+    """
+
+    build: Build
+    share: float = 1.0
+    clients: tuple[int, ...] | None = None
+    head: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """A user's own objects, which replace what a recipe names."""
+
+    data: Dataset | None = None
+    clients: RowLists | None = None  # each client's training rows
+    clients_test: RowLists | None = None
+    groups: Mapping[str, Group] | None = None
+    method: Method | None = None
+    test_sets: TestSets | None = None  # further test sets of the server
+    public: object | None = None  # rows that all may see
+    root: Path | None = None  # where data sets are
+
+
+def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] | None) -> Recipe:
     """Return the recipe with ``given`` as the name of each part that an object replaces.
 
-    ``asked`` is the recipe's own text, if it was given together with the objects: then a key of it
-    that nothing reads is an error. Such keys of a file are dropped, and said.
+    ``stated`` is the recipe's own text, if it was given together with the objects: then a key of it
+    that nothing reads is an error. Such keys of a file are dropped, with a note.
     """
     update: dict[str, Any] = {}
     unread: list[tuple[str, str]] = []
-    texts = recipe.model_dump(exclude_unset=True) if asked is None else asked
+    texts = recipe.model_dump(exclude_unset=True) if stated is None else stated
     if given.data is not None:
         kept = {key: getattr(recipe.data, key) for key in ALL_SOURCES}
         unread += [(f"data.{k}", "data") for k in texts.get("data", {}) if k not in kept]
@@ -36,14 +73,14 @@ def apply_overrides(recipe: Recipe, given: Overrides, asked: Mapping[str, Any] |
         unread += [(f"model.{key}", "model") for key in texts.get("model") or {}]
         unread += [("clients.architectures", "model")] * bool(recipe.clients.architectures)
         update["model"] = ModelSection(name=GIVEN)
-        update["clients"] = recipe.clients.model_copy(update={"architectures": {}})
-    if unread and asked is not None:
+        update["clients.architectures"] = {}
+    if unread and stated is not None:
         key, argument = unread[0]
         raise RecipeError(
             f"{key} is given in the recipe, and {argument}= as well: give only one of the two"
         )
     notes = [f"{key} of the recipe is dropped: {argument}= is given" for key, argument in unread]
-    return recipe.model_copy(update=update).noting([*recipe.dropped, *notes])
+    return recipe.changed(update).noting([*recipe.dropped, *notes])
 
 
 def _check_count(recipe: Recipe, count: int) -> None:

@@ -17,7 +17,7 @@ from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.errors import RecipeError, shown
 from fedgist.options import check_options, options_of
 from fedgist.recipe.method_loading import build_method
-from fedgist.recipe.model_factories import check_models, check_pools, model_factory, sizes_of
+from fedgist.recipe.model_factories import model_factory, sizes_of
 from fedgist.recipe.schema import ObjectiveSection, Recipe
 from fedgist.recipe.section import GIVEN
 from fedgist.recipe.training_section import MOMENTUM
@@ -38,8 +38,7 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
         sections, dropped = part(recipe, changed)
         update |= sections
         notes += dropped
-    build_method(recipe.method.name, recipe.method.options)
-    return recipe.model_copy(update=update).noting(notes)
+    return recipe.changed(update).noting(notes)
 
 
 def check_tables(
@@ -100,8 +99,6 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
         raise RecipeError(
             "clients.architectures and clients.pools both say the clients' models; give one"
         )
-    check_models(clients.architectures)
-    check_pools(clients.pools)
     if not (clients.architectures or clients.pools):
         if model is None or model.name == GIVEN:
             return {}, []
