@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from fedgist.cli import job_progress
 from fedgist.cli.main import app
-from fedgist.cli.progress import Json, Plain
 from fedgist.errors import JobsError, printable
 from fedgist.recipe.reading import make
 from fedgist.report import comparison
 from fedgist.report.escapes import csv_text, latex_text, markdown_text
+from fedgist.report.progress import Json, Plain
 from fedgist.report.run_files import find
 from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import in_words, render

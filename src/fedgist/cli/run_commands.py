@@ -71,7 +71,7 @@ def run(
     path = find_recipe(recipe)
     parsed = read(path, settings or []) if resume is None else None
     from fedgist.cli import seeded_runs
-    from fedgist.cli.progress import observing
+    from fedgist.report.progress import observing
 
     with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:

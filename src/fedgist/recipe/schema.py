@@ -342,13 +342,13 @@ class Recipe(_Section):
         whole: dict[str, object] = {key: value for key, value in values.items() if "." not in key}
         parts: dict[str, dict[str, object]] = {}
         for key, value in values.items():
-            section, dot, name = key.partition(".")
+            table, dot, name = key.partition(".")
             if dot:
-                parts.setdefault(section, {})[name] = value
-        for name, part in parts.items():
-            section = whole.get(name, getattr(self, name))
+                parts.setdefault(table, {})[name] = value
+        for table, part in parts.items():
+            section = whole.get(table, getattr(self, table))
             assert isinstance(section, BaseModel)  # only sections have keys with a dot
-            whole[name] = with_fields(section, part, name)
+            whole[table] = with_fields(section, part, table)
         return self.model_copy(update=whole)
 
     @property

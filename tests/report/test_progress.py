@@ -10,9 +10,9 @@ from rich.console import Console
 
 import fedgist
 from fedgist.cli.job_progress import score_of
-from fedgist.cli.progress import Plain, observing
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
+from fedgist.report.progress import Plain, observing
 from fedgist.studies.job import Job
 
 

@@ -1,0 +1,136 @@
+"""Resolve a recipe, once: the objects that it names, beside its sections.
+
+What a run is made of is built from the result, a :class:`Setup`. Nothing below it reads the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedgist.core.method import Method
+from fedgist.engines.device_choice import usable_device
+from fedgist.errors import InputError, RecipeError
+from fedgist.recipe.data_section import Data
+from fedgist.recipe.method_loading import build_method
+from fedgist.recipe.model_factories import (
+    ModelTable,
+    PoolTable,
+    architecture_tables,
+    pool_tables,
+    whole_model,
+)
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.privacy_section import PrivacySection
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.schema import (
+    ClientsSection,
+    EngineSection,
+    EvaluateSection,
+    ModelSection,
+    ObjectiveSection,
+    Partitioning,
+)
+from fedgist.recipe.training_section import TrainSection
+from fedgist.training.stacking_plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """A resolved recipe: its method and models as objects, and its other sections.
+
+    ``models`` are those of ``[model]`` or ``clients.architectures`` by the architecture's name; it
+    is empty if Python gave modules, or if there are ``pools``. ``num_clients`` is None if the data
+    determine it. ``text`` is the recipe itself, for the record.
+    """
+
+    seed: int
+    data: Data
+    partition: Partitioning
+    clients: ClientsSection
+    objective: ObjectiveSection
+    train: TrainSection
+    privacy: PrivacySection
+    evaluate: EvaluateSection
+    engine: EngineSection
+    method_name: str
+    method: Method
+    models: Mapping[str, ModelTable]
+    pools: Mapping[str, PoolTable]
+    device: str
+    num_clients: int | None
+    given: Overrides = field(repr=False)
+    text: Recipe = field(repr=False)
+
+    def recorded(self, num_clients: int, plans: Mapping[str, Plan], server_threads: int) -> Recipe:
+        """Return the recipe as a run records it, with what was chosen for the run."""
+        return self.text.changed(
+            {
+                "clients.num_clients": num_clients,
+                "engine.device": self.device,
+                "engine.plans": dict(plans),
+                "engine.server_threads": server_threads,
+            }
+        )
+
+
+def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
+    """Return what a recipe and a user's objects describe; the one place that makes its parts.
+
+    Raises
+    ------
+    RecipeError
+        If the method, a model or the device cannot be used: one line that names the key, the value
+        and the choices.
+    """
+    given = given or Overrides()
+    try:
+        method = given.method or build_method(recipe.method.name, recipe.method.options)
+        models, pools = _models(recipe, given)
+    except InputError as error:
+        raise RecipeError(f"{recipe.file}: {error}" if recipe.file else str(error)) from error
+    return Setup(
+        seed=recipe.seed,
+        data=recipe.data,
+        partition=recipe.partition,
+        clients=recipe.clients,
+        objective=recipe.objective,
+        train=recipe.train,
+        privacy=recipe.privacy,
+        evaluate=recipe.evaluate,
+        engine=recipe.engine,
+        method_name=recipe.method.name,
+        method=method,
+        models=models,
+        pools=pools,
+        device=usable_device(recipe.engine.device),
+        num_clients=_num_clients(recipe, given),
+        given=given,
+        text=recipe,
+    )
+
+
+def _models(
+    recipe: Recipe, given: Overrides
+) -> tuple[Mapping[str, ModelTable], Mapping[str, PoolTable]]:
+    """Return the models by architecture or, of a recipe with pools, by pool."""
+    clients = recipe.clients
+    if clients.pools:
+        if given.groups is not None:
+            raise RecipeError(
+                "clients.pools name the clients' models; they cannot be given as objects as well"
+            )
+        return {}, pool_tables(clients.pools)
+    if given.groups is not None:
+        return {}, {}
+    if clients.architectures:
+        return architecture_tables(clients.architectures), {}
+    section = recipe.model or ModelSection()
+    return {section.name.rpartition(":")[2]: whole_model(section)}, {}
+
+
+def _num_clients(recipe: Recipe, given: Overrides) -> int | None:
+    if given.clients is not None:
+        return len(given.clients)
+    stated = "num_clients" in recipe.clients.model_fields_set
+    return None if recipe.partition.name == "natural" and not stated else recipe.clients.num_clients
