@@ -183,7 +183,7 @@ def of_methods() -> Iterator[str]:
         for key, (hint, _) in fields(METHODS[name]).items():
             if inner := table_in(hint):
                 shared.setdefault((key, inner), []).append(name)
-        if single := METHODS[name].own_settings:
+        if single := getattr(METHODS[name], "own_settings", None):
             yield f"Settings of single clients with {name}:\n"
             yield table(of_section("clients.settings.NAME", single))
     for (key, kind), names in shared.items():

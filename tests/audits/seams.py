@@ -29,6 +29,7 @@ from fedgist.core.method import (
     Phase,
 )
 from fedgist.core.optimizer import Optimizer
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import (
     Privacy,
     PrivateSteps,
@@ -170,7 +171,9 @@ def message_of(method: Method, ctx: Context, *, canary: bool) -> Tree:
     net, y = ctx.task.starts["mlp"], torch.where(mask, y, 0)
     down = method.download(method.init_server(ctx), Order(0, "mlp"), ctx)
     own = method.init_client(net, ctx)
-    batch = Batch(x, y, mask, picks=method.pick(Labels(y, mask), own, ctx))
+    rows = Labels(y, mask)
+    picks = method.pick(rows, own, ctx) if isinstance(method, PeerMethod) else None
+    batch = Batch(x, y, mask, picks=picks)
     sums = method.summarize(net, batch, own, down, ctx)
     return method.upload(net, own, sums, down, ctx)[0]
 

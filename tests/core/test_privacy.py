@@ -15,6 +15,7 @@ from fedgist.core import random
 from fedgist.core.counts import CountRange
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Labels, Method, Order
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import (
     Privacy,
     bounded,
@@ -58,7 +59,8 @@ def upload(
     down = method.download(method.init_server(ctx), order, ctx)
     net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
     y = torch.where(mask, y, 0)
-    picks = method.pick(Labels(y, mask, beside or {}), own, ctx)
+    rows = Labels(y, mask, beside or {})
+    picks = method.pick(rows, own, ctx) if isinstance(method, PeerMethod) else None
     batch = Batch(x, y, mask, picks=picks, annotations=beside or {})
     sums = method.summarize(net, batch, own, down, ctx)
     return method.upload(net, own, sums, down, ctx)[0]

@@ -117,6 +117,7 @@ def fails(self: Any, *args: Any) -> Any:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sumarize": forgetful_sums}, "defines 'sumarize', which is never called; did you mean 'summ"),
+    ({"pick": fails}, "defines 'pick', which is called on methods derived from .*PeerMethod"),
     ({"stages": lambda self, ctx: "train"}, r"Mine.stages returned 'train': return a tuple"),
     ({"keeps": "bodies"}, "Mine.keeps = 'bodies'; did you mean 'body'?"),
     ({"receive": lambda self, *a: None}, "Mine.receive returned nothing"),

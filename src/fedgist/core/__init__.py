@@ -7,6 +7,7 @@ else in ``core`` and ``methods.common`` may change with any version.
 module                               contents for an author of a method
 ===================================  =============================================================
 ``core.method``                      ``Method``, its functions, and every type of their arguments
+``core.peer_method``                 ``PeerMethod``: its clients receive each other's messages
 ``core.message``                     ``message``, ``Nothing``: what clients and server exchange
 ``core.tree``                        ``tree``: a state of several tensors; ``named``, ``map_leaves``
 ``core.random``                      random numbers by key: ``uniform``, ``normal``, ``choice``

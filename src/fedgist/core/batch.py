@@ -38,8 +38,8 @@ class Batch:
     ``mask`` is true for a present row. An absent row only has the shape of an example: every number
     computed from it must have weight 0. ``weight`` (batch,) multiplies the loss of each row, if the
     recipe weighs classes, else None; the task's loss reads it. ``picks`` (batch, choices) is the
-    result of ``Method.pick`` for each row, in summaries only. ``annotations`` are further numbers
-    of each training row, (batch,) by name.
+    result of ``PeerMethod.pick`` for each row, in summaries only. ``annotations`` are further
+    numbers of each training row, (batch,) by name.
     """
 
     x: Tensor

@@ -64,7 +64,6 @@ Arguments of these functions:
 function       where   vmap  net's mode  ctx.key   how often             shapes; what it returns
 =============  ======  ====  ==========  ========  ====================  ===========================
 check          server  no    -           -         once                  raises on a misfit
-check_client   server  no    -           -         once per settings     raises on a misfit
 stages         both    no    -           -         once a round          stage names; ``()``: skip
 init_server    server  no    -           init's    once                  the first server state
 select         server  no    -           stage's   once a round          orders to online clients
@@ -72,25 +71,23 @@ orders         server  no    -           stage's   once a stage          a subse
 download       server  no    -           stage's   order and evaluation  a message
 server_update  server  no    -           stage's   once a stage          the next server state
 forget         server  no    -           -         on request            the state without a client
-kept_of        server  no    -           -         once a round          a message, or None
 models         server  no    -           stage's   at evaluation         nets by name
 report         server  no    -           stage's   once a round          numbers by name
 init_client    client  no    -           client's  once a client         own
 receive        client  yes   evaluation  client's  stage and evaluation  (net, own)
 phases         client  no    -           -         once a stage          the phases of training
 loss           client  yes   training    step's    once a step           scalar; x (batch, ...)
-pick           client  yes   -           client's  once a stage          (rows, choices)
 summarize      client  yes   evaluation  client's  every batch of rows   sums; x (batch, ...)
 upload         client  yes   evaluation  client's  once a stage          (message, own)
 before_test    client  no    -           -         before a test         phases on a copy
-measure        client  yes   evaluation  client's  every batch           (batch,) by metric
 predict        client  yes   evaluation  client's  every batch           logits (batch, classes)
 =============  ======  ====  ==========  ========  ====================  ===========================
 
 A client's key differs between clients, rounds and stages. A stage's key is the same for all
 clients. ``ctx.stage`` is one of the method's stages, ``"init"`` when a state is made, or
 ``"evaluate"``. Functions under ``torch.func.vmap`` may branch on stage and round, never on a
-tensor: use masks.
+tensor: use masks. Methods whose clients receive each other's messages have further functions:
+:class:`~fedgist.core.peer_method.PeerMethod`.
 """
 
 from __future__ import annotations
@@ -106,7 +103,6 @@ from fedgist.core.batch import Batch, Labels, RowSet
 from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
-from fedgist.core.metrics import Metric
 from fedgist.core.net import Net
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
@@ -163,8 +159,6 @@ class Method:
 
     merges_clients: ClassVar[bool] = False  # whether one client holds all clients' rows
     needs_classes: ClassVar[bool] = False  # whether each row must have one class; texts do not
-    own_settings: ClassVar[type | None] = None  # dataclass of a client's own ctx.settings
-    among_peers: ClassVar[bool] = False  # whether a download can be made from neighbors only
 
     @property
     def keeps(self) -> Part:
@@ -188,11 +182,6 @@ class Method:
         return 0
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Metrics that :meth:`measure` returns in addition to the metrics of the task."""
-        return ()
-
-    @property
     def exchange(self) -> Exchange:
         """The messages that cross in a stage: a constant or a property."""
         return Silence()
@@ -203,9 +192,6 @@ class Method:
 
     def check(self, task: Task) -> None:
         """Raise ValueError if the method cannot work on this task."""
-
-    def check_client(self, client: int, settings: Settings, task: Task) -> None:
-        """Raise MethodError if a client's own settings do not fit the method or the task."""
 
     def stages(self, ctx: Context) -> tuple[str, ...]:
         """Return the stages of round ``ctx.round``; round 0 comes before training."""
@@ -257,13 +243,6 @@ class Method:
         """
         return ctx.task.objective.loss(net(batch.x), batch)
 
-    def pick(self, rows: Labels, own: Tree, ctx: Context) -> Tensor:
-        """Return the client's choices among its rows, (rows, choices): ``picks`` of its batches.
-
-        Batches depend on the stack. The choice is made once, from the labels of all rows.
-        """
-        return torch.zeros(len(rows.y), 0)
-
     def summarize(self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context) -> Tree:
         """Return sums over one batch in the order of its rows; the engine adds the sums up."""
         return Count(batch.mask.sum().to(torch.float32))
@@ -290,10 +269,6 @@ class Method:
         """Return the server's state without the data of one client: by default unchanged."""
         return server
 
-    def kept_of(self, server: Tree, client: int) -> Tree | None:
-        """Return the stored message of one client, which its neighbors download, or None."""
-        return None
-
     def models(self, server: Tree, ctx: Context) -> Mapping[str, Net]:
         """Return the server's own models by name; each is scored on the server's test sets."""
         return self.exchange.models(server, ctx)
@@ -305,12 +280,6 @@ class Method:
     def before_test(self, ctx: Context) -> tuple[Phase, ...]:
         """Return the phases that fine-tune a copy of the client's model before a second test."""
         return ()
-
-    def measure(
-        self, net: Net, batch: Batch, own: Tree, down: Tree, ctx: Context
-    ) -> Mapping[str, Tensor]:
-        """Return further numbers of each row at evaluation, (batch,) by metric; NaN: undefined."""
-        return {}
 
     def predict(self, net: Net, own: Tree, down: Tree, x: Tensor, ctx: Context) -> Tensor:
         """Return logits (batch, classes) of ``x``, ``(batch, *input)``."""

@@ -72,7 +72,7 @@ class Context:
     clients in a client's functions. ``round`` is 0 before training. ``stage`` is one of the
     method's stages, ``"init"`` when a state is made, or ``"evaluate"`` when a model is downloaded
     for a test, a prediction or an export. ``settings`` are a client's own settings
-    (``Method.own_settings``) when its state is made; None means the defaults.
+    (``PeerMethod.own_settings``) when its state is made; None means the defaults.
     """
 
     key: Tensor

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedgist.core.batch import Batch, Labels, made_up
 from fedgist.core.message import Form, can_be_summed, misfit, reduction, refuse, unaddable
 from fedgist.core.method import Context, Method, Order, Task
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import count_range
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
 from fedgist.errors import MethodError
@@ -36,8 +37,9 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
         there = torch.ones(1, dtype=torch.bool, device=x.device)
         batch = Batch(x, y, there, annotations=beside)
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
-        rows = Labels(batch.y, batch.mask, batch.annotations)
-        batch = replace(batch, picks=method.pick(rows, own, ctx))
+        if isinstance(method, PeerMethod):
+            rows = Labels(batch.y, batch.mask, batch.annotations)
+            batch = replace(batch, picks=method.pick(rows, own, ctx))
         sums = method.summarize(net, batch, own, down, ctx)
         message, _ = method.upload(net, own, sums, down, ctx)
         return Form.of(message)

@@ -24,6 +24,7 @@ from fedgist.core.message import Form, reduction, unaddable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
 from fedgist.core.parts import check_part
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.core.wire_form import misfit
 from fedgist.errors import MethodError, first_line
@@ -138,6 +139,8 @@ class Trial:
 
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch for summaries, with the client's choices among its rows."""
+        if not isinstance(self.method, PeerMethod):
+            return batch
         picks = self._call("pick", Labels(batch.y, batch.mask, batch.annotations), self.own)
         if not isinstance(picks, Tensor) or tuple(picks.shape[:-1]) != (ROWS,):
             self._complain("pick", f"returned {kind_of(picks)}, not (rows, choices)")

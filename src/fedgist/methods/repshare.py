@@ -25,7 +25,6 @@ from fedgist.core.method import (
     Batch,
     Context,
     Labels,
-    Method,
     Net,
     Order,
     Part,
@@ -34,6 +33,7 @@ from fedgist.core.method import (
     Task,
 )
 from fedgist.core.metrics import INFORMATION, Metric
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import bounded, check_weights, noise_floor
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.tree import take, tree
@@ -234,7 +234,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class RepShare(Method):
+class RepShare(PeerMethod):
     """Representation sharing with the paper's weights and numbers, and its authors' reductions."""
 
     lambda_kd: NonNegative = 10.0

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedgist.core.method import Method
+from fedgist.core.peer_method import PeerMethod
 from fedgist.errors import InputError, MethodError, RecipeError, first_line, nearest, one_of
 from fedgist.methods import METHODS, base_name
 from fedgist.options import check_options
@@ -21,11 +22,13 @@ from fedgist.recipe.own_code import load_own
 # a method's author may define other functions than the vocabulary's, but a name that is almost one
 # of the vocabulary's is taken for a spelling mistake
 VOCABULARY = tuple(
-    name for name, _ in inspect.getmembers(Method, inspect.isfunction) if not name.startswith("_")
+    name
+    for name, _ in inspect.getmembers(PeerMethod, inspect.isfunction)
+    if not name.startswith("_")
 )
 CONSTANTS = tuple(  # what a method says of itself, not a recipe
     name
-    for name, value in vars(Method).items()
+    for name, value in (*vars(Method).items(), *vars(PeerMethod).items())
     if not name.startswith("_") and (isinstance(value, property) or not callable(value))
 )
 SLIP = 0.75  # from this similarity on (difflib's ratio), a name is taken for a spelling mistake
@@ -57,6 +60,11 @@ def checked_class(cls: Any, name: str) -> type[Method]:
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
         raise MethodError(f"method {name} is not a method: derive it from fedgist.Method")
     for attribute, value in vars(cls).items():
+        if attribute in VOCABULARY and not hasattr(cls.__base__, attribute):
+            raise MethodError(
+                f"method {name} defines {attribute!r}, which is called on methods derived from "
+                "fedgist.core.peer_method.PeerMethod"
+            )
         if attribute in VOCABULARY or attribute.startswith("_") or not callable(value):
             continue
         if meant := misspelt(attribute):

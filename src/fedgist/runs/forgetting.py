@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.tree import named
 from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.errors import CheckpointError, MethodError
@@ -54,7 +55,8 @@ def _without(federation: Federation, state: Checkpoint, client: int) -> tuple[Ch
     before = {name: array.clone() for name, array in named(federation.server).items()}
     federation.forget(client)
     after = named(federation.server)
-    if federation.method.kept_of(federation.server, client) is not None:
+    method = federation.method
+    if isinstance(method, PeerMethod) and method.kept_of(federation.server, client) is not None:
         return state, False
     changed = not all(torch.equal(before[name], after[name]) for name in after)
     return federation.checkpoint().copied(), changed or dropped

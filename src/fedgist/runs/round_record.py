@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from fedgist.core.message import payload_bytes
 from fedgist.core.method import Method, Order, Replies
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.replies import Asked
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Answer
@@ -162,6 +163,8 @@ def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:
 
 def edges_of(method: Method, server: Tree, orders: Sequence[Order], number: int) -> list[Line]:
     """Return the messages between peers: each client receives the last release of its neighbors."""
+    if not isinstance(method, PeerMethod):
+        return []
     heard = {peer for order in orders for peer in order.hears or ()}
     kept = {peer: method.kept_of(server, peer) for peer in sorted(heard)}
     sizes = {peer: payload_bytes(message) for peer, message in kept.items() if message is not None}

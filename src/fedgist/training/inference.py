@@ -13,6 +13,7 @@ from torch import Tensor
 from fedgist.core.batch import made_up
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
 from fedgist.core.objective import Marks
+from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import clipped, noised
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples, labels_of
@@ -82,7 +83,7 @@ def _summaries(cohort: Cohort, clients: Clients) -> Tree:
 def _picks(cohort: Cohort, clients: Clients) -> Tensor | None:
     """Return each client's choices among its rows, (K, rows, choices), or None without choices."""
     method = cohort.method
-    if type(method).pick is Method.pick:
+    if not isinstance(method, PeerMethod) or type(method).pick is PeerMethod.pick:
         return None
 
     def one_client(rows: Labels, own: Tree, key: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     ``table`` (K, rows) holds the clients' rows.
     """
     method = cohort.method
-    if not method.metrics:
+    if not isinstance(method, PeerMethod) or not method.metrics:
         return {}
 
     def one_client(net: Net, batch: Batch, own: Tree, down: Tree, key: Tensor) -> Columns:

@@ -1,8 +1,8 @@
 """Settings of single clients: from a simulation's recipe, or from the file of a real site.
 
-A method declares what can be set (``Method.own_settings``), a frozen dataclass of plain values. In
-a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for those
-whose numbers are listed; other clients have the defaults.
+A method declares what can be set (``PeerMethod.own_settings``), a frozen dataclass of plain values.
+In a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for
+those whose numbers are listed; other clients have the defaults.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.bounds import check_bounds
 from fedgist.core.method import Method, Settings, Task
+from fedgist.core.peer_method import PeerMethod
 from fedgist.errors import MethodError, RecipeError, first_line
 from fedgist.options import check_options, checked
 from fedgist.recipe.model_factories import Clients
@@ -75,7 +76,8 @@ def read_settings(path: Path, client: int, method: Method, task: Task) -> Settin
 
 
 def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
-    kind, name = method.own_settings, type(method).__name__
+    kind = method.own_settings if isinstance(method, PeerMethod) else None
+    name = type(method).__name__
     if kind is None:
         raise RecipeError(f"{where}: clients of {name} have no settings of their own")
     options = check_options(kind, values, f"the clients' settings of {name}", where)
@@ -86,7 +88,8 @@ def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
 def _check(client: int, settings: Settings, method: Method, task: Task, where: str) -> None:
     try:
         check_bounds(settings, where)
-        method.check_client(client, settings, task)
+        if isinstance(method, PeerMethod):
+            method.check_client(client, settings, task)
     except MethodError as error:
         text = str(error)
         raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Method, Task
+from fedgist.core.peer_method import PeerMethod
 from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
 from fedgist.recipe.graph_section import GraphSection
@@ -27,7 +28,7 @@ def neighbors_of(
     """Return a function from a round to each client's neighbors; None without a graph."""
     if section.name == "relay":
         return None
-    if not method.among_peers:
+    if not (isinstance(method, PeerMethod) and method.among_peers):
         raise RecipeError(
             f"clients.graph: {type(method).__name__} does not work among peers; use 'relay'"
         )
