@@ -25,7 +25,7 @@ KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
 }
-WHERE = {**{name: files.where for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
+WHERE = {**{name: files.advice for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
 WHERE |= {"stackoverflow": STACKOVERFLOW}
 
 

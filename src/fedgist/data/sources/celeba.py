@@ -94,11 +94,11 @@ def _name(sample: Sample) -> str:
     """Return the name of a sample's image; a path to another folder is refused."""
     name = sample.x
     if not isinstance(name, str) or Path(name).name != name:
-        raise DataError(f"{sample.where}: x must hold names of image files, not {name!r:.80}")
+        raise DataError(f"{sample.location}: x must hold names of image files, not {name!r:.80}")
     return name
 
 
 def _label(sample: Sample) -> str:
     if isinstance(sample.y, bool) or sample.y not in (0, 1):
-        raise DataError(f"{sample.where}: y must be 0 or 1, not {sample.y!r:.80}")
+        raise DataError(f"{sample.location}: y must be 0 or 1, not {sample.y!r:.80}")
     return CLASSES[0 if sample.y == 0 else 1]

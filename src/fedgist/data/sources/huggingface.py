@@ -184,13 +184,13 @@ def _pixels_of(
     size = None if size is None else shared_size(size, count)
     for rows in splits:
         for row, image in enumerate(rows[column]):
-            what = f"{path}: the image in row {row} (counted from 0)"
+            subject = f"{path}: the image in row {row} (counted from 0)"
             if not hasattr(image, "convert"):
                 raise DataError(
                     f"{path}: the column {column!r} holds no image in row {row} (counted from 0)"
                 )
-            size = size or shared_size(image.size[::-1], count, first=what)
-            yield pixels(image, size, what)
+            size = size or shared_size(image.size[::-1], count, first=subject)
+            yield pixels(image, size, subject)
 
 
 def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
@@ -230,8 +230,8 @@ def _class_names(rows: Split, column: str) -> tuple[str, ...]:
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 
-def _texts(rows: Split, column: str, what: str) -> Values:
+def _texts(rows: Split, column: str, subject: str) -> Values:
     values = list(rows[column])
     if any(isinstance(value, str) for value in values):
-        return as_texts(np.array(values, dtype=object), what)
-    return as_texts(np.asarray(values), what)
+        return as_texts(np.array(values, dtype=object), subject)
+    return as_texts(np.asarray(values), subject)

@@ -81,10 +81,10 @@ def npz(
         for name in ("x", "y", *(("y_test",) if "x_test" in stored else ())):
             if name not in stored:
                 raise no_array(file, name, stored)
-        for one, other in _NOT_BOTH:
-            if one in stored and other in stored:
+        for array, other in _NOT_BOTH:
+            if array in stored and other in stored:
                 raise DataError(
-                    f"{file.name} has an array {one!r} and an array {other!r}: only one may be"
+                    f"{file.name} has an array {array!r} and an array {other!r}: only one may be"
                 )
         return [name for name in stored if name in _ARRAYS]
 

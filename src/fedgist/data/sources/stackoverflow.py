@@ -77,10 +77,10 @@ def stackoverflow(
 
 
 def _texts(file: Path, split: str, users: list[str], kinds: Kinds, *, by_kind: bool) -> Texts:
-    found, owners = [], []
+    texts, owners = [], []
     for user, example in examples_of(file, split, users):
         kind = example.get("type", "")
         if is_wanted(kind, kinds):
-            found.append(example.get("tokens", ""))
+            texts.append(example.get("tokens", ""))
             owners.append(f"{user}/{kind}" if by_kind else user)
-    return Texts(found, owners)
+    return Texts(texts, owners)

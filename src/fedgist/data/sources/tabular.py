@@ -151,8 +151,8 @@ def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse
 def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     """Return the shape of the encoded rows; raise DataError if memory is too small."""
     width = sum(len(column.inputs) for column in columns)
-    what = f"{name} with {rows} rows of {width} numbers and categories"
-    check_memory(4 * rows * width, what, "name columns with many categories in ignore")
+    subject = f"{name} with {rows} rows of {width} numbers and categories"
+    check_memory(4 * rows * width, subject, "name columns with many categories in ignore")
     return rows, width
 
 
