@@ -112,7 +112,7 @@ class _Each(torch.autograd.Function):
             for a, d in zip(arrays, in_dims[:-1], strict=True)
         ]
         normed = [_norm_each(*client, eps) for client in zip(*rows, strict=True)]
-        return tuple(torch.stack(found) for found in zip(*normed, strict=True)), (0, 0, 0)
+        return tuple(torch.stack(outputs) for outputs in zip(*normed, strict=True)), (0, 0, 0)
 
 
 _norm_each: Callable[..., Normed] = _Each.apply

@@ -241,8 +241,8 @@ def head_of(
         raise ValueError(f"{name} has no linear layer to be the head")
     head = list(linear)[-1] if head is None else head
     if head not in linear:
-        known = ", ".join(linear) or "none"
-        raise ValueError(f"{name} has no linear layer {head!r}; its linear layers: {known}")
+        choices = ", ".join(linear) or "none"
+        raise ValueError(f"{name} has no linear layer {head!r}; its linear layers: {choices}")
     if linear[head].out_features != num_classes:
         outputs = linear[head].out_features
         raise ValueError(

@@ -72,8 +72,8 @@ class NextWord:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of texts, (), for ``logits`` (batch, length, words), weighted."""
         places = counted(batch)
-        found = _cross_entropy(logits, batch.y, self.smoothing)
-        of_text = torch.where(places, found, 0.0).sum(1) / places.sum(1).clamp(min=1)
+        per_token = _cross_entropy(logits, batch.y, self.smoothing)
+        of_text = torch.where(places, per_token, 0.0).sum(1) / places.sum(1).clamp(min=1)
         of_text = of_text if batch.weight is None else of_text * batch.weight
         return losses.masked_mean(of_text, batch.mask)
 
@@ -82,9 +82,9 @@ class NextWord:
         places = counted(batch)
         words = places & (batch.y >= len(SPECIAL))
         guess = logits[..., len(SPECIAL) :].max(-1).indices + len(SPECIAL)
-        found = _cross_entropy(logits, batch.y, 0.0)
+        per_token = _cross_entropy(logits, batch.y, 0.0)
         return WordMarks(
-            torch.where(places, found, 0.0).sum(-1),
+            torch.where(places, per_token, 0.0).sum(-1),
             places.sum(-1),
             (words & (guess == batch.y)).sum(-1),
             words.sum(-1),

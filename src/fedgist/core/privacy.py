@@ -162,9 +162,9 @@ def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.
         # integers below 2^53: their sum is exact
         whole = (values.double() / grid).round_().add_(noise.to(values.device))
         return whole.mul_(grid).to(values.dtype)
-    clients, own = key.shape, values.shape[key.ndim :]
-    keys = key.view((*clients, *(1 for _ in own)))
-    noise = random.normal(keys, (*(1 for _ in clients), *own))
+    clients, shape = key.shape, values.shape[key.ndim :]
+    keys = key.view((*clients, *(1 for _ in shape)))
+    noise = random.normal(keys, (*(1 for _ in clients), *shape))
     return values + deviation * noise.to(values.dtype)
 
 
@@ -177,9 +177,9 @@ def check_weights(
     protects this row like noise 1/w times as large.
     """
     if name not in annotations:
-        known = ", ".join(annotations) or "none"
+        choices = ", ".join(annotations) or "none"
         raise MethodError(
-            f"method.release_weight = {name!r}: rows have no such annotation; they have: {known}"
+            f"method.release_weight = {name!r}: rows have no such annotation; they have: {choices}"
         )
     least, most = annotations[name]
     if least < 0.0 or most > 1.0:

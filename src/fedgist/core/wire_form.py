@@ -97,18 +97,18 @@ def size(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
     """Return the bytes of a message on the wire, (); for a stack (``lead`` = 1) of each, (K,)."""
     total = torch.zeros((), dtype=torch.int64)
     for name, array in arrays.items():
-        form, one = form_of(kind, name), array.shape[lead:]
+        form, shape = form_of(kind, name), array.shape[lead:]
         if isinstance(form, Bits):
-            total = total + _bytes(math.prod(one))
+            total = total + _bytes(math.prod(shape))
         elif isinstance(form, Nonzero):
             there = (array != 0).flatten(lead).sum(-1).cpu()
-            total = total + _bytes(math.prod(one)) + there * array.element_size()
+            total = total + _bytes(math.prod(shape)) + there * array.element_size()
         elif isinstance(form, Rows):
             there = arrays[form.where] != 0
             row = math.prod(array.shape[there.dim() :]) * array.element_size()
             total = total + there.flatten(lead).sum(-1).cpu() * row
         else:
-            total = total + math.prod(one) * array.element_size()
+            total = total + math.prod(shape) * array.element_size()
     return total
 
 
