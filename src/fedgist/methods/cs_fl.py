@@ -398,9 +398,11 @@ class CSFL(Method):
         wanted = step + sent.rest[name] if self.error_feedback else step
         kept = sparse(wanted, self._count(wanted))
         sent.measurements[name] = self._measurement(sent.key, wanted)(kept)
-        found = self._reconstructed(sent.key, wanted, sent.measurements[name])
-        sent.rest[name] = wanted - found if self.error_feedback else torch.zeros_like(wanted)
-        return found
+        reconstructed = self._reconstructed(sent.key, wanted, sent.measurements[name])
+        sent.rest[name] = (
+            wanted - reconstructed if self.error_feedback else torch.zeros_like(wanted)
+        )
+        return reconstructed
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model of each architecture."""
@@ -412,8 +414,8 @@ class CSFL(Method):
         steps = self.reconstruction_steps
         if ctx.stage == ONE_BIT:
             majority = replies.total().signs.sign()
-            found = binary_hard_thresholding(measure, majority, count, steps)
-            return self.second_phase_lr * found
+            estimate = binary_hard_thresholding(measure, majority, count, steps)
+            return self.second_phase_lr * estimate
         if self.reconstruct == "mean":
             total = replies.total()
             mean = total.measurements / total.rows.clamp(min=1.0)
@@ -421,8 +423,8 @@ class CSFL(Method):
         moved, rows = torch.zeros_like(like), torch.zeros_like(like[0])
         for reply in replies:
             sent: Measured = reply.message
-            found = hard_thresholding(measure, sent.measurements, count, steps)
-            moved, rows = moved + sent.rows * found, rows + sent.rows
+            estimate = hard_thresholding(measure, sent.measurements, count, steps)
+            moved, rows = moved + sent.rows * estimate, rows + sent.rows
         return moved / rows.clamp(min=1.0)
 
     def _count(self, vector: Tensor) -> int:

@@ -103,9 +103,9 @@ class FD(Method):
         """
         mean = server.everyone
         if self.leave_own_out:
-            own = take_logits(self._newest(server.newest), order.client)
-            total = server.total - own.mean * own.there.unsqueeze(1)
-            mean = ClassLogits(*class_means(total, server.count - own.there))
+            own_logits = take_logits(self._newest(server.newest), order.client)
+            total = server.total - own_logits.mean * own_logits.there.unsqueeze(1)
+            mean = ClassLogits(*class_means(total, server.count - own_logits.there))
         return self._message(mean.mean, mean.there)
 
     def _newest(self, newest: Newest) -> AnyLogits:

@@ -142,22 +142,22 @@ def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor
     squared distance between two class means: without r, eq. 15 has no lower bound. Classes without
     rows in ``s`` are left out.
     """
-    known = s[:, 0] > 0
+    present = s[:, 0] > 0
     means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is only noise
     distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
     own_class = one_hot(y, len(s)).to(z.dtype)
-    pull = (distances * own_class * known).sum(1)
-    push = (distances.clamp(max=mean_distance(means, known)) * (1 - own_class) * known).sum(1)
+    pull = (distances * own_class * present).sum(1)
+    push = (distances.clamp(max=mean_distance(means, present)) * (1 - own_class) * present).sum(1)
     return masked_mean(pull, mask), masked_mean(push, mask)
 
 
-def mean_distance(means: Tensor, known: Tensor) -> Tensor:
+def mean_distance(means: Tensor, present: Tensor) -> Tensor:
     """Return the mean squared distance, (), between two different rows of ``means`` (classes, m).
 
-    Only rows with ``known`` (classes,) are used. For k points the mean is 2 / (k - 1) times the sum
-    of their squared distances to their center.
+    Only rows with ``present`` (classes,) are used. For k points the mean is 2 / (k - 1) times the
+    sum of their squared distances to their center.
     """
-    count, weight = known.sum(), known.unsqueeze(1).to(means.dtype)
+    count, weight = present.sum(), present.unsqueeze(1).to(means.dtype)
     center = (means * weight).sum(0) / count.clamp(min=1)
     spread = ((means - center).square() * weight).sum()
     return 2 * spread / (count - 1).clamp(min=1)

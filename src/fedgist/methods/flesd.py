@@ -398,9 +398,9 @@ class FLESD(Method):
                 "flesd needs public data: give [data.public] with client, rows or a name"
             )
         if self.student and self.student not in task.starts:
-            known = ", ".join(task.starts)
+            choices = ", ".join(task.starts)
             raise MethodError(
-                f"method.student = {self.student!r} is no architecture; there are: {known}"
+                f"method.student = {self.student!r} is no architecture; there are: {choices}"
             )
         if self.sends == "representations" and self.top != 1.0:
             raise MethodError("method.top is read only with method.sends = 'similarities'")
@@ -542,8 +542,8 @@ def _emptied(ensemble: Ensemble) -> Ensemble:
 
 def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's largest similarities (eq. 4) and their columns, both (N, count)."""
-    found = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
-    values, places = (torch.cat([part[i] for part in found]) for i in (0, 1))
+    best = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
+    values, places = (torch.cat([part[i] for part in best]) for i in (0, 1))
     order = places.argsort(1)
     return values.gather(1, order), places.gather(1, order).to(torch.int32)
 

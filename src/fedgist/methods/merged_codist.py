@@ -134,13 +134,13 @@ class MergedCodist(Method):
         """Store the updates of pools that answered; without distillation, step along them."""
         if len(self.stages(ctx)) == 1:
             return self.exchange.server_update(server, replies, ctx)
-        found = self.exchange.updates(server, replies, ctx)
-        one = torch.ones((), device=ctx.key.device)
+        updates = self.exchange.updates(server, replies, ctx)
+        answered = torch.ones((), device=ctx.key.device)
         return replace(
             server,
-            grads=server.grads | {name: update.grads for name, update in found.items()},
-            buffers=server.buffers | {name: update.buffers for name, update in found.items()},
-            answered=server.answered | dict.fromkeys(found, one),
+            grads=server.grads | {name: update.grads for name, update in updates.items()},
+            buffers=server.buffers | {name: update.buffers for name, update in updates.items()},
+            answered=server.answered | dict.fromkeys(updates, answered),
         )
 
     def _merged(self, server: Server, ctx: Context) -> Server:

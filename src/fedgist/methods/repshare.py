@@ -98,8 +98,8 @@ class Representations:
         """
         total = (self.seen * self.there.unsqueeze(2)).sum(0)
         stand_in, some = class_means(total, self.there.sum(0))
-        known = self.known.unsqueeze(1) > 0
-        return torch.where(known, self.mean, stand_in), torch.maximum(self.known, some)
+        has_mean = self.known.unsqueeze(1) > 0
+        return torch.where(has_mean, self.mean, stand_in), torch.maximum(self.known, some)
 
 
 @tree
@@ -128,8 +128,8 @@ class Relay:
 
     def of_client(self, client: int) -> Released | None:
         """Return a client's last release, or None."""
-        one: Released = take(self.released, client)
-        return one if bool(one.rows.any()) else None
+        release: Released = take(self.released, client)
+        return release if bool(release.rows.any()) else None
 
 
 def download(
@@ -190,10 +190,10 @@ def _distances(released: Released, client: int) -> Tensor:
 
     The distance is the mean square over features and over the classes that both have.
     """
-    own, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
+    own_means, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
     theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:], least=LEAST)
     both = have * has
-    far = ((theirs - own).square().mean(3) * both).sum(2) / both.sum(2)
+    far = ((theirs - own_means).square().mean(3) * both).sum(2) / both.sum(2)
     return far.nan_to_num(torch.finfo(far.dtype).max).flatten()
 
 
@@ -384,10 +384,10 @@ class RepShare(Method):
         """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
         z = net.features(batch.x)
         logits = net.logits(z)
-        mean, known = down.targets()
+        mean, has_target = down.targets()
         far = (z[:, : mean.shape[1]] - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
-        kd = masked_mean(far * known[batch.y], batch.mask)
+        kd = masked_mean(far * has_target[batch.y], batch.mask)
         # one m for each row, among the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)

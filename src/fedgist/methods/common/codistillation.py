@@ -207,8 +207,8 @@ def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Te
     order = random.permutation(random.fold(key, "partners"), size)
 
     def mixed(values: Tensor) -> Tensor:
-        own = share.view(-1, *(1 for _ in values.shape[1:]))
-        return own * values + (1.0 - own) * values[order]
+        weight = share.view(-1, *(1 for _ in values.shape[1:]))
+        return weight * values + (1.0 - weight) * values[order]
 
     return replace(batch, x=mixed(batch.x)), None if truth is None else mixed(truth)
 

@@ -96,13 +96,15 @@ class ServerSteps:
 
     def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, Update]:
         """Return the aggregated update of each architecture that answered."""
-        found = {}
+        by_architecture = {}
         for name in replies.architectures:
             old = server.averages.weights[name]
             mean, params = averaged(replies.by(name), old, ctx).arrays, ctx.task.starts[name].params
             grads = {n: old.arrays[n] - mean[n] for n in params}
-            found[name] = Update(grads, {n: a for n, a in mean.items() if n not in params})
-        return found
+            by_architecture[name] = Update(
+                grads, {n: a for n, a in mean.items() if n not in params}
+            )
+        return by_architecture
 
     def step(self, server: S, name: str, update: Update, ctx: Context) -> S:
         """Return the state after one step of the architecture ``name``."""

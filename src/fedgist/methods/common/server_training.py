@@ -57,9 +57,9 @@ def descended(
     values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
     with torch.enable_grad():
         value = loss(replace(net.having(values), run=run))
-        found = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
+        gradients = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
     params = {name: p.detach() for name, p in values.items()}
-    grads = dict(zip(params, found, strict=True))
+    grads = dict(zip(params, gradients, strict=True))
     with torch.no_grad():
         optim.step(optimizer, _stacked(params), _stacked(grads), memory)
     return params | net.buffers | dict(run.updates), value.detach()
