@@ -96,8 +96,8 @@ class ClientHost:
         for name, model in models.items():
             marks = inference.predict(cohort, model, table, examples)
             scored = score_table(cohort.ctx, sent.ids, marks, table, examples.y)
-            own = inference.measure(cohort, model, table, examples)
-            tables[name] = replace(scored, values=scored.values | own)
+            measured = inference.measure(cohort, model, table, examples)
+            tables[name] = replace(scored, values=scored.values | measured)
         return tables
 
     def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
@@ -170,8 +170,8 @@ class ClientHost:
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the clients' state from a checkpoint."""
-        known = tuple(f"{architecture}/" for architecture in self.stores)
-        if strange := [name for name in arrays if not name.startswith(known)]:
+        prefixes = tuple(f"{architecture}/" for architecture in self.stores)
+        if strange := [name for name in arrays if not name.startswith(prefixes)]:
             raise CheckpointError(
                 f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
             )

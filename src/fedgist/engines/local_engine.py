@@ -42,8 +42,8 @@ class LocalEngine:
         self.method, self.task, self.settings = method, task, settings
         self.host = ClientHost(method, task, population, settings, plans)
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
-        asked = settings.workers if on_cpu else None
-        self.pool = WorkerPool(self.host.answer, asked or default_workers(settings.device))
+        workers = settings.workers if on_cpu else None
+        self.pool = WorkerPool(self.host.answer, workers or default_workers(settings.device))
 
     def start(self) -> None:
         """Fork the workers now; call this before any other code starts a thread."""
@@ -56,11 +56,11 @@ class LocalEngine:
         losses, refused, subtotals, each, sizes = {}, [], [], [], Counter[str]()
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
-            asked = [Asked(client, sent.architecture) for client in sent.ids]
-            refused += [(asked[k], reason) for k, reason in sorted(trained.refused.items())]
+            participants = [Asked(client, sent.architecture) for client in sent.ids]
+            refused += [(participants[k], reason) for k, reason in sorted(trained.refused.items())]
             if self.settings.share_measurements:
                 means = trained.losses.tolist()
-                losses.update({asked[k]: means[k] for k in trained.accepted})
+                losses.update({participants[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
             sizes[sent.architecture] += trained.payload_bytes

@@ -85,8 +85,10 @@ class LoopbackEngine:
         """Restore the state of every site from a checkpoint."""
         for client, site in self.sites.items():
             start = f"{client}/"
-            own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-            site.rewind(own)
+            site_arrays = {
+                n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)
+            }
+            site.rewind(site_arrays)
 
     def close(self) -> None:
         """Close the wire."""

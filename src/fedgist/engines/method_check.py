@@ -205,8 +205,8 @@ class Trial:
         optimizer = self.ctx.task.training.optimizer.name
         layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
         pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
-        found = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
-        if not found or optimizer not in {"adam", "adamw"}:
+        idle = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
+        if not idle or optimizer not in {"adam", "adamw"}:
             return []
         note = f"{self.order.architecture}: batch norm takes off the bias of the convolution before"
         note += f" it, so its gradient is rounding alone, which {optimizer} makes whole steps of: "

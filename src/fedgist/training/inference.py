@@ -50,7 +50,7 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
 
     with torch.no_grad():
         if privacy.unit == "client":
-            message = cohort.lift(lambda one: clipped(one, privacy), (0,))(message)
+            message = cohort.lift(lambda single: clipped(single, privacy), (0,))(message)
         if privacy.where == "local":
             keys = cohort.private_keys("upload")
             message = noised(message, privacy.deviation, keys, privacy.grid)

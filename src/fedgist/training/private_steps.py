@@ -76,9 +76,9 @@ def private_gradients(
         rows = map_leaves(operator.itemgetter((slice(None), piece)), batch)
         place = torch.arange(piece.start, piece.stop, device=keys.device)
         row_keys = random.fold(keys.unsqueeze(1), "row", place).flatten()
-        losses, found = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
-        weight = torch.where(rows.mask, _scale(found, steps).view(rows.mask.shape), 0.0)
-        for name, gradient in found.items():
+        losses, row_gradients = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
+        weight = torch.where(rows.mask, _scale(row_gradients, steps).view(rows.mask.shape), 0.0)
+        for name, gradient in row_gradients.items():
             by_client = gradient.reshape(*weight.shape, -1)
             present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
             sums[name] += _summed(present, weight, steps.grid).view_as(sums[name])
@@ -137,8 +137,8 @@ def _of_rows(
     values = {name: repeated(p.detach()).requires_grad_() for name, p in params.items()}
     with torch.enable_grad():
         losses, _ = loss(values, net, own, down, alone, keys)
-    found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
-    return losses.detach(), dict(zip(values, found, strict=True))
+    gradients = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+    return losses.detach(), dict(zip(values, gradients, strict=True))
 
 
 def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
