@@ -71,12 +71,14 @@ def _compared(
     """Return the rows with their differences from the reference, and p-values corrected by Holm."""
     values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
     versus = {
-        row.label: found
+        row.label: difference
         for row in rows
         if row.label != reference
-        and (found := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
+        and (difference := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
     }
-    tested = {label: found.p for label, found in versus.items() if found.p is not None}
+    tested = {
+        label: difference.p for label, difference in versus.items() if difference.p is not None
+    }
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     return tuple(
         replace(row, versus=replace(versus[row.label], p_holm=corrected.get(row.label)))

@@ -59,7 +59,7 @@ def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
     metric = common_column(whole) if whole else ACCURACY
     measure = measured(metric, whole[0].metrics) if whole else measured(metric)
     groups, _ = group(whole)
-    return Lines(tuple((one.label, one.runs) for one in groups), metric, measure)
+    return Lines(tuple((row.label, row.runs) for row in groups), metric, measure)
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,16 @@ def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
     table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
     ends, silent, sent = [], [], [0.0]
     for i, (label, runs) in enumerate(lines.rows):
-        found = curve(runs, lines.metric)
-        if found is None or not found.rounds:
+        values = curve(runs, lines.metric)
+        if values is None or not values.rounds:
             continue
-        columns = (found.rounds, found.sent, found.mean, found.low, found.high)
+        columns = (values.rounds, values.sent, values.mean, values.low, values.high)
         table += [[label, *line] for line in zip(*columns, strict=True)]
-        last = scale * found.mean[-1]
-        if by_bytes and not any(found.sent):
+        last = scale * values.mean[-1]
+        if by_bytes and not any(values.sent):
             silent.append((i, last, label))
             continue
-        x: Sequence[float] = found.sent if by_bytes else found.rounds
+        x: Sequence[float] = values.sent if by_bytes else values.rounds
         _line(axes, i, x, [[scale * v for v in column] for column in columns[2:]])
         ends.append(End(i, x[-1], last, label))
         sent += [value for value in x if by_bytes and value]

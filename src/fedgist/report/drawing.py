@@ -103,9 +103,9 @@ def write(pictures: Iterable[Picture], folder: Path) -> None:
 def write_png(figure: Figure, path: Path) -> None:
     """Write a figure to a file, in the format of the file's suffix."""
     form = path.suffix.removeprefix(".").lower() or "png"
-    known = figure.canvas.get_supported_filetypes()
-    if form not in known:
-        raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(known))}")
+    formats = figure.canvas.get_supported_filetypes()
+    if form not in formats:
+        raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(formats))}")
     atomic_files.write(path, _saved(figure, form, dpi=150, facecolor="white"))
 
 

@@ -57,18 +57,18 @@ def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
 
     The points are computed once and cached in the folder. None if the features are damaged.
     """
-    found = saved(folder)
-    if found is None:
+    saved_features = saved(folder)
+    if saved_features is None:
         return None
-    count = len(found.features)
+    count = len(saved_features.features)
     picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
-    points = _cached_points(folder / CACHE, found.digest)
+    points = _cached_points(folder / CACHE, saved_features.digest)
     if points is None or len(points) != len(picks):
-        points = arranged(found.features[picks])
+        points = arranged(saved_features.features[picks])
         with contextlib.suppress(OSError, ValueError):  # the folder may be read-only
-            text = to_json({"of": found.digest, "points": points}) + "\n"
+            text = to_json({"of": saved_features.digest, "points": points}) + "\n"
             atomic_files.write(folder / CACHE, text)
-    return points, found.clients[picks].tolist(), found.labels[picks].tolist()
+    return points, saved_features.clients[picks].tolist(), saved_features.labels[picks].tolist()
 
 
 def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarray) -> bool:

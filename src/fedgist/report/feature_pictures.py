@@ -31,8 +31,8 @@ def of_features(study: Study) -> Iterator[Picture]:
 
 
 def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
-    known = names or ()
-    return [str(known[i]) if 0 <= i < len(known) else str(i) for i in numbers]
+    labels = names or ()
+    return [str(labels[i]) if 0 <= i < len(labels) else str(i) for i in numbers]
 
 
 def _embedding(

@@ -265,7 +265,9 @@ def not_sealed(runs: Iterable[RunFiles]) -> list[str]:
         "table sealed": "of these archived runs, what is above the table is not checked",
     }
     named = {kind: [run.folder for run in runs if run.seal.state == kind] for kind in why}
-    return [f"{kind} ({why[kind]}): {listed(found, 3)}" for kind, found in named.items() if found]
+    return [
+        f"{kind} ({why[kind]}): {listed(folders, 3)}" for kind, folders in named.items() if folders
+    ]
 
 
 def _read(folder: Path) -> RunFiles:
@@ -284,8 +286,8 @@ def _read(folder: Path) -> RunFiles:
     lines = read_checked(folder / ROUNDS, fault_of_round)
     rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
     problems += [*lines.problems, *order_problems]
-    told = () if seal.is_broken else tuple(problems)  # the seal's message covers them
-    return RunFiles(folder, recipe, rounds, result, told, seal=seal)
+    reported = () if seal.is_broken else tuple(problems)  # the seal's message covers them
+    return RunFiles(folder, recipe, rounds, result, reported, seal=seal)
 
 
 def _if_there(

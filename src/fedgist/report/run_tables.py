@@ -38,8 +38,8 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     clients, the score of the server's models, and the bytes sent.
     """
     metric = common_metric(runs) if runs else ""
-    known = {name: one for run in runs for name, one in run.metrics.items()}
-    score = known[metric].title.lower() if metric in known else metric or "accuracy"
+    metrics = {name: run_metric for run in runs for name, run_metric in run.metrics.items()}
+    score = metrics[metric].title.lower() if metric in metrics else metric or "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
     groups = [list(seeds) for _, seeds in by_folder]
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
@@ -49,9 +49,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
-        (_name(seeds), *(found[title] for title in titles), *_costs(seeds))
+        (_name(seeds), *(row[title] for title in titles), *_costs(seeds))
         + ((spent(seeds[0].last(EPSILON)),) if private else ())
-        for seeds, found in zip(groups, cells, strict=True)
+        for seeds, row in zip(groups, cells, strict=True)
     )
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
@@ -63,9 +63,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
 
 def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
     over = "mean and spread over clients" if "spread" in titles else "mean of the server's models"
-    one = ["one model: a global one, all test rows"] if "one model" in titles else []
-    own = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
-    return "; ".join([over, *one, *own])
+    single_model = ["one model: a global one, all test rows"] if "one model" in titles else []
+    several_models = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
+    return "; ".join([over, *single_model, *several_models])
 
 
 def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:

@@ -20,8 +20,8 @@ def chart_of(lines: Lines, width: int = 78) -> str:
     in_percent = lines.measure.unit == "fraction"
     curves: dict[str, Curve] = {}
     for label, runs in lines.rows:
-        if found := curve(runs, lines.metric):
-            points = zip(found.rounds, found.mean, strict=True)
+        if values := curve(runs, lines.metric):
+            points = zip(values.rounds, values.mean, strict=True)
             curves[label] = [(float(r), (100 if in_percent else 1) * v) for r, v in points]
     whose = "mean of clients" if is_of_clients(lines.metric) else "of the server's models"
     y_label = f"{lines.measure.title.lower()}, {whose}{', %' if in_percent else ''}"

@@ -69,13 +69,13 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
 
 def over(study: Study, key: str) -> Picture:
     """Return the figure of the study's metric against a setting."""
-    found = varied(study, key)
+    varied_lines = varied(study, key)
     with matplotlib().rc_context(STYLE):
-        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(found) + 1.2))
-        table = draw(axes, found, study.measure, HEIGHT)
+        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(varied_lines) + 1.2))
+        table = draw(axes, varied_lines, study.measure, HEIGHT)
         axes.set_xlabel(key)
     caption = "Mean over seeds in the last round; band: its standard error."
-    if any(line.without for line in found):
+    if any(line.without for line in varied_lines):
         caption += " A level: without the setting."
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
