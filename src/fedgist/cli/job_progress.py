@@ -43,10 +43,10 @@ def do_jobs(
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
     failed: dict[str, str] = {}
-    known = jobs if isinstance(jobs, list) else []
-    for note in dict.fromkeys(note for job in known for note in job.recipe.dropped):
+    listed_jobs = jobs if isinstance(jobs, list) else []
+    for note in dict.fromkeys(note for job in listed_jobs for note in job.recipe.dropped):
         say(note, error=True)
-    for job in known:
+    for job in listed_jobs:
         # a folder with another run is refused before any job starts
         if not fault_of(job, archive) and not (archive and archive.holds(job)):
             is_done(job)

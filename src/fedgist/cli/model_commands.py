@@ -67,8 +67,8 @@ def evaluate(
     """
     from fedgist.cli import model_answers
 
-    one = None if client == ALL else client
-    model_answers.evaluate(folder, data, one, data_root, as_json=as_json)
+    chosen = None if client == ALL else client
+    model_answers.evaluate(folder, data, chosen, data_root, as_json=as_json)
 
 
 @app.command(rich_help_panel=USE)
@@ -99,9 +99,9 @@ def probe(
     """
     from fedgist.cli import model_answers
 
-    one = None if client == ALL else client
+    chosen = None if client == ALL else client
     kinds = by.split(",")
-    model_answers.probe(folder, one, kinds, data_root, starts=starts, as_json=as_json)
+    model_answers.probe(folder, chosen, kinds, data_root, starts=starts, as_json=as_json)
 
 
 @app.command("export", rich_help_panel=USE)

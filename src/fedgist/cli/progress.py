@@ -162,11 +162,11 @@ def main_column(server: ServerContext) -> tuple[str, str]:
 
 def title(server: ServerContext, folder: str) -> str:
     """Return a one-line title: method, data, number of clients, models, seed and folder."""
-    where = f" -> {folder}" if folder else ""
+    suffix = f" -> {folder}" if folder else ""
     clients = f"{server.recipe.clients.num_clients} clients"
     models = ", ".join(server.task.architectures)
     method, seed = server.recipe.method.name, server.recipe.seed
-    return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{where}"
+    return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
 
 
 def troubles(line: Line) -> list[str]:

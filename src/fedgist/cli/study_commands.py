@@ -209,12 +209,12 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _print_trials(folders: Sequence[Path]) -> None:
-    found = run_files.find(folders)
-    for problem in run_files.problems_of(found):
+    runs = run_files.find(folders)
+    for problem in run_files.problems_of(runs):
         say(f"! {problem}", error=True)
-    if not any(run.usable for run in found):
+    if not any(run.usable for run in runs):
         return
-    trials = comparison.study(found, metric=OBJECTIVE)
+    trials = comparison.study(runs, metric=OBJECTIVE)
     best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
     console().print(table_formats.in_words(results, [], "terminal"))

@@ -251,10 +251,10 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        one = {"workers": 1}
+        settings = {"workers": 1}
         if recipe.engine.server_threads == "auto":
-            one["server_threads"] = 1
-        engine = recipe.engine.model_copy(update=one)
+            settings["server_threads"] = 1
+        engine = recipe.engine.model_copy(update=settings)
         anew = anew or is_stale(folder)
         runner.run(
             recipe.model_copy(update={"engine": engine}),
@@ -270,7 +270,7 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
     except KeyboardInterrupt:
         connection.send(Event("stopped"))
     except DiskFullError as full:
-        connection.send(Event("failed", text=full.what))
+        connection.send(Event("failed", text=full.reason))
     except Exception as error:  # noqa: BLE001  # the parent reports every error
         text = exhausted(error) or f"{type(error).__name__}: {error}"
         connection.send(Event("failed", text=text))

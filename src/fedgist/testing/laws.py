@@ -110,13 +110,13 @@ def _described(error: Exception) -> str:
 
 def _function_of(error: BaseException | None, method: Method) -> str:
     """Return ``.function`` for the method's function in which an error was raised, if any."""
-    found = ""
+    name = ""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_locals.get("self") is method:
-                found = f".{frame.f_code.co_name}"
+                name = f".{frame.f_code.co_name}"
         error = error.__cause__
-    return found
+    return name
 
 
 def keeps_to_the_vocabulary(subject: Subject) -> None:

@@ -155,19 +155,19 @@ def over_a_wire(subject: Subject) -> None:
     """Compare the loop-back with the local engine, and with only outlines at the server."""
     if subject.method.merges_clients:
         return
-    local, known = subject.alone, subject.world()
-    compare(known, local, subject.over_a_wire)
-    less = replace(known, server=replace(known.server, task=outlined(known.server.task)))
-    if shares_heads_alone(known, less):  # the server need not know the bodies
-        compare(known, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(known, plan)))
+    local, world = subject.alone, subject.world()
+    compare(world, local, subject.over_a_wire)
+    less = replace(world, server=replace(world.server, task=outlined(world.server.task)))
+    if shares_heads_alone(world, less):  # the server need not know the bodies
+        compare(world, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(world, plan)))
 
 
-def shares_heads_alone(known: World, less: World) -> bool:
+def shares_heads_alone(world: World, less: World) -> bool:
     """Return whether a server that has only outlines begins with the same state."""
-    if known.server.method.keeps not in {"all", "body"}:
+    if world.server.method.keeps not in {"all", "body"}:
         return False
     try:
-        return _equal(named(start_server(known.server)), named(start_server(less.server)))
+        return _equal(named(start_server(world.server)), named(start_server(less.server)))
     except (ValueError, KeyError):
         return False  # it asks for weights that an outline does not have
 
