@@ -18,7 +18,7 @@ from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load
 from fedgist.recipe.reading import read
 from fedgist.report import comparison, run_files
-from fedgist.report.drawing import INK, STYLE, Picture, Table, matplotlib, new_figure
+from fedgist.report.drawing import INK, STYLE, FigureTable, Picture, matplotlib, new_figure
 from fedgist.report.feature_map import saved
 from fedgist.report.feature_plane import Plane, borders_of, box_of, draw, plane
 from fedgist.report.varied import draw as draw_lines
@@ -85,7 +85,7 @@ def figure(archive: Path, planes: Path) -> Picture:
     return Picture("circle", "The circle", "", whole, lines)
 
 
-def points(axes: Axes) -> Table:
+def points(axes: Axes) -> FigureTable:
     """Draw the training points and the circle."""
     data = load("circle", seed=SEED)
     assert data.clients is not None
@@ -98,7 +98,7 @@ def points(axes: Axes) -> Table:
     return table
 
 
-def learned(axes: Axes, folder: Path, title: str) -> Table:
+def learned(axes: Axes, folder: Path, title: str) -> FigureTable:
     """Draw the features of a run's test points, and its heads."""
     found = plane(folder)
     assert found is not None, f"{folder} has no features of 2 numbers"
@@ -106,7 +106,7 @@ def learned(axes: Axes, folder: Path, title: str) -> Table:
     return draw(axes, found, CLASSES, CLIENTS)
 
 
-def averaged(axes: Axes, planes: Path) -> Table:
+def averaged(axes: Axes, planes: Path) -> FigureTable:
     """Draw what LG-FedAvg learns: the line of each client's own head, of the average in red."""
     found, features = plane(planes / "lg_fedavg"), saved(planes / "lg_fedavg")
     assert found is not None
@@ -127,7 +127,7 @@ def averaged(axes: Axes, planes: Path) -> Table:
     return table
 
 
-def curves(axes: Axes, archive: Path, split: str, title: str) -> Table:
+def curves(axes: Axes, archive: Path, split: str, title: str) -> FigureTable:
     """Draw the accuracy over the number of local iterations."""
     metric = over_clients(split, "accuracy")
     study = comparison.study(run_files.find([archive]), metric=metric)

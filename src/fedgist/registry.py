@@ -29,7 +29,7 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         """Import and return the entry ``name``; raise KeyError if there is none."""
-        entry: T = load(self._places[name])
+        entry: T = load_attribute(self._places[name])
         return entry
 
     def __iter__(self) -> Iterator[str]:
@@ -49,7 +49,7 @@ class Registry(Mapping[str, T]):
         return {name: _summary(place) for name, place in self._places.items()}
 
 
-def load(place: str) -> Any:
+def load_attribute(place: str) -> Any:
     """Import ``package.module:attribute`` and return the attribute.
 
     Raises

@@ -31,9 +31,9 @@ from fedgist.core.method import (
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.privacy import (
     Privacy,
+    PrivacyUnit,
     PrivateSteps,
     Source,
-    Unit,
     Where,
     grid_of,
     sensitivity,
@@ -65,7 +65,7 @@ class Trials:
     present: bool
     system: bool = False
 
-    def privacy(self, unit: Unit, where: Where = "central", terms: int = 32) -> Privacy:
+    def privacy(self, unit: PrivacyUnit, where: Where = "central", terms: int = 32) -> Privacy:
         """Releases that are sums of up to so many terms."""
         grid = grid_of(CLIP * terms, 24) if self.system else 0.0
         return Privacy(unit, where, CLIP, self.noise * sensitivity(unit, CLIP), grid=grid)

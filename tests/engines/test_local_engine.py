@@ -28,7 +28,7 @@ from fedgist.runs.round import start_server
 from fedgist.testing.laws import reversed_engine
 from fedgist.testing.small_worlds import ALONE, SIZES, Trace, federation, trace, world
 from fedgist.training.stacking_plan import Plan, choose, remembered, sizes
-from fedgist.world.models import Group
+from fedgist.world.models import ClientGroup
 from fedgist.world.world import Overrides, World
 
 
@@ -95,7 +95,7 @@ class Branching(nn.Module):
 
 
 def with_model(build: type[nn.Module], method: str = "fedavg", **sections: Any) -> World:
-    return world(method, given={"groups": {"mine": Group(build)}}, **sections)
+    return world(method, given={"groups": {"mine": ClientGroup(build)}}, **sections)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlog", "local"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Batch, Context, Task, Training
-from fedgist.core.net import split
+from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.methods.common.averaging import Weights
@@ -88,7 +88,7 @@ def test_the_bias_is_added_before_the_head_in_predictions() -> None:
     assert line["eval/client/loss_mean"] == pytest.approx(expected, rel=1e-4)
 
 
-ARCH = split(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3)
+ARCH = split_head(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3)
 START = ARCH.start(1)
 X = random.normal(random.key(0), (6, 4))
 Y = random.integers(random.key(1), (6,), 3)

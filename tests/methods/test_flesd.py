@@ -30,8 +30,8 @@ from fedgist.methods import flesd as flesd_file
 from fedgist.methods.flesd import (
     FLESD,
     Ensemble,
+    PublicRepresentations,
     Quantized,
-    Representations,
     SimilarityDistillation,
     Student,
     representations,
@@ -368,7 +368,7 @@ def test_other_public_rows_than_the_servers_are_named() -> None:
     values = normalize(random.normal(random.key(0), (n, 5)), dim=1)
     for other in (digest, digest + 1):
         for message in (
-            Representations(values, other),
+            PublicRepresentations(values, other),
             Quantized((127 * values).to(torch.int8), torch.ones(n) / 127, other),
         ):
             objection = fed.method.objection(message, ctx)

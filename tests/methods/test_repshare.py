@@ -24,7 +24,7 @@ from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
 from fedgist.errors import InputError
 from fedgist.methods.common.newest import Newest
-from fedgist.methods.repshare import Relay, Released, Representations, RepShare
+from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
@@ -181,7 +181,7 @@ def heard(method: RepShare, messages: dict[int, Released], rounds: dict[int, int
 ALL = dict.fromkeys(range(CLASSES), 4)
 
 
-def owners(down: Representations) -> set[int]:
+def owners(down: PeerRepresentations) -> set[int]:
     return {int(v) - 1 for v in down.seen[..., 0][down.there > 0].tolist()}
 
 

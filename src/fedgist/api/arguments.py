@@ -15,7 +15,7 @@ from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
 from fedgist.world.client_lists import Clients
-from fedgist.world.models import Group, module_group
+from fedgist.world.models import ClientGroup, module_group
 
 
 def clients_of(clients: object, argument: str) -> Clients | None:
@@ -76,7 +76,7 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
 
 def groups_of(
     model: object, clients: Clients | None, *, own_start: bool
-) -> dict[str, Group] | None:
+) -> dict[str, ClientGroup] | None:
     """Return the groups of clients with one model each, from a module, a factory or a mapping.
 
     A group lists its clients by number, or by name if ``clients`` is a mapping.
@@ -101,7 +101,7 @@ def groups_of(
     }
 
 
-def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> Group:
+def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> ClientGroup:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
         raise RecipeError(
             f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"

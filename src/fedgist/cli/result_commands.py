@@ -217,7 +217,7 @@ def report(
     screen = console()
     for note in study.notes:
         screen.print(words(f"! {note}", "yellow"))
-    screen.print(words(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures"))
+    screen.print(words(f"{out}: {formatting.bytes_text(len(html.encode()))}, {len(drawn)} figures"))
     _end(runs)
 
 

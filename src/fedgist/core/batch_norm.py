@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedgist.core.autograd_types import Lot, Saved
+from fedgist.core.autograd_types import Lot, SavedTensors
 
 Normed = tuple[Tensor, Tensor, Tensor]
 _SPATIAL = 2  # the first dimension after rows and channels
@@ -62,7 +62,7 @@ def _row_sums(x: Tensor) -> Tensor:
     return x.flatten(_SPATIAL).sum(_SPATIAL) if x.dim() > _SPATIAL else x
 
 
-class _Kept(Saved, Protocol):
+class _Kept(SavedTensors, Protocol):
     eps: float
 
 

@@ -117,12 +117,14 @@ def scope(kind: type) -> Scope:
 
 def payload_bytes(value: object) -> int:
     """Return the bytes of a message: elements times element size, or its wire form's size."""
-    return int(wire_form.size(type(value), named(value)))
+    return int(wire_form.wire_bytes(type(value), named(value)))
 
 
 def payloads(stack: object, count: int) -> list[int]:
     """Return the bytes of each of ``count`` messages in a stack of ``(count, ...)`` arrays."""
-    sizes: list[int] = wire_form.size(type(stack), named(stack), lead=1).expand(count).tolist()
+    sizes: list[int] = (
+        wire_form.wire_bytes(type(stack), named(stack), lead=1).expand(count).tolist()
+    )
     return sizes
 
 

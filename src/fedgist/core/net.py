@@ -170,7 +170,7 @@ class Net:
         return self.having({f"{self.arch.head}.weight": weight, f"{self.arch.head}.bias": bias})
 
 
-def split(
+def split_head(
     build: Callable[[], nn.Module],
     input_shape: Iterable[int],
     num_classes: int,

@@ -32,7 +32,7 @@ from fedgist.core.replies import Replies
 from fedgist.core.tree import build, leaves, map_leaves, named
 from fedgist.errors import MethodError
 
-Unit = Literal["record", "client"]
+PrivacyUnit = Literal["record", "client"]
 Where = Literal["central", "local"]
 # the source of noise and of the draws that privacy depends on: a simulation's seed, which the
 # server knows, or the operating system
@@ -73,7 +73,7 @@ class Privacy:
     noise comes from the seed.
     """
 
-    unit: Unit
+    unit: PrivacyUnit
     where: Where
     clip: float
     deviation: float
@@ -91,7 +91,7 @@ def grid_of(largest: float, digits: int) -> float:
     return 2.0 ** (math.ceil(math.log2(largest)) - digits)
 
 
-def sensitivity(unit: Unit, clip: float) -> float:
+def sensitivity(unit: PrivacyUnit, clip: float) -> float:
     """Return the largest change of a total, in L2, when one neighbour is added or removed.
 
     A row's term is the constant 1 and its features (FedLog, theorem 4, with ``clip`` equal to b
@@ -111,7 +111,7 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
     return shrunk(fine, factor, privacy.grid).to(z.dtype)
 
 
-def clipped(message: M, privacy: Privacy) -> M:
+def clipped_message(message: M, privacy: Privacy) -> M:
     """Return a message whose L2 norm over all its numbers is at most the clip."""
     most = privacy.clip * _BELOW
     fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]

@@ -23,7 +23,13 @@ from fedgist.core.objective import Marks
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, build, map_leaves, named, take
 from fedgist.data.examples import labels_of
-from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
+from fedgist.engines.client_requests import (
+    MarkRequest,
+    ScoreRequest,
+    SentCohort,
+    Trained,
+    TrainRequest,
+)
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
 from fedgist.engines.message_form import addable, form_of_stack, settle
 from fedgist.engines.population import HostSettings, Population
@@ -62,7 +68,7 @@ class ClientHost:
             return self.score(request.sent, request.split, tuned_only=request.tuned_only)
         return self.mark(request.sent, request.split, request.rows)
 
-    def train(self, sent: Sent) -> Trained:
+    def train(self, sent: SentCohort) -> Trained:
         """Install the downloads, train, make the uploads, and store the clients' state."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -82,7 +88,9 @@ class ClientHost:
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
 
-    def score(self, sent: Sent, split: Split, *, tuned_only: bool = False) -> dict[str, ScoreTable]:
+    def score(
+        self, sent: SentCohort, split: Split, *, tuned_only: bool = False
+    ) -> dict[str, ScoreTable]:
         """Score each client's model and, if there are phases before a test, its trained copies."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -115,7 +123,7 @@ class ClientHost:
         stages = [replace(ctx, stage=stage) for stage in self.method.stages(ctx)]
         return next((phases for at in stages if (phases := self.method.phases(at))), ())
 
-    def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
+    def mark(self, sent: SentCohort, split: Split, rows: Tensor) -> Marks:
         """Return the per-row results (rows, ...) of rows (rows,) for the model that all share."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -123,7 +131,7 @@ class ClientHost:
         examples = self.population.examples_of(split)
         return take(inference.predict(cohort, clients, table, examples), 0)
 
-    def cohort(self, sent: Sent) -> Cohort:
+    def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
         ctx = Context(self.key, self.task, sent.round, sent.stage)
@@ -142,7 +150,7 @@ class ClientHost:
             stack_them,
         )
 
-    def clients(self, sent: Sent) -> Clients:
+    def clients(self, sent: SentCohort) -> Clients:
         """Return the clients' stored state, their first state, or the common initial net."""
         store, arch = self.stores[sent.architecture], self.laid_out[sent.architecture]
         for client in store.absent(sent.ids):

@@ -17,7 +17,7 @@ from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
+from fedgist.engines.client_requests import ScoreRequest, SentCohort, Trained, TrainRequest
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.shared_scoring import score_shared
@@ -144,7 +144,7 @@ class LocalEngine:
 
     def _cut(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
-    ) -> Iterator[Sent]:
+    ) -> Iterator[SentCohort]:
         """Split orders into cohorts, sorted by the clients' numbers of rows in a split."""
         counts, place = self._counts(split), self.host.population.place
 
@@ -163,9 +163,11 @@ class LocalEngine:
                 down = downs[chosen[0]] if broadcast else stack([downs[i] for i in chosen])
                 yield self._sent(ctx, [orders[i] for i in chosen], down, broadcast=broadcast)
 
-    def _sent(self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool) -> Sent:
+    def _sent(
+        self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool
+    ) -> SentCohort:
         ids = tuple(order.client for order in orders)
-        return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
+        return SentCohort(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
     def _shared(self, downs: Sequence[Tree]) -> bool:
         """Return whether clients of one architecture all have the same model after ``downs``."""

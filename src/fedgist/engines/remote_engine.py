@@ -41,7 +41,7 @@ from fedgist.engines.wire import Wire
 from fedgist.errors import MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
-StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
+OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class _Inbox:
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
     refused: list[tuple[Asked, str]] = field(default_factory=list)
-    losses: dict[StageKey, float] = field(default_factory=dict)
-    answered: set[StageKey] = field(default_factory=set)
+    losses: dict[OrderKey, float] = field(default_factory=dict)
+    answered: set[OrderKey] = field(default_factory=set)
     received_bytes: int = 0
 
 
@@ -71,7 +71,7 @@ class RemoteEngine:
     ) -> None:
         """Connect to a wire; ``run`` is the run's own name, which every envelope carries."""
         self.method, self.wire, self.run, self.deadline_s = method, wire, run, deadline_s
-        self.under_way: dict[StageKey, _Asked] = {}
+        self.under_way: dict[OrderKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.largest = 0  # bytes of the largest upload requested so far
         self.inbox = _Inbox()
@@ -182,7 +182,7 @@ class RemoteEngine:
         keys = [key for key in self.under_way if key[2] == client]
         return Asked(client, max(keys)[3] if keys else "")
 
-    def _count(self, pending: _Asked, key: StageKey, messages: Mapping[str, Tree]) -> None:
+    def _count(self, pending: _Asked, key: OrderKey, messages: Mapping[str, Tree]) -> None:
         number, stage, client, architecture = key
         upload = messages.get("upload")
         if reason := refuse(upload, pending.form) if upload is not None else "it holds no upload":
@@ -246,7 +246,7 @@ class RemoteEngine:
         return self.forms[key]
 
 
-def _key(ctx: Context, order: Order) -> StageKey:
+def _key(ctx: Context, order: Order) -> OrderKey:
     return ctx.round, ctx.stage, order.client, order.architecture
 
 

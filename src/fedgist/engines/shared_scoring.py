@@ -13,7 +13,7 @@ from fedgist.core.method import Context
 from fedgist.core.objective import Marks
 from fedgist.core.tree import map_leaves
 from fedgist.engines.client_host import ClientHost, score_table
-from fedgist.engines.client_requests import MarkRequest, Sent
+from fedgist.engines.client_requests import MarkRequest, SentCohort
 from fedgist.engines.engine import ScoreTable, Split, collect
 from fedgist.engines.worker_pool import WorkerPool
 
@@ -22,7 +22,7 @@ NUMBERS_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bound
 
 
 def score_shared(
-    host: ClientHost, pool: WorkerPool, sent: Sent, split: Split, *, alone: bool
+    host: ClientHost, pool: WorkerPool, sent: SentCohort, split: Split, *, alone: bool
 ) -> tuple[ScoreTable, Mapping[str, float] | None]:
     """Score one model on its clients' rows, and on the whole test set if it is the only one.
 

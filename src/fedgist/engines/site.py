@@ -24,7 +24,7 @@ from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.client_requests import Sent
+from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
@@ -283,9 +283,9 @@ class Site:
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
         return seal(request.model_copy(update={"purpose": "reply"}), messages)
 
-    def _sent(self, request: Header, down: Tree) -> Sent:
+    def _sent(self, request: Header, down: Tree) -> SentCohort:
         ids = (self.client.id,)
-        return Sent(request.round, request.stage, ids, request.architecture, True, down)
+        return SentCohort(request.round, request.stage, ids, request.architecture, True, down)
 
     def _context(self, request: Header) -> Context:
         return Context(self.host.key, self.task, request.round, request.stage)

@@ -212,7 +212,7 @@ class Signs:
 
 
 @tree
-class Sent:
+class LastStep:
     """The last step that the server sent, by architecture, if downloads are measurements.
 
     ``measurements`` (m,) are those of the step, and ``key`` is their key. ``rest`` (n,) is the
@@ -233,7 +233,7 @@ class Server:
 
     averages: Averages
     key: Tensor
-    sent: Sent | None = None
+    sent: LastStep | None = None
 
 
 @tree
@@ -312,7 +312,7 @@ class CSFL(Method):
         rest = {n: torch.zeros_like(flat(w.arrays)) for n, w in averages.weights.items()}
         nothing = {n: self._measurement(key, vector)(vector) for n, vector in rest.items()}
         nobody = torch.zeros(ctx.task.num_clients, device=key.device)
-        return Server(averages, key, Sent(nothing, rest, key, nobody, nobody.sum()))
+        return Server(averages, key, LastStep(nothing, rest, key, nobody, nobody.sum()))
 
     def init_client(self, net: Net, ctx: Context) -> Residual:
         """Return an empty residual, and a model without a version."""
@@ -383,7 +383,7 @@ class CSFL(Method):
             silent = {n: torch.zeros_like(m) for n, m in sent.measurements.items()}
             hold = torch.zeros_like(sent.hold)
             hold[list(replies.clients)] = 1.0
-            sent = Sent(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
+            sent = LastStep(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
         for name in replies.architectures:
             old = weights[name].arrays
             vector = flat(old)
@@ -393,7 +393,7 @@ class CSFL(Method):
             weights[name] = Weights(dict(old) | unflat(vector + step, old))
         return Server(Averages(weights), next_key, sent)
 
-    def _compressed(self, name: str, step: Tensor, sent: Sent) -> Tensor:
+    def _compressed(self, name: str, step: Tensor, sent: LastStep) -> Tensor:
         """Return the step that clients reconstruct; ``sent`` stores measurements and the rest."""
         wanted = step + sent.rest[name] if self.error_feedback else step
         kept = sparse(wanted, self._count(wanted))

@@ -20,7 +20,12 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
-from fedgist.methods.common.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
+from fedgist.methods.common.conjugate_head import (
+    ClassSums,
+    feature_sums,
+    map_head,
+    random_pseudo_sums,
+)
 from fedgist.methods.common.linear_head import one_feature_width
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
@@ -86,12 +91,12 @@ class FedLogC(Method):
         start = random_pseudo_sums(ctx.draw("head"), shape, self.nu)
         return sum_memory.start(self.memory, start, ctx)
 
-    def download(self, server: Remembered, order: Order, ctx: Context) -> Sums | Nothing:
+    def download(self, server: Remembered, order: Order, ctx: Context) -> ClassSums | Nothing:
         """Return the remembered total; in the exchange before training, nothing."""
-        return Nothing() if ctx.stage == "exchange" else Sums(server.total)
+        return Nothing() if ctx.stage == "exchange" else ClassSums(server.total)
 
     def receive(
-        self, net: Net, own: Nothing, down: Sums | Nothing, ctx: Context
+        self, net: Net, own: Nothing, down: ClassSums | Nothing, ctx: Context
     ) -> tuple[Net, Nothing]:
         """Return the net with the MAP head (eq. 14) of the total installed."""
         if isinstance(down, Nothing):
@@ -105,7 +110,7 @@ class FedLogC(Method):
             return ()
         return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
-    def loss(self, net: Net, batch: Batch, own: Nothing, down: Sums, ctx: Context) -> Tensor:
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: ClassSums, ctx: Context) -> Tensor:
         """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
@@ -113,14 +118,14 @@ class FedLogC(Method):
         return task_loss + self.alpha * pull - self.beta * push
 
     def summarize(
-        self, net: Net, batch: Batch, own: Nothing, down: Sums | Nothing, ctx: Context
-    ) -> Sums:
+        self, net: Net, batch: Batch, own: Nothing, down: ClassSums | Nothing, ctx: Context
+    ) -> ClassSums:
         """Return S over a batch (eq. 2)."""
         return feature_sums(net, batch, ctx.task)
 
     def upload(
-        self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context
-    ) -> tuple[Sums | ClientSums, Nothing]:
+        self, net: Net, own: Nothing, sums: ClassSums, down: ClassSums | Nothing, ctx: Context
+    ) -> tuple[ClassSums | ClientSums, Nothing]:
         """Return S over all local rows."""
         return sum_memory.sent(self.memory, sums), own
 

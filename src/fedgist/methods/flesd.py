@@ -47,7 +47,7 @@ from fedgist.methods.common.server_training import (
     steps_in,
 )
 
-ROWS_AT_ONCE = 256  # the batch size of an encoder in evaluation
+ENCODED_AT_ONCE = 256  # the batch size of an encoder in evaluation
 NOTHING = torch.finfo(torch.float32).min  # the logarithm of a similarity that no client sent
 Outlook = Literal["projection", "features"]  # the outputs of a net that are compared
 
@@ -67,7 +67,7 @@ def representations(net: Net, task: Task, of: Outlook) -> Tensor:
     if any(p.is_meta for p in net.params.values()):  # only shapes are needed
         x = torch.empty(len(public), *task.input_shape, device="meta")
         return embedding(net, x, of)
-    pieces = torch.split(torch.arange(len(public)), ROWS_AT_ONCE)
+    pieces = torch.split(torch.arange(len(public)), ENCODED_AT_ONCE)
     batches = (take(public.batch(piece.unsqueeze(0)), 0).x for piece in pieces)
     return torch.cat([embedding(net, x, of) for x in batches])
 
@@ -323,8 +323,8 @@ class SimilarityDistillation:
 MOST = 127  # of an int8
 
 
-@message(reduce="each")
-class Representations:
+@message(reduce="each", name="fedgist.methods.flesd:Representations")
+class PublicRepresentations:
     """R_k (N, d), float32 or float16, and a digest of the public rows, ()."""
 
     values: Tensor
@@ -357,7 +357,7 @@ class Nearest:
     digest: Tensor
 
 
-Sent: TypeAlias = Representations | Quantized | Similarities | Nearest
+Upload: TypeAlias = PublicRepresentations | Quantized | Similarities | Nearest
 
 
 @tree
@@ -455,7 +455,7 @@ class FLESD(Method):
 
     def upload(
         self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Sent, Nothing]:
+    ) -> tuple[Upload, Nothing]:
         """Return the encoder's representations of the public rows, or their similarities."""
         r, digest = representations(net, ctx.task, self.of), torch.tensor(ctx.task.public_digest)
         if self.sends == "similarities":
@@ -466,9 +466,9 @@ class FLESD(Method):
             scales = r.abs().amax(1).clamp(min=torch.finfo(r.dtype).tiny) / MOST
             values = (r / scales.unsqueeze(1)).round().to(torch.int8)
             return Quantized(values, scales, digest), own
-        return Representations(r.to(getattr(torch, self.wire)), digest), own
+        return PublicRepresentations(r.to(getattr(torch, self.wire)), digest), own
 
-    def objection(self, message: Sent, ctx: Context) -> str:
+    def objection(self, message: Upload, ctx: Context) -> str:
         """Object to an upload about other public rows than the server's."""
         if int(message.digest) == ctx.task.public_digest:
             return ""
@@ -510,7 +510,7 @@ class FLESD(Method):
         """Return an ensemble of these replies only."""
         new = _emptied(server.ensemble)
         for place, reply in enumerate(replies):
-            sent: Sent = reply.message
+            sent: Upload = reply.message
             new.filled[place] = 1.0
             if isinstance(sent, Similarities | Nearest):
                 _add(new.total, sent, self.distillation.target_temperature)
@@ -542,7 +542,7 @@ def _emptied(ensemble: Ensemble) -> Ensemble:
 
 def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's largest similarities (eq. 4) and their columns, both (N, count)."""
-    best = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
+    best = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ENCODED_AT_ONCE)]
     values, places = (torch.cat([part[i] for part in best]) for i in (0, 1))
     order = places.argsort(1)
     return values.gather(1, order), places.gather(1, order).to(torch.int32)
@@ -550,7 +550,7 @@ def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> None:
     """Add ``exp(M_k / tau_T)`` (eq. 5) to sums whose logarithms ``total`` (N, N) are, in place."""
-    for at in torch.split(torch.arange(len(total)), ROWS_AT_ONCE):
+    for at in torch.split(torch.arange(len(total)), ENCODED_AT_ONCE):
         rows, values = total[at], sent.values[at] / temperature
         if isinstance(sent, Similarities):
             total[at] = torch.logaddexp(rows, values)

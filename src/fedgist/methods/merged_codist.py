@@ -31,7 +31,7 @@ from fedgist.methods.common import codistillation
 from fedgist.methods.common.averaging import Averages, Weights, proximal_loss
 from fedgist.methods.common.codistillation import Distillation, Students
 from fedgist.methods.common.server_optimizer import ServerMoments, ServerOptimizer
-from fedgist.methods.common.server_steps import ServerSteps, Update, norm
+from fedgist.methods.common.server_steps import PseudoGradient, ServerSteps, norm
 from fedgist.methods.common.server_training import is_server_stage
 
 
@@ -154,7 +154,7 @@ class MergedCodist(Method):
             student, g = server.students.weights[name].arrays, server.grads[name]
             merged = merge(g, {n: old[n] - student[n] for n in g}, alpha)
             buffers = server.buffers.get(name, {})  # a checkpoint holds no empty tables
-            server = self.exchange.step(server, name, Update(merged, buffers), ctx)
+            server = self.exchange.step(server, name, PseudoGradient(merged, buffers), ctx)
         silent = dict.fromkeys(server.answered, torch.zeros((), device=ctx.key.device))
         return replace(server, answered=silent)
 

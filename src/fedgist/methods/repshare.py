@@ -78,7 +78,7 @@ class Released:
 
 
 @message(reduce="each", name="fedgist.core.representation_relay:Representations")
-class Representations:
+class PeerRepresentations:
     """A client's download: the global mean of each class, and other clients' observations.
 
     ``mean`` is (classes, m) and ``known`` (classes,). ``seen`` is (M_down, classes, m) and
@@ -134,7 +134,7 @@ class Relay:
 
 def download(
     relay: Relay, order: Order, m_down: int, draw: Draw, key: Tensor, floor: float = 0.0
-) -> Representations:
+) -> PeerRepresentations:
     """Return a client's download: the global means, and ``m_down`` observations of others.
 
     ``draw`` selects the observations: all classes of one other client, each class from its own
@@ -152,9 +152,9 @@ def download(
     missing = m_down - len(flags)
     seen, flags = pad(seen, (0, 0, 0, 0, 0, missing)), pad(flags, (0, 0, 0, missing))
     if order.hears is None:
-        return Representations(relay.mean, relay.known, seen, flags)
+        return PeerRepresentations(relay.mean, relay.known, seen, flags)
     nothing = torch.zeros_like(relay.known)
-    return Representations(torch.zeros_like(relay.mean), nothing, seen, flags)
+    return PeerRepresentations(torch.zeros_like(relay.mean), nothing, seen, flags)
 
 
 def _audible(released: Released, relay: Relay, order: Order, floor: float) -> Tensor:
@@ -210,7 +210,7 @@ def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Te
 
 
 @tree
-class Sums:
+class ReleaseSums:
     """Sums of features by class, and their numbers of rows, in the shapes of a release."""
 
     total: Tensor
@@ -355,18 +355,18 @@ class RepShare(Method):
         hears[list(settings.hears or range(len(hears)))] = 1.0
         return torch.full((1,), float(m_down), device=hears.device), hears
 
-    def download(self, server: Relay, order: Order, ctx: Context) -> Representations:
+    def download(self, server: Relay, order: Order, ctx: Context) -> PeerRepresentations:
         """Return the global means, and M_down observations of other clients, drawn by key."""
         key = ctx.draw("download", order.client)
         if self.start == "random" and not bool((server.newest.round >= 0).any()):
             return self._random(server, key)
         return download(server, order, self.m_down, self.draw, key, noise_floor(ctx.task.privacy))
 
-    def _random(self, server: Relay, key: Tensor) -> Representations:
+    def _random(self, server: Relay, key: Tensor) -> PeerRepresentations:
         seen = random.normal(random.fold(key, "seen"), (self.m_down, *server.mean.shape))
         mean = random.normal(random.fold(key, "mean"), tuple(server.mean.shape))
         there = torch.ones_like(seen[:, :, 0])
-        return Representations(mean, there[0], seen, there)
+        return PeerRepresentations(mean, there[0], seen, there)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net and a learned discriminator learn together."""
@@ -378,7 +378,7 @@ class RepShare(Method):
         net: Net,
         batch: Batch,
         own: Own,
-        down: Representations,
+        down: PeerRepresentations,
         ctx: Context,
     ) -> Tensor:
         """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
@@ -414,7 +414,7 @@ class RepShare(Method):
         return (INFORMATION,) if self.log_bound else ()
 
     def measure(
-        self, net: Net, batch: Batch, own: Own, down: Representations, ctx: Context
+        self, net: Net, batch: Batch, own: Own, down: PeerRepresentations, ctx: Context
     ) -> dict[str, Tensor]:
         """Return the bound on I(Phi_s; Phi_t) of each row (theorem 1), mean over observations."""
         log_h = self._log_h(net, own, net.features(batch.x), down.seen)
@@ -444,9 +444,9 @@ class RepShare(Method):
         net: Net,
         batch: Batch,
         own: Own,
-        down: Representations,
+        down: PeerRepresentations,
         ctx: Context,
-    ) -> Sums:
+    ) -> ReleaseSums:
         """Return sums of features by class, over all rows and over each observation's rows."""
         z = bounded(net.features(batch.x)[:, : down.mean.shape[1]], ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
@@ -455,14 +455,14 @@ class RepShare(Method):
         if self.release_weight:
             members = members * batch.annotations[self.release_weight].unsqueeze(1)
         members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)
-        return Sums(members.transpose(1, 2) @ z, members.sum(1))
+        return ReleaseSums(members.transpose(1, 2) @ z, members.sum(1))
 
     def upload(
         self,
         net: Net,
         own: Own,
-        sums: Sums,
-        down: Representations,
+        sums: ReleaseSums,
+        down: PeerRepresentations,
         ctx: Context,
     ) -> tuple[Released, Own]:
         """Return the released part of the client's sums, and its wishes."""

@@ -15,7 +15,7 @@ from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
 from fedgist.recipe.schema import ModelSection
-from fedgist.recipe.section import Positive
+from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
 Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -108,10 +108,10 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
             kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
-            kind = kinds.get(type(clients), Positive)
+            kind = kinds.get(type(clients), PositiveInt)
             clients = checked(kind, clients, f"{where}.clients")
         if per_round is not None:
-            per_round = checked(Positive, per_round, f"{where}.per_round")
+            per_round = checked(PositiveInt, per_round, f"{where}.per_round")
         pools[name] = PoolTable(checked_model(table, name, where), clients, per_round)
     return pools
 

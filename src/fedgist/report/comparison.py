@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.report.run_files import RunFiles, readable
-from fedgist.report.run_groups import Group, common_column, group
-from fedgist.report.stats import Better, Estimate, compare, estimate, holm
+from fedgist.report.run_groups import RunGroup, common_column, group
+from fedgist.report.stats import Better, Estimate, estimate, holm, paired_difference
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import EPSILON, measured
@@ -74,7 +74,11 @@ def _compared(
         row.label: difference
         for row in rows
         if row.label != reference
-        and (difference := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
+        and (
+            difference := paired_difference(
+                _finals(row.runs, metric), values, better, two_sided=two_sided
+            )
+        )
     }
     tested = {
         label: difference.p for label, difference in versus.items() if difference.p is not None
@@ -106,7 +110,7 @@ def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
     return None if percent is None else float(percent) / 100
 
 
-def _reference(name: str, groups: Sequence[Group]) -> Group:
+def _reference(name: str, groups: Sequence[RunGroup]) -> RunGroup:
     by_label = [members for members in groups if members.label == name]
     by_method = [members for members in groups if members.method == name]
     if by_label:
@@ -122,7 +126,7 @@ def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:
 
 
 def _row(
-    members: Group,
+    members: RunGroup,
     metric: str,
     better: Better,
     target_accuracy: float | None,

@@ -47,7 +47,7 @@ STYLE = {
     "savefig.facecolor": "none",
 }
 
-Table = list[list[Any]]
+FigureTable = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Picture:
     title: str
     caption: str
     figure: Figure
-    table: Table
+    table: FigureTable
 
     def csv(self) -> str:
         """Return the numbers of the figure as CSV."""

@@ -23,7 +23,7 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedFeatures:
     """The saved features of a run: ``features`` (points, width), ``clients``, ``labels`` (points,).
 
     ``heads`` are the weights (clients, classes, width) and biases (clients, classes) of the
@@ -37,7 +37,7 @@ class Saved:
     heads: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def saved(folder: Path, name: str = FEATURES) -> Saved | None:
+def saved(folder: Path, name: str = FEATURES) -> SavedFeatures | None:
     """Return the features saved in a run's folder, or None if the file is damaged."""
     blob = (folder / name).read_bytes()
     try:
@@ -49,7 +49,7 @@ def saved(folder: Path, name: str = FEATURES) -> Saved | None:
     fits = _fit_each_other(features, clients, labels)
     if not fits or (heads and not _are_heads_of(*heads, features, clients)):
         return None
-    return Saved(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
+    return SavedFeatures(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
 
 
 def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedgist.report.drawing import Picture, Table, new_figure
+from fedgist.report.drawing import FigureTable, Picture, new_figure
 from fedgist.report.feature_map import Points, embedding
 from fedgist.report.feature_plane import Plane, draw, plane
 from fedgist.report.plot_elements import groups
@@ -41,7 +41,7 @@ def _embedding(
     figure, axes = new_figure(height=4.6)
     groups(axes, points, [str(group) for group in groups_of])
     caption = f"t-SNE of test rows of {row.label}, seed {row.runs[0].seed}; colour and sign: {by}."
-    table: Table = [["x", "y", by]]
+    table: FigureTable = [["x", "y", by]]
     table += [[*point, group] for point, group in zip(points, groups_of, strict=True)]
     return Picture(name, f"Features of {row.label}, by {by}", caption, figure, table)
 

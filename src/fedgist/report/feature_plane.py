@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgist.report.drawing import INK, Table, color, short
+from fedgist.report.drawing import INK, FigureTable, color, short
 from fedgist.report.feature_map import MOST_POINTS, Points, saved
 from fedgist.report.plot_elements import SIGNS, legend_of
 
@@ -135,12 +135,12 @@ def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def draw(
     axes: Axes, shown: Plane, classes: Sequence[object] = (), clients: Sequence[object] = ()
-) -> Table:
+) -> FigureTable:
     """Draw points, coloured by class and marked by client, and the borders; return the numbers.
 
     ``classes`` and ``clients`` are names for the legend; numbers are shown without them.
     """
-    table: Table = [["what", "client", "class", "x", "y", "to x", "to y"]]
+    table: FigureTable = [["what", "client", "class", "x", "y", "to x", "to y"]]
     groups = list(zip(shown.clients, shown.labels, strict=True))
     for (client, label), point in zip(groups, shown.points, strict=True):
         table.append(["point", client, label, *point, "", ""])

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedgist.report.drawing import COLORS, INK, PAPER, Table, color, dashes, short
-from fedgist.report.formatting import size
+from fedgist.report.drawing import COLORS, INK, PAPER, FigureTable, color, dashes, short
+from fedgist.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ def byte_ticks(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) ->
     axis = axes.xaxis if which == "x" else axes.yaxis
     steps = (1.0,) if math.log10(high / low) > DECADES else (1.0, 2.0, 5.0)
     axis.set_major_locator(ticker.LogLocator(subs=steps))
-    axis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
+    axis.set_major_formatter(lambda value, _: bytes_text(value).replace(".0 ", " "))
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
@@ -191,7 +191,7 @@ def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
     axes.invert_yaxis()
 
 
-def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
+def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
     """Draw a horizontal stacked bar per row: its label, then the length of each part."""
     left = [0.0] * len(rows)
     for place, shade in enumerate(SHADES[: len(names)], 1):

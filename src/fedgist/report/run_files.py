@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import DataError, ReportError, SealError, listed
-from fedgist.report.checked_files import MOST_PROBLEMS, Lines, read_checked, read_table
+from fedgist.report.checked_files import MOST_PROBLEMS, CheckedLines, read_checked, read_table
 from fedgist.report.file_checks import (
     fault_of_client,
     fault_of_recipe,
@@ -86,7 +86,7 @@ class RunFiles:
         return seed
 
     @functools.cached_property
-    def clients(self) -> Lines:
+    def clients(self) -> CheckedLines:
         """Lines for each client and evaluation, read at first use because the file may be long."""
         return read_checked(self.folder / CLIENTS, fault_of_client)
 

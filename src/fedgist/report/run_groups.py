@@ -19,7 +19,7 @@ MARKS = (BEFORE, BROKEN)
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs with the same settings, sorted by seed."""
 
     label: str
@@ -32,7 +32,7 @@ class Group:
         return str(self.settings["method.name"])
 
 
-def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+def group(runs: Sequence[RunFiles]) -> tuple[list[RunGroup], list[str]]:
     """Return the groups, and a note on each run that repeats the settings and seed of another."""
     settings_by_text: dict[str, Settings] = {}
     members: dict[str, dict[int, RunFiles]] = {}
@@ -53,7 +53,7 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
             )
     names = labels(list(settings_by_text.values()))
     groups = [
-        Group(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
+        RunGroup(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
         for label, settings, by_seed in zip(
             names, settings_by_text.values(), members.values(), strict=True
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
-from fedgist.report.formatting import duration, percent, size
+from fedgist.report.formatting import bytes_text, duration, percent
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import common_metric
 from fedgist.report.sheet import Sheet
@@ -113,8 +113,8 @@ def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
     rounds = [run.done for run in seeds]
     return (
         str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
-        size(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
-        size(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
+        bytes_text(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
+        bytes_text(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
     )
 
 
@@ -171,7 +171,7 @@ def _rest_of(line: Line) -> tuple[str, ...]:
     loss = line.get(TRAIN_LOSS)
     return (
         NONE if loss is None else f"{loss:.4f}",
-        size(line.get(UP_BYTES) or 0),
-        size(line.get(DOWN_BYTES) or 0),
+        bytes_text(line.get(UP_BYTES) or 0),
+        bytes_text(line.get(DOWN_BYTES) or 0),
         duration(line.get("time/round_s") or 0.0),
     )

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
-from fedgist.report.curves import Lines, curve
+from fedgist.report.curves import RunLines, curve
 from fedgist.runs.columns import is_of_clients
 
 MARKS = "●○▲△■□◆◇"
 
 MARGIN = 8  # columns left of the chart, for the numbers of the y axis
 
-Curve = Sequence[tuple[float, float]]
+ChartCurve = Sequence[tuple[float, float]]
 
 
-def chart_of(lines: Lines, width: int = 78) -> str:
+def chart_of(lines: RunLines, width: int = 78) -> str:
     """Return a chart in characters of the mean over seeds by round, with one curve per row."""
     in_percent = lines.measure.unit == "fraction"
-    curves: dict[str, Curve] = {}
+    curves: dict[str, ChartCurve] = {}
     for label, runs in lines.rows:
         if values := curve(runs, lines.metric):
             points = zip(values.rounds, values.mean, strict=True)
@@ -29,7 +29,7 @@ def chart_of(lines: Lines, width: int = 78) -> str:
 
 
 def chart(
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, ChartCurve],
     width: int = 78,
     height: int = 14,
     x_label: str = "",

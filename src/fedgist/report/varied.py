@@ -12,8 +12,8 @@ from fedgist.errors import ReportError, did_you_mean, shown
 from fedgist.report.drawing import (
     HEIGHT,
     STYLE,
+    FigureTable,
     Picture,
-    Table,
     color,
     dashes,
     matplotlib,
@@ -31,7 +31,7 @@ MOST_TIMES = 50  # ratio of largest to smallest value above which the axis is lo
 
 
 @dataclass(frozen=True)
-class Line:
+class VariedLine:
     """Estimates at each value of the setting, in order, and the estimate without the setting."""
 
     label: str
@@ -39,7 +39,7 @@ class Line:
     without: Estimate | None = None
 
 
-def varied(study: Study, key: str) -> list[Line]:
+def varied(study: Study, key: str) -> list[VariedLine]:
     """Return one line for each group of rows that differ only in the setting ``key``."""
     keys = {name for row in study.rows for name in row.settings}
     if key not in keys:
@@ -52,7 +52,7 @@ def varied(study: Study, key: str) -> list[Line]:
     return [_line(name, rows, key) for name, rows in zip(names, groups.values(), strict=True)]
 
 
-def _line(label: str, rows: Sequence[Row], key: str) -> Line:
+def _line(label: str, rows: Sequence[Row], key: str) -> VariedLine:
     points, without = [], None
     for row in rows:
         value = row.settings.get(key)
@@ -64,7 +64,7 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
             without = row.final
         elif row.final:
             points.append((float(value or 0), row.final))
-    return Line(label, tuple(sorted(points, key=lambda point: point[0])), without)
+    return VariedLine(label, tuple(sorted(points, key=lambda point: point[0])), without)
 
 
 def over(study: Study, key: str) -> Picture:
@@ -80,10 +80,10 @@ def over(study: Study, key: str) -> Picture:
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
 
-def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> Table:
+def draw(axes: Axes, lines: Sequence[VariedLine], measure: Metric, inches: float) -> FigureTable:
     """Draw and name the lines; return the numbers. ``inches`` is the height of the axes."""
     scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
-    table: Table = [["row", "value", "mean", "error"]]
+    table: FigureTable = [["row", "value", "mean", "error"]]
     ends, values = [], [value for line in lines for value, _ in line.points]
     if values and min(values) > 0 and max(values) > MOST_TIMES * min(values):
         axes.set_xscale("log")
@@ -101,7 +101,7 @@ def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> T
     return table
 
 
-def _curve(axes: Axes, number: int, line: Line, scale: float) -> End:
+def _curve(axes: Axes, number: int, line: VariedLine, scale: float) -> End:
     """Draw the means and errors of a line; return its end."""
     x = [value for value, _ in line.points]
     y = [scale * mean.mean for _, mean in line.points]

@@ -23,7 +23,7 @@ from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
 from fedgist.world.server_context import ServerContext
-from fedgist.world.server_sets import Part
+from fedgist.world.server_sets import TestPart
 
 MOST_ROWS = 1024  # that are evaluated together
 
@@ -143,7 +143,7 @@ def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
     """Return the metrics of one net on each test set; a row of several is predicted once."""
     marked: dict[str, tuple[Marks, Tensor]] = {}
     for name, rows in ctx.task.test_sets.items():
-        if isinstance(rows, Part):  # of all rows, which come first
+        if isinstance(rows, TestPart):  # of all rows, which come first
             marks, y = marked[ALL_ROWS]
             marked[name] = take(marks, rows.rows), y[rows.rows]
         else:

@@ -130,7 +130,7 @@ def clients_apart(small_world: World, state: Mapping[str, Tensor]) -> dict[str, 
     return apart
 
 
-def compare(small_world: World, local: Trace, remote: Trace) -> None:
+def compare_engines(small_world: World, local: Trace, remote: Trace) -> None:
     """Compare the results of two engines."""
     expected, seen = clients_apart(small_world, local.state), remote.state
     names = {name for name in seen if not name.startswith("clients/delayed")}
@@ -156,10 +156,12 @@ def over_a_wire(subject: Subject) -> None:
     if subject.method.merges_clients:
         return
     local, world = subject.alone, subject.world()
-    compare(world, local, subject.over_a_wire)
+    compare_engines(world, local, subject.over_a_wire)
     less = replace(world, server=replace(world.server, task=outlined(world.server.task)))
     if shares_heads_alone(world, less):  # the server need not know the bodies
-        compare(world, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(world, plan)))
+        compare_engines(
+            world, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(world, plan))
+        )
 
 
 def shares_heads_alone(world: World, less: World) -> bool:
@@ -178,7 +180,7 @@ def with_faults(subject: Subject) -> None:
         return
     local = trace(subject.world(), ALONE, make_engine=unreliable_local)
     remote = trace(subject.world(), ALONE, make_engine=unreliable_loopback)
-    compare(subject.world(), local, remote)
+    compare_engines(subject.world(), local, remote)
 
 
 def asked_again(subject: Subject) -> None:

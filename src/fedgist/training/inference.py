@@ -13,13 +13,13 @@ from torch import Tensor
 from fedgist.core.batch import made_up
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
 from fedgist.core.objective import Marks
-from fedgist.core.privacy import clipped, noised
+from fedgist.core.privacy import clipped_message, noised
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples, labels_of
 from fedgist.training.cohort import Clients, Cohort
 
 Columns = dict[str, Tensor]
-ROWS_AT_ONCE = 1024  # the most rows of a stack that are evaluated together: bounds memory
+EVALUATED_AT_ONCE = 1024  # the most rows of a stack that are evaluated together: bounds memory
 OUTPUTS_AT_ONCE = 1 << 22  # the most numbers in the outputs of its models
 INPUTS_AT_ONCE = (
     1 << 20
@@ -50,7 +50,7 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
 
     with torch.no_grad():
         if privacy.unit == "client":
-            message = cohort.lift(lambda single: clipped(single, privacy), (0,))(message)
+            message = cohort.lift(lambda single: clipped_message(single, privacy), (0,))(message)
         if privacy.where == "local":
             keys = cohort.private_keys("upload")
             message = noised(message, privacy.deviation, keys, privacy.grid)
@@ -112,7 +112,7 @@ def rows_at_once(task: Task) -> int:
     """Return the number of rows evaluated together: fewer for large inputs or outputs."""
     inputs = math.prod(task.input_shape)
     outputs = (inputs if task.objective.text else 1) * task.objective.outputs
-    return max(1, min(ROWS_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
+    return max(1, min(EVALUATED_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
 
 
 def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:

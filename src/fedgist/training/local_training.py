@@ -216,7 +216,7 @@ class _Step:
         for name, new in updates.items():
             self.clients.net.buffers[name][: len(keys)] = new
         if self.training.clip_norm:
-            grads = optim.clipped(grads, self.training.clip_norm)
+            grads = optim.clipped_gradients(grads, self.training.clip_norm)
         return losses.detach(), grads
 
     def _private_gradients(

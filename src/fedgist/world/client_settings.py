@@ -23,7 +23,7 @@ from fedgist.options import check_options, checked
 from fedgist.recipe.model_factories import Clients
 
 Tables = Mapping[str, Mapping[str, object]]
-Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 WHOSE = ("share", "clients")
 EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 
@@ -59,7 +59,7 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
     if ("share" in table) == ("clients" in table):
         raise RecipeError(f"{where}: give share or clients: whose settings are these?")
     if "share" in table:
-        return checked(Share, table["share"], f"{where}.share"), ()
+        return checked(Fraction, table["share"], f"{where}.share"), ()
     return 0.0, checked(Clients, table["clients"], f"{where}.clients")
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.net import Architecture, Net, head_of, split
+from fedgist.core.net import Architecture, Net, head_of, split_head
 from fedgist.core.objective import Objective
 from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
@@ -326,7 +326,7 @@ def _check_size(build: Build, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """Clients of one architecture: their model's builder, and their numbers or their share of all.
 
     ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
@@ -340,7 +340,7 @@ class Group:
     note: str = ""
 
 
-def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
+def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, ClientGroup]:
     """Return the groups of clients by architecture that a recipe describes."""
     if recipe.clients.pools:
         pools = check_pools(recipe.clients.pools)
@@ -360,7 +360,7 @@ def recipe_groups(recipe: Recipe, sizes: Sizes) -> dict[str, Group]:
     }
 
 
-def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
+def _group(section: ModelSection, sizes: Sizes, table: str) -> ClientGroup:
     """Return the group of clients that have a model, whose start may be read from a file."""
     check_named(table, section.name, "model=")
     factory = model_factory(section.name)
@@ -368,18 +368,18 @@ def _group(section: ModelSection, sizes: Sizes, table: str) -> Group:
     build = builder(factory, sizes, options, f"model {section.name}")
     if section.weights is None:
         start = truncated_normal(build) if section.init == "truncated_normal" else build
-        return Group(start, head=section.head)
+        return ClientGroup(start, head=section.head)
     build, note = pretrained(build, section.weights, sizes, section.head)
-    return Group(build, head=section.head, note=note)
+    return ClientGroup(build, head=section.head, note=note)
 
 
 def module_group(
     module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
-) -> Group:
+) -> ClientGroup:
     """Return the group of a user's module, whose numbers are the start, or of a factory."""
     members = None if clients is None else tuple(clients)
     if not isinstance(module, nn.Module):
-        return Group(module, clients=members)
+        return ClientGroup(module, clients=members)
 
     def build() -> nn.Module:
         fresh = copy.deepcopy(module)
@@ -388,10 +388,10 @@ def module_group(
                 reset()
         return fresh
 
-    return Group(build, clients=members)
+    return ClientGroup(build, clients=members)
 
 
-def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
+def fitted(groups: Mapping[str, ClientGroup], sizes: Sizes) -> dict[str, ClientGroup]:
     """Return a user's groups of clients, whose factories may take the sizes of the data."""
     return {
         name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
@@ -400,13 +400,13 @@ def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
 
 
 def architectures_of(
-    recipe: Recipe, sizes: Sizes, groups: Mapping[str, Group], device: str
+    recipe: Recipe, sizes: Sizes, groups: Mapping[str, ClientGroup], device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
     """Return each group's architecture and its common start, on a device."""
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
-            arch = split(
+            arch = split_head(
                 group.build,
                 sizes.input_shape,
                 sizes.outputs,
@@ -425,7 +425,7 @@ def architectures_of(
     return architectures, starts
 
 
-def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
+def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:
     """Return the name of each client's architecture.
 
     Groups have the clients that they list or, drawn at random, their shares of all clients, rounded

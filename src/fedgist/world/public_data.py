@@ -26,7 +26,7 @@ from fedgist.recipe.data_section import PublicSection
 from fedgist.recipe.reading import Recipe
 from fedgist.world.data import check_augment, client_number
 
-ROWS_AT_ONCE = 1024  # of which a digest is made
+DIGESTED_AT_ONCE = 1024  # of which a digest is made
 PUBLIC_ROWS = "data.public.rows"  # names the draw, and the key in messages
 LARGEST = "largest"  # names the client with most training rows
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
@@ -120,7 +120,7 @@ def client_of(recipe: Recipe, parts: Partition) -> int | None:
 def digest_of(rows: Examples) -> int:
     """Return a digest of rows as models see them, in their order: a whole number of 63 bits."""
     seen = hashlib.sha256()
-    for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
+    for piece in torch.split(torch.arange(len(rows)), DIGESTED_AT_ONCE):
         seen.update(rows.batch(piece.unsqueeze(0)).x.cpu().numpy().tobytes())
     return int.from_bytes(seen.digest()[:8], "big") >> 1
 

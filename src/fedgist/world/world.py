@@ -36,7 +36,7 @@ from fedgist.world.client_settings import client_settings
 from fedgist.world.data import divide, read_data
 from fedgist.world.graph import neighbors_of
 from fedgist.world.models import (
-    Group,
+    ClientGroup,
     Sizes,
     architectures_by_client,
     architectures_of,
@@ -67,7 +67,7 @@ class Overrides:
     data: Dataset | None = None
     clients: Clients | None = None  # each client's training rows
     clients_test: Clients | None = None
-    groups: Mapping[str, Group] | None = None
+    groups: Mapping[str, ClientGroup] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server: x and y by name
     public: object | None = None  # rows that all may see
@@ -122,7 +122,7 @@ def make_world(
 
 
 def _notes(
-    groups: Mapping[str, Group], lonely: Sequence[str], spending: PrivacyBudget | None
+    groups: Mapping[str, ClientGroup], lonely: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
     """Return notes for the user before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
@@ -169,7 +169,7 @@ def _held_out(
 
 
 def _clients(
-    recipe: Recipe, groups: Mapping[str, Group], method: Method, parts: Partition
+    recipe: Recipe, groups: Mapping[str, ClientGroup], method: Method, parts: Partition
 ) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
     """Return the clients with their architectures and training rows, and the pools they are in."""
     if method.merges_clients:

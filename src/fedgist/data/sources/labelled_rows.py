@@ -72,7 +72,7 @@ def last_of_each(groups: Values, fraction: float) -> Values:
     return mask
 
 
-def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+def split_rows(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
     """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)

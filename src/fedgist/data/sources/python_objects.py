@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.data.dataset import Column
 from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
-from fedgist.data.sources.table_file import Table
+from fedgist.data.sources.table_file import TableFrame
 from fedgist.data.sources.tabular import column_of
 from fedgist.errors import DataError, first_line
 
@@ -94,7 +94,7 @@ def is_frame(value: object) -> bool:
     return _is_pandas(value, "DataFrame")
 
 
-def table_of(frame: Any, subject: str) -> Table:
+def table_of(frame: Any, subject: str) -> TableFrame:
     """Return a data frame as a table whose rows are numbered from 0."""
     named = frame.infer_objects().reset_index(drop=True)
     named.columns = [str(name) for name in frame.columns]
@@ -105,10 +105,10 @@ def table_of(frame: Any, subject: str) -> Table:
             raise DataError(
                 f"{subject}: the column {name!r} holds {kind}, not numbers, texts or categories"
             )
-    return Table(subject, named, untyped=False)
+    return TableFrame(subject, named, untyped=False)
 
 
-def columns_of(table: Table) -> tuple[Column, ...]:
+def columns_of(table: TableFrame) -> tuple[Column, ...]:
     """Return the encoding of each column; a categorical keeps its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}
     return tuple(

@@ -14,7 +14,7 @@ from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
 from fedgist.data.sources.image_pixels import stack
 from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
-from fedgist.data.sources.table_file import TABLES, Table, load_table
+from fedgist.data.sources.table_file import TABLES, TableFrame, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.errors import DataError
 
@@ -51,7 +51,7 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
     )
 
 
-def _encoded(table: Table, data: Dataset) -> Tensor:
+def _encoded(table: TableFrame, data: Dataset) -> Tensor:
     return encode(table, data.columns, missing="refuse" if data.fill is None else "mean")
 
 

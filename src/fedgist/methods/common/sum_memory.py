@@ -31,7 +31,7 @@ from fedgist.core.replies import Replies
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
-from fedgist.methods.common.conjugate_head import Sums
+from fedgist.methods.common.conjugate_head import ClassSums
 from fedgist.methods.common.newest import Newest
 
 Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
@@ -76,7 +76,7 @@ def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
     return Remembered(total, Newest.of_nobody(example, ctx.task.num_clients))
 
 
-def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:
+def sent(memory: Memory, sums: ClassSums) -> ClassSums | ClientSums:
     """Return a client's upload: its own sums, or a part of the total."""
     return ClientSums(sums.total) if memory == "newest" else sums
 
