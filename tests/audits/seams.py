@@ -179,7 +179,7 @@ def far_away(trials: Trials, method: Method, ctx: Context) -> Tree:
     """What a client sends whose weights moved far, as it may leave the client."""
     net = ctx.task.starts["mlp"]
     down = method.download(method.init_server(ctx), Order(0, "mlp"), ctx)
-    moved = net.having({name: value + 9.0 for name, value in net.params.items()})
+    moved = net.with_arrays({name: value + 9.0 for name, value in net.params.items()})
     message, _ = method.upload(moved, Nothing(), Count(torch.ones(())), down, ctx)
     one = cohort_of(replace(trials, count=1), method, ctx)
     stacked = protected_upload(one, map_leaves(lambda leaf: leaf.unsqueeze(0), message))

@@ -142,14 +142,16 @@ def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> 
         n: a.dtype for n, a in start_net.state().items()
     }
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
-    assert start_net.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
+    assert start_net.with_arrays(arrays)(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_buffers_that_clients_disagree_on_are_rounded() -> None:
     # rejects truncation, and a mask that is true as soon as anybody's is
     start_net = split_head(Counts, (2,), 2).start(0)
     client_nets = [
-        start_net.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])})
+        start_net.with_arrays(
+            {"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])}
+        )
         for i in range(4)
     ]
     replies = tuple(

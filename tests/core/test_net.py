@@ -100,7 +100,7 @@ def test_training_mode_is_the_modules_with_gradients() -> None:
         zip(params, gradients, strict=True), map(whole.get_parameter, params), strict=True
     ):
         torch.testing.assert_close(grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)
-    after = net.having(run.updates)
+    after = net.with_arrays(run.updates)
     torch.testing.assert_close(
         after.buffers["1.running_var"], dict(whole.named_buffers())["1.running_var"]
     )
@@ -135,7 +135,7 @@ def test_other_rows_within_a_step_have_a_mask_and_draws_of_their_own() -> None:
     norm(x)
     norm(other[:4])
     norm(x)
-    after = net.having(run.updates)
+    after = net.with_arrays(run.updates)
     torch.testing.assert_close(after.buffers["1.running_mean"], module.get_buffer("1.running_mean"))
     torch.testing.assert_close(after.buffers["1.running_var"], module.get_buffer("1.running_var"))
     assert net.for_rows(present) is net  # in evaluation mode
@@ -181,7 +181,7 @@ def test_a_layer_that_stands_at_two_depths_learns_one_set_of_statistics() -> Non
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(type(net)(net.params, net.buffers, net.arch, run)(x), whole(x))
     assert set(run.updates) == set(net.buffers)
-    torch.testing.assert_close(net.having(run.updates)(x), whole.eval()(x))
+    torch.testing.assert_close(net.with_arrays(run.updates)(x), whole.eval()(x))
 
 
 class Reads(nn.Module):
@@ -241,14 +241,14 @@ def test_a_layer_whose_name_begins_like_the_heads_belongs_to_the_body() -> None:
 def test_replacing_arrays_makes_another_net_and_leaves_the_first_alone() -> None:
     net = split_head(small, (1, 6, 6), 4).start(0)
     weight, bias = torch.ones(4, 5), torch.arange(4.0)
-    other = net.with_head(weight, bias).having({"bn.running_mean": torch.ones(3)})
+    other = net.with_head(weight, bias).with_arrays({"bn.running_mean": torch.ones(3)})
     z = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(other.logits(z), z @ weight.T + bias)
     assert float(other.buffers["bn.running_mean"].sum()) == 3.0
     assert float(net.buffers["bn.running_mean"].sum()) == 0.0
     assert other.params["conv.weight"] is net.params["conv.weight"]
     with pytest.raises(ValueError, match=r"model has no array 'fc3\.weight'"):
-        net.having({"fc3.weight": weight})
+        net.with_arrays({"fc3.weight": weight})
 
 
 def test_a_start_is_a_function_of_its_seed_and_moves_no_global_generator() -> None:
@@ -266,7 +266,7 @@ def test_a_start_is_a_function_of_its_seed_and_moves_no_global_generator() -> No
 def test_stacked_copies_run_under_vmap_like_the_one() -> None:
     net = split_head(small, (1, 6, 6), 4).start(0)
     x = torch.randn(3, 2, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    for arch in (net.arch.laid_out(each=True), net.arch.laid_out(each=False)):
+    for arch in (net.arch.with_layout(each=True), net.arch.with_layout(each=False)):
         laid = type(net)(net.params, net.buffers, arch)
         out = torch.func.vmap(lambda n, x: n(x))(stacked(laid, 3), x)
         torch.testing.assert_close(

@@ -112,7 +112,7 @@ def test_batch_norm_can_take_each_view_by_itself() -> None:
     name = "1.running_mean"  # of one view, and then of the other
     first = halves[0].updates[name]
     after = Pass(mask[:3], key)
-    replace(net.having({name: first}), run=after).features(x[3:])
+    replace(net.with_arrays({name: first}), run=after).features(x[3:])
     assert torch.allclose(each.updates[name], after.updates[name])
 
 
@@ -123,7 +123,7 @@ def test_batch_norm_of_a_whole_batch_is_torchs_own() -> None:
     weights = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     found = []
     for run in runs:
-        out = replace(net.having(weights), run=run)(x)
+        out = replace(net.with_arrays(weights), run=run)(x)
         body = [weights[name] for name in net.body]
         gradients = torch.autograd.grad(out.square().sum(), body)
         found.append((out, *gradients, *(run.updates[name] for name in sorted(run.updates))))

@@ -101,7 +101,9 @@ def loss_and_gradients(x: Tensor, mask: Tensor, consensus: FeatureSum) -> list[T
     params = {n: p.clone().requires_grad_() for n, p in START.params.items()}
     bias = torch.full((5,), 0.3, requires_grad=True)
     down = Common(Weights(START.state()), consensus)
-    value = FedDBE(kappa=7.0).loss(START.having(params), Batch(x, Y, mask), Bias(bias), down, CTX)
+    value = FedDBE(kappa=7.0).loss(
+        START.with_arrays(params), Batch(x, Y, mask), Bias(bias), down, CTX
+    )
     grads = torch.autograd.grad(value, [*params.values(), bias])
     return [value.detach(), *grads]
 

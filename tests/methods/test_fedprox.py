@@ -40,7 +40,7 @@ def method_loss(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, 
     """Return the method's loss and gradient."""
     live = {n: p.clone().requires_grad_() for n, p in params.items()}
     value = FedProx(mu=mu).loss(
-        START.having(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
+        START.with_arrays(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
     )
     grads = torch.autograd.grad(value, list(live.values()))
     return float(value.detach()), dict(zip(live, grads, strict=True))

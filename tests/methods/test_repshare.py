@@ -23,7 +23,7 @@ from fedgist.core.replies import gather
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
 from fedgist.errors import InputError
-from fedgist.methods.common.newest import Newest
+from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
@@ -249,7 +249,7 @@ def test_a_global_mean_is_known_above_the_noise_of_all_clients_together() -> Non
     bound = 2 * ctx.task.num_clients**0.5
     for rows, known in ((bound + 0.1, 1.0), (bound - 0.1, 0.0)):
         parts = {"total": torch.ones(1, 2, 3, 5), "rows": torch.full((1, 2, 3), rows)}
-        relay = Relay.of(Newest(parts, torch.ones(1)), ctx)
+        relay = Relay.of(LatestMessages(parts, torch.ones(1)), ctx)
         assert relay.known.tolist() == [known] * 3
 
 

@@ -41,7 +41,9 @@ def test_stacked_texts_are_those_of_each_net() -> None:
     arch = split_head(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True)
     nets = [arch.start(seed) for seed in (0, 1)]
     pair = stacked(nets[0], 2)
-    pair = pair.having({name: torch.stack([n.params[name] for n in nets]) for name in pair.params})
+    pair = pair.with_arrays(
+        {name: torch.stack([n.params[name] for n in nets]) for name in pair.params}
+    )
     x = torch.randint(0, 30, (2, 3, 6))
     together = torch.func.vmap(lambda net, rows: net(rows))(pair, x)
     for i, net in enumerate(nets):

@@ -23,7 +23,7 @@ from fedgist.errors import one_of
 
 
 @tree
-class NoMarks:
+class NoPredictions:
     """An empty result per row: no label is predicted."""
 
 
@@ -86,19 +86,19 @@ class SimCLR:
             terms = terms + _surprise(both, torch.cat([mask, mask])) / 2
         return losses.masked_mean(terms, mask)
 
-    def mark(self, logits: Tensor, batch: Batch) -> NoMarks:
+    def predict_rows(self, logits: Tensor, batch: Batch) -> NoPredictions:
         """Return an empty result."""
         del logits, batch
-        return NoMarks()
+        return NoPredictions()
 
-    def measure(self, marks: NoMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, predictions: NoPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return no metrics: probes measure the features."""
-        del marks, y, mask
+        del predictions, y, mask
         return {}
 
-    def confusion(self, marks: NoMarks, y: Tensor, mask: Tensor) -> None:
+    def confusion(self, predictions: NoPredictions, y: Tensor, mask: Tensor) -> None:
         """Return nothing: no class is predicted."""
-        del marks, y, mask
+        del predictions, y, mask
 
 
 def _surprise(similarities: Tensor, present: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def wire_bytes(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
     return total
 
 
-def misfit(kind: type, arrays: Arrays) -> str | None:
+def why_not_decodable(kind: type, arrays: Arrays) -> str | None:
     """Return why a message, or a stack of messages, contradicts its wire form, or None."""
     for name, array in arrays.items():
         form = form_of(kind, name)

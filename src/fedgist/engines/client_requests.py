@@ -42,7 +42,7 @@ class ScoreRequest:
 
 
 @tree
-class MarkRequest:
+class PredictRequest:
     """A request to predict ``rows`` (rows,) with the model that all clients share.
 
     It is answered by the objective's per-row results.

@@ -336,13 +336,13 @@ class CSFL(Method):
     ) -> tuple[Net, Residual]:
         """Return the net with the global weights."""
         if isinstance(down, Model):
-            return net.having(down.arrays), own
+            return net.with_arrays(down.arrays), own
         held = held_by(own)
         numbers = torch.where(down.whole > 0, down.numbers[0], self._moved(held, down))
         before = (held.version == down.version - 1) | (held.version == down.version)
         version = torch.where((down.whole > 0) | before, down.version, -1.0)
         own = replace(own, held=Held(numbers, version.view_as(held.version)))
-        return net.having(unflat(numbers, net.state())), own
+        return net.with_arrays(unflat(numbers, net.state())), own
 
     def _moved(self, held: Held, down: Change) -> Tensor:
         """Return the client's model after the change; a repeated change has no effect."""

@@ -115,7 +115,7 @@ class FedDBE(Method):
         self, net: Net, own: Bias, down: Common | Nothing, ctx: Context
     ) -> tuple[Net, Bias]:
         """Return the net with the global weights."""
-        return (net if isinstance(down, Nothing) else net.having(down.weights.arrays)), own
+        return (net if isinstance(down, Nothing) else net.with_arrays(down.weights.arrays)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net and the client's bias learn together."""

@@ -40,8 +40,8 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
     check_finite,
-    descended,
     fresh_memory,
+    gradient_step,
     is_server_stage,
     stages_of,
     steps_in,
@@ -244,9 +244,9 @@ class SimilarityDistillation:
         """Return the student after one step."""
         rows, key = self.rows_of(student, number, ctx.task), ctx.draw("step", number)
         x, run = self._views(rows, key, ctx.task)
-        net, queue = start.having(student.arrays), student.queue
+        net, queue = start.with_arrays(student.arrays), student.queue
         if self.own_anchor:
-            follower = net.having(student.momentum)
+            follower = net.with_arrays(student.momentum)
             queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
         hidden = self.hidden(rows, queue.places)
         target = self.target(ensemble, rows, queue.places, hidden)
@@ -255,11 +255,11 @@ class SimilarityDistillation:
             return self.divergence(embedding(net, x, of), queue.anchors, hidden, target)
 
         optimizer = Optimizer("adam", lr=self.lr, weight_decay=self.weight_decay)
-        arrays, value = descended(net, loss, run, optimizer, student.memory)
+        arrays, value = gradient_step(net, loss, run, optimizer, student.memory)
         zeta = self.momentum
         momentum = {n: zeta * old + (1 - zeta) * arrays[n] for n, old in student.momentum.items()}
         if not self.own_anchor:
-            follower = start.having(arrays | momentum)
+            follower = start.with_arrays(arrays | momentum)
             queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
         return replace(
             student,
@@ -451,7 +451,7 @@ class FLESD(Method):
 
     def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
         """Return the net with the global weights, or unchanged if there are none."""
-        return net.having(down.arrays), own
+        return net.with_arrays(down.arrays), own
 
     def upload(
         self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
@@ -486,7 +486,7 @@ class FLESD(Method):
             return replace(server, student=replace(server.student, losses=zero, steps=zero))
         start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
         if ctx.stage == stages[1]:
-            student = self.distillation.begin(start.having(student.arrays), self.of, ctx)
+            student = self.distillation.begin(start.with_arrays(student.arrays), self.of, ctx)
         student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
         ensemble = server.ensemble
         if ctx.stage == stages[-1]:
@@ -499,7 +499,7 @@ class FLESD(Method):
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model."""
-        return {self._name(ctx.task): self._start(ctx.task).having(server.student.arrays)}
+        return {self._name(ctx.task): self._start(ctx.task).with_arrays(server.student.arrays)}
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Return the mean loss of the last distillation."""

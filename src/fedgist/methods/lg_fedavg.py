@@ -79,7 +79,7 @@ class SharedLayers:
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
         """Return the net with the averaged layers."""
         places = net.arch.layers.last(self.count)
-        return net.having({name: down.arrays[place] for place, name in places.items()}), own
+        return net.with_arrays({name: down.arrays[place] for place, name in places.items()}), own
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context

@@ -39,8 +39,8 @@ from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError
+from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.common.linear_head import class_means, one_feature_width
-from fedgist.methods.common.newest import Newest
 
 Draw = Literal["client", "class", "nearest"]
 LEAST = 1e-6  # the smallest total weight of a class that divides its sum
@@ -109,12 +109,12 @@ class Relay:
     ``mean`` is (classes, m) and ``known`` (classes,).
     """
 
-    newest: Newest
+    newest: LatestMessages
     mean: Tensor
     known: Tensor
 
     @staticmethod
-    def of(newest: Newest, ctx: Context) -> Relay:
+    def of(newest: LatestMessages, ctx: Context) -> Relay:
         """Return the state with the mean of each class, weighted by clients' numbers of rows."""
         total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
         floor = noise_floor(ctx.task.privacy) * math.sqrt(ctx.task.num_clients)
@@ -330,7 +330,7 @@ class RepShare(Method):
         rows = torch.zeros(1 + self.m_up, classes, device=device)
         wishes = self._wishes(Release(), ctx)
         nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows, *wishes)
-        return Relay.of(Newest.of_nobody(nothing, ctx.task.num_clients), ctx)
+        return Relay.of(LatestMessages.of_nobody(nothing, ctx.task.num_clients), ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Own:
         """Return the client's releases and wishes, and the first matrix of its discriminator.
@@ -472,7 +472,7 @@ class RepShare(Method):
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
         """Store each client's last release, and average the releases."""
-        return Relay.of(server.newest.having(replies), ctx)
+        return Relay.of(server.newest.with_replies(replies), ctx)
 
     def forget(self, server: Relay, client: int, ctx: Context) -> Relay:
         """Return the relay without a client's release."""

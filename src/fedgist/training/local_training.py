@@ -78,7 +78,7 @@ def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
 
 
 def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
-    net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
+    net = net.with_arrays({name: v for name, v in values.items() if not name.startswith(OWN)})
     own_arrays = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
     return net, build(type(own), own_arrays)
 

@@ -22,7 +22,7 @@ TestSets = Mapping[str, tuple[object, object]]
 
 
 @dataclass(frozen=True)
-class TestPart:
+class PartialTestSet:
     """A part of the test rows, ``rows`` (rows,); predictions of all rows serve it."""
 
     whole: Examples
@@ -60,7 +60,7 @@ def server_sets(
         sets[HELD_OUT] = held_out
     for name, part in recipe.evaluate.sets.items():
         chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
-        sets[name] = TestPart(on_test, chosen.nonzero().squeeze(1))
+        sets[name] = PartialTestSet(on_test, chosen.nonzero().squeeze(1))
     for name, (x, y) in (given or {}).items():
         sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:

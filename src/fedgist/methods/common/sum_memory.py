@@ -32,7 +32,7 @@ from fedgist.core.task import Context, Task
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.conjugate_head import ClassSums
-from fedgist.methods.common.newest import Newest
+from fedgist.methods.common.latest_messages import LatestMessages
 
 Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
 FADED = 0.01  # the weight at which a sum counts as forgotten
@@ -50,7 +50,7 @@ class Remembered:
     """Server state: T, (classes, m + 1), and each client's newest sums, if they are stored."""
 
     total: Tensor
-    newest: Newest | None = None
+    newest: LatestMessages | None = None
 
 
 def check(memory: Memory, task: Task, method: str) -> None:
@@ -73,7 +73,7 @@ def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
     if memory != "newest":
         return Remembered(total)
     example = ClientSums(torch.zeros_like(total))
-    return Remembered(total, Newest.of_nobody(example, ctx.task.num_clients))
+    return Remembered(total, LatestMessages.of_nobody(example, ctx.task.num_clients))
 
 
 def sent(memory: Memory, sums: ClassSums) -> ClassSums | ClientSums:
@@ -84,7 +84,7 @@ def sent(memory: Memory, sums: ClassSums) -> ClassSums | ClientSums:
 def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context) -> Remembered:
     """Return the memory after the replies of a round."""
     if before.newest is not None:
-        newest = before.newest.having(replies)
+        newest = before.newest.with_replies(replies)
         return Remembered(newest.arrays["total"].sum(0), newest)
     s = replies.total().total
     kept = torch.where(
