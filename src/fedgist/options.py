@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 from fedgist.errors import RecipeError, did_you_mean, shown
 
 Options = dict[str, Any]  # values by the options' names
-LARGEST = 2**63 - 1  # the largest whole number in TOML, and in torch
+LARGEST_INT = 2**63 - 1  # the largest whole number in TOML, and in torch
 DEEPEST = 32  # maximal depth of nested tables
 _WORDS = {
     "int": "a whole number",
@@ -42,9 +42,9 @@ def plain(value: object, path: str = "", depth: int = 0) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Integral):
-        if abs(int(value)) <= LARGEST:
+        if abs(int(value)) <= LARGEST_INT:
             return int(value)
-        problem = f"must be at most {LARGEST}"
+        problem = f"must be at most {LARGEST_INT}"
     elif isinstance(value, numbers.Real):
         if math.isfinite(value):
             return float(value)

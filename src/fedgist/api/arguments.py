@@ -14,11 +14,11 @@ from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
-from fedgist.world.client_lists import Clients
+from fedgist.world.client_lists import RowsOfClients
 from fedgist.world.models import ClientGroup, module_group
 
 
-def clients_of(clients: object, argument: str) -> Clients | None:
+def clients_of(clients: object, argument: str) -> RowsOfClients | None:
     """Return the values given for each client: a list in order, or a mapping by name.
 
     Raises
@@ -36,7 +36,7 @@ def clients_of(clients: object, argument: str) -> Clients | None:
             ", or a mapping of names to rows"
         )
     if isinstance(clients, Mapping):
-        found: Clients = {str(name): rows for name, rows in clients.items()}
+        found: RowsOfClients = {str(name): rows for name, rows in clients.items()}
     else:
         found = list(clients)
     if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
@@ -75,7 +75,7 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
 
 
 def groups_of(
-    model: object, clients: Clients | None, *, own_start: bool
+    model: object, clients: RowsOfClients | None, *, own_start: bool
 ) -> dict[str, ClientGroup] | None:
     """Return the groups of clients with one model each, from a module, a factory or a mapping.
 

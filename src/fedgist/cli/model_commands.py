@@ -13,7 +13,7 @@ from fedgist.report.terminal import console, words
 ALL = "all"  # of --client: every client's model
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
-Examples = Annotated[
+ExamplesPath = Annotated[
     Path,
     typer.Argument(
         help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder."
@@ -24,7 +24,7 @@ Examples = Annotated[
 @app.command(rich_help_panel=USE)
 def predict(
     folder: RunFolder,
-    data: Examples,
+    data: ExamplesPath,
     client: ModelId,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")
@@ -48,7 +48,7 @@ def predict(
 @app.command(rich_help_panel=USE)
 def evaluate(
     folder: RunFolder,
-    data: Examples,
+    data: ExamplesPath,
     client: Annotated[
         str, typer.Option("--client", help="A client's name or number, server/NAME, or all.")
     ] = ALL,

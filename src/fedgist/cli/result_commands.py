@@ -45,11 +45,11 @@ Reference = Annotated[
         "--reference", metavar="ROW", help="Row to compare all others with: its label or method."
     ),
 ]
-Metric = Annotated[
+MetricOption = Annotated[
     str | None,
     typer.Option("--metric", help="Column of rounds.jsonl. Default: the objective's first metric."),
 ]
-Target = Annotated[
+TargetOption = Annotated[
     float | None,
     typer.Option(
         "--target-accuracy",
@@ -84,7 +84,7 @@ def show(
     fedgist show runs/demo --png accuracy.png
     """
     all_runs = run_files.find(folders, trust=trust)
-    runs, problems = run_files.readable(all_runs)
+    runs, problems = run_files.usable_runs(all_runs)
     screen = console()
     for problem in (*problems, *run_files.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
@@ -110,8 +110,8 @@ def _end(runs: Sequence[RunFiles]) -> None:
 def compare(
     folders: Folders,
     reference: Reference = None,
-    target_accuracy: Target = None,
-    metric: Metric = None,
+    target_accuracy: TargetOption = None,
+    metric: MetricOption = None,
     two_sided: TwoSided = False,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
@@ -176,8 +176,8 @@ def report(
         "report.html"
     ),
     reference: Reference = None,
-    target_accuracy: Target = None,
-    metric: Metric = None,
+    target_accuracy: TargetOption = None,
+    metric: MetricOption = None,
     two_sided: TwoSided = False,
     over: Annotated[
         list[str] | None,

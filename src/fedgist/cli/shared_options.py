@@ -45,7 +45,7 @@ RecipeOrDemo = Annotated[
         help="A recipe file, or the name of one that comes with fedgist. Default: demo.",
     ),
 ]
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",

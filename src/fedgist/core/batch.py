@@ -50,7 +50,7 @@ class Batch:
     annotations: dict[str, Tensor] = field(default_factory=dict)
 
 
-def repeated(batch: Batch, times: int) -> Batch:
+def repeated_rows(batch: Batch, times: int) -> Batch:
     """Return the rows of a batch ``times`` times, (times * batch, ...): one copy for each view."""
     if times == 1:
         return batch

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.batch import Batch, Labels, fake_batch, repeated
+from fedgist.core.batch import Batch, Labels, fake_batch, repeated_rows
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import BatchNorm, Pass
 from fedgist.core.message import Form, reduction, why_not_summable
@@ -229,7 +229,7 @@ class Trial:
             if not isinstance(phase, Phase):
                 self._complain("phases", f"returned {kind_of(phase)} among its phases")
             objective = self.ctx.task.objective
-            views = repeated(batch, objective.views)
+            views = repeated_rows(batch, objective.views)
             run = Pass(views.mask, self.ctx.key, objective.norm_parts)
             loss = phase.loss or self.method.loss
             value = self._named("loss", loss, replace(net, run=run), views, own, self.down)

@@ -18,7 +18,7 @@ from fedgist.engines.engine import ScoreTable, Split, collect
 from fedgist.engines.worker_pool import WorkerPool
 
 ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
-NUMBERS_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
+SCORES_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
 
 
 def score_shared(
@@ -81,7 +81,7 @@ def _measured(
     longest = max(len(rows) for rows in rows_of)
     task = ctx.task
     of_row = math.prod(task.input_shape) if task.objective.text else task.num_classes
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, longest * of_row))
+    at_once = max(1, SCORES_AT_ONCE // max(1, longest * of_row))
     tables = []
     for start in range(0, len(ids), at_once):
         chunk = rows_of[start : start + at_once]

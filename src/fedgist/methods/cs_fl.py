@@ -309,14 +309,14 @@ class CSFL(Method):
         averages, key = self.exchange.init_server(ctx), ctx.draw("measurements")
         if self.down == "model":
             return Server(averages, key)
-        rest = {n: torch.zeros_like(flat(w.arrays)) for n, w in averages.weights.items()}
+        rest = {n: torch.zeros_like(flat_vector(w.arrays)) for n, w in averages.weights.items()}
         nothing = {n: self._measurement(key, vector)(vector) for n, vector in rest.items()}
         nobody = torch.zeros(ctx.task.num_clients, device=key.device)
         return Server(averages, key, LastStep(nothing, rest, key, nobody, nobody.sum()))
 
     def init_client(self, net: Net, ctx: Context) -> Residual:
         """Return an empty residual, and a model without a version."""
-        zero = torch.zeros_like(flat(net.state()))
+        zero = torch.zeros_like(flat_vector(net.state()))
         if self.down == "model":
             return Residual(zero)
         return Residual(zero, Held(zero, torch.full((), -1.0, device=zero.device)))
@@ -327,7 +327,7 @@ class CSFL(Method):
         if sent is None:
             return Model(weights, server.key)
         part = sent.hold[order.client].unsqueeze(0)
-        numbers = flat(weights).unsqueeze(0) * (1 - part)
+        numbers = flat_vector(weights).unsqueeze(0) * (1 - part)
         measured = sent.measurements[order.architecture].unsqueeze(0) * part
         return Change(numbers, 1 - part, measured, part, sent.version, sent.key, server.key)
 
@@ -360,8 +360,8 @@ class CSFL(Method):
 
         Without error feedback the residual stays empty.
         """
-        start = flat(down.arrays) if isinstance(down, Model) else held_by(own).numbers
-        update = flat(net.state()) - start + own.rest
+        start = flat_vector(down.arrays) if isinstance(down, Model) else held_by(own).numbers
+        update = flat_vector(net.state()) - start + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
         if isinstance(down, Change):
@@ -386,7 +386,7 @@ class CSFL(Method):
             sent = LastStep(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
         for name in replies.architectures:
             old = weights[name].arrays
-            vector = flat(old)
+            vector = flat_vector(old)
             step = self._step(server.key, vector, replies.by(name), ctx)
             if sent is not None:
                 step = self._compressed(name, step, sent)
@@ -441,7 +441,7 @@ def held_by(own: Residual) -> Held:
     return own.held
 
 
-def flat(arrays: Mapping[str, Tensor]) -> Tensor:
+def flat_vector(arrays: Mapping[str, Tensor]) -> Tensor:
     """Return all float arrays as one vector (n,), ordered by name; integer counters are left out.
 
     The order is by name because arrays from a network or a checkpoint come in another order.

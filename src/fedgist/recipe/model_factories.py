@@ -18,7 +18,7 @@ from fedgist.recipe.schema import ModelSection
 from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
-Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+ClientNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 def model_factory(name: str) -> Factory:
@@ -56,7 +56,7 @@ def check_models(tables: Mapping[str, Mapping[str, Any] | float]) -> dict[str, M
         if clients is None or share is not None:
             share = _share(share, clients, where)
         else:
-            clients = checked(Clients, clients, f"{where}.clients")
+            clients = checked(ClientNumbers, clients, f"{where}.clients")
         models[name] = ModelOfSome(
             checked_model(table, name, where), 1.0 if share is None else share, clients
         )
@@ -107,7 +107,7 @@ def check_pools(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
             raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
-            kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
+            kinds: dict[type, object] = {list: ClientNumbers, tuple: ClientNumbers, str: str}
             kind = kinds.get(type(clients), PositiveInt)
             clients = checked(kind, clients, f"{where}.clients")
         if per_round is not None:

@@ -22,7 +22,7 @@ class CheckedLines:
     problems: tuple[str, ...] = ()
 
 
-def read_table(
+def read_checked_table(
     path: Path,
     parse: Callable[[str], object],
     problems: list[str],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.report.run_files import RunFiles, readable
+from fedgist.report.run_files import RunFiles, usable_runs
 from fedgist.report.run_groups import RunGroup, common_column, group
 from fedgist.report.stats import Better, Estimate, estimate, holm, paired_difference
 from fedgist.report.study_notes import notes_on
@@ -45,7 +45,7 @@ def study(
     two_sided
         Test whether a row differs from the reference, not whether the reference is better.
     """
-    runs, problems = readable(runs)
+    runs, problems = usable_runs(runs)
     metric = common_column(runs) if metric is None else metric
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better

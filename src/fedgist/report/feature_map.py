@@ -52,7 +52,7 @@ def saved(folder: Path, name: str = FEATURES) -> SavedFeatures | None:
     return SavedFeatures(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
 
 
-def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
+def tsne_points(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     """Return t-SNE points (van der Maaten and Hinton 2008), their clients and their classes.
 
     The points are computed once and cached in the folder. None if the features are damaged.

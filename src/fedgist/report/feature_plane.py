@@ -133,7 +133,7 @@ def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(first), float(last)
 
 
-def draw(
+def draw_plane(
     axes: Axes, shown: Plane, classes: Sequence[object] = (), clients: Sequence[object] = ()
 ) -> FigureTable:
     """Draw points, coloured by class and marked by client, and the borders; return the numbers.

@@ -12,7 +12,12 @@ from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import DataError, ReportError, SealError, listed
-from fedgist.report.checked_files import MOST_PROBLEMS, CheckedLines, read_checked, read_table
+from fedgist.report.checked_files import (
+    MOST_PROBLEMS,
+    CheckedLines,
+    read_checked,
+    read_checked_table,
+)
 from fedgist.report.file_checks import (
     fault_of_client,
     fault_of_recipe,
@@ -141,7 +146,9 @@ class RunFiles:
     @functools.cached_property
     def _split(self) -> tuple[dict[str, Any], list[str]]:
         problems: list[str] = []
-        return read_table(self.folder / PARTITION, json.loads, problems, fault_of_split), problems
+        return read_checked_table(
+            self.folder / PARTITION, json.loads, problems, fault_of_split
+        ), problems
 
     @functools.cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -152,7 +159,7 @@ class RunFiles:
     def _described(self) -> Mapping[str, object]:
         if self.described is not None:
             return self.described
-        return read_table(self.folder / METRICS_FILE, json.loads, [])
+        return read_checked_table(self.folder / METRICS_FILE, json.loads, [])
 
     @property
     def first(self) -> str:
@@ -230,7 +237,7 @@ def _natural(path: Path) -> tuple[str, int, str]:
     return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
 
 
-def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
+def usable_runs(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
     """Return the usable runs, and a sentence about each problem; raise ReportError without runs."""
     problems = problems_of(runs)
     usable = [run for run in runs if run.usable]
@@ -276,7 +283,7 @@ def _read(folder: Path) -> RunFiles:
         return _read_archived(folder)
     problems: list[str] = []
     seal = seal_of(folder)
-    recipe = read_table(folder / RECIPE, _toml, problems, fault_of_recipe)
+    recipe = read_checked_table(folder / RECIPE, _toml, problems, fault_of_recipe)
     if not recipe:
         faults = [] if seal.problems else problems
         left_out = tuple(f"{fault}: this run is left out" for fault in faults)
@@ -293,7 +300,7 @@ def _read(folder: Path) -> RunFiles:
 def _if_there(
     path: Path, problems: list[str], fault: Callable[[Mapping[str, object]], str] = lambda _: ""
 ) -> Line:
-    return read_table(path, json.loads, problems, fault) if path.exists() else {}
+    return read_checked_table(path, json.loads, problems, fault) if path.exists() else {}
 
 
 def _read_archived(path: Path) -> RunFiles:

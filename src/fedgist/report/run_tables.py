@@ -50,7 +50,7 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
         (_name(seeds), *(row[title] for title in titles), *_costs(seeds))
-        + ((spent(seeds[0].last(EPSILON)),) if private else ())
+        + ((epsilon_text(seeds[0].last(EPSILON)),) if private else ())
         for seeds, row in zip(groups, cells, strict=True)
     )
     return Sheet(
@@ -83,7 +83,7 @@ def simulated(runs: Iterable[RunFiles]) -> list[str]:
     return [f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
 
 
-def spent(epsilon: float | None) -> str:
+def epsilon_text(epsilon: float | None) -> str:
     """Return a spent privacy budget epsilon as text."""
     return NONE if epsilon is None else f"{epsilon:.3g}"
 
@@ -160,7 +160,7 @@ def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most
     lines = tuple(
         (str(rounds[place]["round"]), *(cells[place][title] for title in titles))
         + _rest_of(rounds[place])
-        + ((spent(rounds[place].get(EPSILON)),) if private else ())
+        + ((epsilon_text(rounds[place].get(EPSILON)),) if private else ())
         for place in places
     )
     rest = ("train loss", "sent up", "sent down", "time") + (("epsilon",) if private else ())

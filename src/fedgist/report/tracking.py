@@ -87,7 +87,7 @@ class TensorBoard:
             raise ReportError(
                 f"{folder} is a link: event files are written into folders, never through a link"
             )
-        mark = f".fedgist-{digest_of(run.folder)[:12]}"  # suffix of the run's own event files
+        mark = f".fedgist-{folder_digest(run.folder)[:12]}"  # suffix of the run's own event files
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             if old.is_file() and not old.is_symlink():
                 old.unlink()  # all rounds are written again, and none may appear twice
@@ -153,7 +153,7 @@ class MLflow:
         experiment = self.client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
         # a digest, because a path may contain quotes, which a filter cannot
-        mark = digest_of(run.folder)
+        mark = folder_digest(run.folder)
         earlier = self.client.search_runs([number], f"tags.`fedgist.id` = '{mark}'")
         if earlier:
             run_id = earlier[0].info.run_id
@@ -192,7 +192,7 @@ def name_for_mlflow(key: str) -> str:
     return "/".join(part for part in parts if part.strip(".")) or "_"
 
 
-def digest_of(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Return a digest that identifies a run's folder."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
 

@@ -20,7 +20,7 @@ from fedgist.report.drawing import (
     new_figure,
 )
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_groups import labels
+from fedgist.report.run_groups import group_labels
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Row, Study
 
@@ -48,7 +48,7 @@ def varied(study: Study, key: str) -> list[VariedLine]:
     for row in study.rows:
         text = json.dumps({**row.settings, key: None}, sort_keys=True, default=str)
         groups.setdefault(text, []).append(row)
-    names = labels([{**rows[0].settings, key: None} for rows in groups.values()])
+    names = group_labels([{**rows[0].settings, key: None} for rows in groups.values()])
     return [_line(name, rows, key) for name, rows in zip(names, groups.values(), strict=True)]
 
 
@@ -72,7 +72,7 @@ def over(study: Study, key: str) -> Picture:
     varied_lines = varied(study, key)
     with matplotlib().rc_context(STYLE):
         figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(varied_lines) + 1.2))
-        table = draw(axes, varied_lines, study.measure, HEIGHT)
+        table = draw_varied(axes, varied_lines, study.measure, HEIGHT)
         axes.set_xlabel(key)
     caption = "Mean over seeds in the last round; band: its standard error."
     if any(line.without for line in varied_lines):
@@ -80,7 +80,9 @@ def over(study: Study, key: str) -> Picture:
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
 
-def draw(axes: Axes, lines: Sequence[VariedLine], measure: Metric, inches: float) -> FigureTable:
+def draw_varied(
+    axes: Axes, lines: Sequence[VariedLine], measure: Metric, inches: float
+) -> FigureTable:
     """Draw and name the lines; return the numbers. ``inches`` is the height of the axes."""
     scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
     table: FigureTable = [["row", "value", "mean", "error"]]

@@ -75,7 +75,7 @@ def is_table(path: Path) -> bool:
     return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8", errors="replace")
 
 
-def read_table(path: Path) -> PaperTable:
+def read_paper_table(path: Path) -> PaperTable:
     """Return the table in a file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))

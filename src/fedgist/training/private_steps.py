@@ -21,7 +21,7 @@ from fedgist.core.privacy import PrivateSteps, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
-NUMBERS_AT_ONCE = 1 << 25  # the most numbers in stored per-example gradients: bounds memory
+GRADIENTS_AT_ONCE = 1 << 25  # the most numbers in stored per-example gradients: bounds memory
 EXACT_AT_ONCE = 1 << 17  # the most of these in float64 at once, so that they stay in the cache
 Tensors = dict[str, Tensor]
 Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Tree]]
@@ -111,7 +111,7 @@ def _summed(rows: Tensor, weight: Tensor, grid: float) -> Tensor:
 def _pieces(params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool) -> Iterator[slice]:
     clients, width = shape
     numbers = clients * sum(p[0].numel() for p in params.values())
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, numbers)) if stack else 1
+    at_once = max(1, GRADIENTS_AT_ONCE // max(1, numbers)) if stack else 1
     return (slice(start, min(start + at_once, width)) for start in range(0, width, at_once))
 
 

@@ -20,7 +20,7 @@ from fedgist.core.bounds import check_bounds
 from fedgist.core.method import Method, Settings, Task
 from fedgist.errors import MethodError, RecipeError, first_line
 from fedgist.options import check_options, checked
-from fedgist.recipe.model_factories import Clients
+from fedgist.recipe.model_factories import ClientNumbers
 
 Tables = Mapping[str, Mapping[str, object]]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -60,7 +60,7 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
         raise RecipeError(f"{where}: give share or clients: whose settings are these?")
     if "share" in table:
         return checked(Fraction, table["share"], f"{where}.share"), ()
-    return 0.0, checked(Clients, table["clients"], f"{where}.clients")
+    return 0.0, checked(ClientNumbers, table["clients"], f"{where}.clients")
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:

@@ -15,12 +15,12 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Partition, hold_out, partition
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import check_named
-from fedgist.world.client_lists import Clients, own_rows
+from fedgist.world.client_lists import RowsOfClients, own_rows
 
 IMAGE, RGB = 3, 3  # dimensions of an image: channels, height, width; and channels that are colours
 COLORS = ("color_jitter", "grayscale")
@@ -37,7 +37,7 @@ def read_data(recipe: Recipe, own: Dataset | None = None, root: Path | None = No
     else:
         section = recipe.data
         check_named("data", section.name, "data=")
-        data = load(
+        data = load_data(
             section.name,
             root=root,
             classes=section.classes,
@@ -105,8 +105,8 @@ def data_of_client(recipe: Recipe, data: Dataset, parts: Partition, client: int)
 def divide(
     recipe: Recipe,
     data: Dataset,
-    clients: Clients | None,
-    clients_test: Clients | None,
+    clients: RowsOfClients | None,
+    clients_test: RowsOfClients | None,
 ) -> Partition:
     """Return which client has which rows: by the recipe's partition, or the user's own lists."""
     if clients is None and clients_test is not None:

@@ -18,9 +18,9 @@ from fedgist.core import random
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.partition import Partition
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
-from fedgist.data.sources.unlabelled import fitted
+from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import PublicSection
 from fedgist.recipe.reading import Recipe
@@ -185,8 +185,8 @@ def _of_source(recipe: Recipe, section: PublicSection, data: Dataset, root: Path
     assert section.name is not None  # the caller's
     # texts are read as the clients' are
     words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
-    other = load(section.name, root=root, seed=recipe.seed, words=words, **section.options)
-    other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
+    other = load_data(section.name, root=root, seed=recipe.seed, words=words, **section.options)
+    other = replace(other, x=fitted_rows(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
         return _seen(other)
     if section.rows > len(other.x):

@@ -31,7 +31,7 @@ from fedgist.recipe.model_factories import check_pools
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
-from fedgist.world.client_lists import Clients
+from fedgist.world.client_lists import RowsOfClients
 from fedgist.world.client_settings import client_settings
 from fedgist.world.data import divide, read_data
 from fedgist.world.graph import neighbors_of
@@ -65,8 +65,8 @@ class Overrides:
     """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
-    clients: Clients | None = None  # each client's training rows
-    clients_test: Clients | None = None
+    clients: RowsOfClients | None = None  # each client's training rows
+    clients_test: RowsOfClients | None = None
     groups: Mapping[str, ClientGroup] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server: x and y by name

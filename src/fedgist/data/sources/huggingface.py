@@ -11,7 +11,7 @@ import torch
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features as as_features
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Missing,
@@ -174,7 +174,7 @@ def _images(
     """
     counts = [len(rows) for rows in splits]
     pictures = _pixels_of(splits, column, size, path)
-    return list(torch.split(stack(pictures, sum(counts)), counts))
+    return list(torch.split(stacked_images(pictures, sum(counts)), counts))
 
 
 def _pixels_of(

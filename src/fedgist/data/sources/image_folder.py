@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import regular
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
 from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split_rows
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
@@ -78,7 +78,7 @@ def folder(
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
-    x = stack(read_images([file for file, _ in files], size_of(image_size)), len(files))
+    x = stacked_images(read_images([file for file, _ in files], size_of(image_size)), len(files))
     labels = np.array([label for _, label in files], dtype=object)
     count = len(train_files)
     train_rows = LabelledRows(x[:count], labels[:count])

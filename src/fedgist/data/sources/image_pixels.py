@@ -73,7 +73,7 @@ def pixels(
     return array[None] if grey else array.transpose(2, 0, 1)
 
 
-def stack(images: Iterable[Values], count: int) -> Tensor:
+def stacked_images(images: Iterable[Values], count: int) -> Tensor:
     """Return ``count`` images of one size as uint8 (count, channels, height, width).
 
     There is one channel if all images are grey; otherwise a grey image is repeated in all three.

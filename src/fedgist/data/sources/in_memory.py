@@ -15,13 +15,13 @@ from fedgist.data.sources.python_objects import (
     are_texts,
     categories,
     columns_of,
-    examples,
+    example_values,
     is_frame,
-    labels,
+    label_values,
     table_of,
 )
 from fedgist.data.sources.tabular import encode, with_columns
-from fedgist.data.sources.unlabelled import fitted
+from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import DataError, did_you_mean
 
 _NAMES = ("x", "y", "x_test", "y_test")
@@ -74,10 +74,10 @@ def examples_like(data: Dataset, x: object, subject: str) -> Tensor:
             f"{subject}: texts cannot be given so; name a file of them (data.name = 'text_file')"
         )
     if not is_frame(x):
-        return fitted(examples(x, subject), subject, data)
+        return fitted_rows(example_values(x, subject), subject, data)
     table = table_of(x, subject)
     columns = data.columns or tuple(Column(name) for name in table.frame.columns)
-    return fitted(encode(table, columns), subject, data)
+    return fitted_rows(encode(table, columns), subject, data)
 
 
 def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
@@ -85,7 +85,7 @@ def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
 
     A number is read as a class name if the class names are numbers.
     """
-    values = labels(y, subject)
+    values = label_values(y, subject)
     names = data.names
     if not are_texts(values):
         if not any(name.lstrip("-").isdecimal() for name in names):
@@ -144,7 +144,7 @@ def _all_examples(
         if not columns:
             raise DataError(f"{names[0]} has no columns")
         return [encode(table, columns) for table in tables], columns
-    xs = [examples(value, name) for value, name in zip(values, names, strict=True)]
+    xs = [example_values(value, name) for value, name in zip(values, names, strict=True)]
     if len({x.dtype for x in xs}) > 1:
         raise DataError("data: one of x and x_test holds bytes (uint8), the other does not")
     return xs, ()
@@ -154,7 +154,7 @@ def _all_labels(
     values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], int, tuple[str, ...]]:
     """Return training and test labels as numbers, the number of classes, and their names."""
-    label_arrays = [labels(value, name) for value, name in zip(values, names, strict=True)]
+    label_arrays = [label_values(value, name) for value, name in zip(values, names, strict=True)]
     if len({are_texts(y) for y in label_arrays if len(y)}) > 1:
         raise DataError("data: one of y and y_test holds texts, the other numbers")
     if are_texts(label_arrays[0]):

@@ -17,7 +17,7 @@ from fedgist.options import check_options
 NO_OPTIONS = ("root", "classes", "seed")  # parameters that sources share
 
 
-def load(
+def load_data(
     name: str,
     *,
     root: Path | None = None,

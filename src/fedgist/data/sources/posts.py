@@ -11,7 +11,7 @@ from fedgist.data.sources.text_file import field, json_lines, sentences_in
 from fedgist.data.sources.text_rows import SplitTexts, Texts
 
 Kinds = Literal["both", "questions", "answers"]
-WHERE = "put a file with a table in JSON in each line into ROOT/"
+ADVICE = "put a file with a table in JSON in each line into ROOT/"
 
 
 def is_wanted(kind: str, kinds: Kinds) -> bool:
@@ -122,7 +122,7 @@ def _read(
     """Return the texts in a file of JSON lines; ``of_line`` gives client and texts, or None."""
     base = data_root(root)
     if not (place := base / file).is_file():
-        raise absent(name, file, base, WHERE + file)
+        raise absent(name, file, base, ADVICE + file)
     texts, owners = [], []
     for location, line in json_lines(place):
         if (owned_texts := of_line(line, location)) is not None:

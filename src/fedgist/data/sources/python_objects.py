@@ -37,7 +37,7 @@ def array(value: object, subject: str) -> Values:
     return values
 
 
-def examples(value: object, subject: str) -> Tensor:
+def example_values(value: object, subject: str) -> Tensor:
     """Return a numeric array ``(rows, *shape)`` as examples: uint8 stays, all else is float32."""
     x = array(value, subject)
     if x.dtype.kind not in _NUMBERS:
@@ -54,7 +54,7 @@ def examples(value: object, subject: str) -> Tensor:
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))
 
 
-def labels(value: Any, subject: str) -> Values:
+def label_values(value: Any, subject: str) -> Values:
     """Return labels (rows,) as whole numbers from 0 on, or as texts."""
     if categories(value):
         pairs = zip(value, value.isna(), strict=True)

@@ -12,7 +12,7 @@ from fedgist.data.sources.tff_file import examples_of, users_of
 from fedgist.errors import DataError
 
 NAME, FILE = "stackoverflow", "stackoverflow.sqlite"
-WHERE = f"put {FILE} of TensorFlow Federated into ROOT"
+ADVICE = f"put {FILE} of TensorFlow Federated into ROOT"
 
 
 def stackoverflow(
@@ -64,7 +64,7 @@ def stackoverflow(
     """
     base = data_root(root)
     if not (file := base / FILE).is_file():
-        raise absent(NAME, FILE, base, WHERE)
+        raise absent(NAME, FILE, base, ADVICE)
     every = users_of(file, "train")
     if not 1 <= users <= len(every):
         raise DataError(f"data.users = {users}: {file} has {len(every)}")
