@@ -126,7 +126,7 @@ def _fail(message: str, code: int) -> None:
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(metavar="WHAT", help="methods, datasets, models, partitions or recipes."),
+        typer.Argument(metavar="what", help="methods, datasets, models, partitions or recipes."),
     ],
 ) -> None:
     """List the available methods, datasets, models, partitions or recipes.

@@ -176,7 +176,7 @@ def score_rows(
 def _marks(
     model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
 ) -> tuple[RowPredictions, Tensor]:
-    """Return the marks of the rows of batches, and their labels."""
+    """Return the predictions of the rows of batches, and their labels."""
     marks, labels = [], []
     with torch.no_grad():
         for batch in batches:
