@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedgist.data.sources import SOURCES
-from fedgist.data.sources.celeba import WHERE as CELEBA
+from fedgist.data.sources.celeba import ADVICE as CELEBA
 from fedgist.data.sources.cifar import CIFAR10, CIFAR100, CifarFiles
 from fedgist.data.sources.loading import NO_OPTIONS
 from fedgist.data.sources.mnist import FASHION_MNIST, MNIST, IdxFiles
-from fedgist.data.sources.stackoverflow import WHERE as STACKOVERFLOW
-from fedgist.data.sources.wisdm import WHERE as WISDM
+from fedgist.data.sources.stackoverflow import ADVICE as STACKOVERFLOW
+from fedgist.data.sources.wisdm import ADVICE as WISDM
 from fedgist.options import options_of
 from schema_text import default, in_words, markdown, meanings, sections
 
@@ -25,7 +25,7 @@ KNOWN: dict[str, IdxFiles | CifarFiles] = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
 }
-WHERE = {**{name: files.where for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
+WHERE = {**{name: files.advice for name, files in KNOWN.items()}, "celeba": CELEBA, "wisdm": WISDM}
 WHERE |= {"stackoverflow": STACKOVERFLOW}
 
 

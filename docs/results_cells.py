@@ -16,7 +16,7 @@ from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import BEFORE
 from fedgist.report.study_rows import Row
 from fedgist.runs.columns import measured
-from fedgist.studies.paper_table import read_table
+from fedgist.studies.paper_table import read_paper_table
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     folder, rows, recipe = about.get("folder", ""), about.get("rows"), about.get("recipe")
     reference, own = about.get("reference", ""), {}
     if "table" in about:
-        table = read_table(find_table(about["table"]))
+        table = read_paper_table(find_table(about["table"]))
         folder, column = f"{about['table']}/{about['column']}", table.columns[about["column"]]
         recipe, own, rows = column.recipe, column.own, rows or table.table.methods
         reference = reference or table.table.reference or ""

@@ -15,13 +15,13 @@ import numpy as np
 
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.recipe.reading import read
 from fedgist.report import comparison, run_files
-from fedgist.report.drawing import INK, STYLE, Picture, Table, matplotlib, new_figure
+from fedgist.report.drawing import INK, STYLE, FigureTable, Picture, matplotlib, new_figure
 from fedgist.report.feature_map import saved
-from fedgist.report.feature_plane import Plane, borders_of, box_of, draw, plane
-from fedgist.report.varied import draw as draw_lines
+from fedgist.report.feature_plane import Plane, borders_of, box_of, draw_plane, plane
+from fedgist.report.varied import draw_varied as draw_lines
 from fedgist.report.varied import varied
 from fedgist.runs.columns import over_clients
 from results_pictures import write
@@ -85,28 +85,28 @@ def figure(archive: Path, planes: Path) -> Picture:
     return Picture("circle", "The circle", "", whole, lines)
 
 
-def points(axes: Axes) -> Table:
+def points(axes: Axes) -> FigureTable:
     """Draw the training points and the circle."""
-    data = load("circle", seed=SEED)
+    data = load_data("circle", seed=SEED)
     assert data.clients is not None
     clients, labels = data.clients.tolist(), data.y.tolist()
     where = [(float(x), float(y)) for x, y in data.x.tolist()]
-    table = draw(axes, Plane(where, clients, labels), CLASSES, CLIENTS)
+    table = draw_plane(axes, Plane(where, clients, labels), CLASSES, CLIENTS)
     angles = np.linspace(0, 2 * np.pi, 200)
     axes.plot(RADIUS * np.cos(angles), RADIUS * np.sin(angles), color=INK, linewidth=1)
     axes.set(title="80 training points", aspect="equal")
     return table
 
 
-def learned(axes: Axes, folder: Path, title: str) -> Table:
+def learned(axes: Axes, folder: Path, title: str) -> FigureTable:
     """Draw the features of a run's test points, and its heads."""
     found = plane(folder)
     assert found is not None, f"{folder} has no features of 2 numbers"
     axes.set_title(title)
-    return draw(axes, found, CLASSES, CLIENTS)
+    return draw_plane(axes, found, CLASSES, CLIENTS)
 
 
-def averaged(axes: Axes, planes: Path) -> Table:
+def averaged(axes: Axes, planes: Path) -> FigureTable:
     """Draw what LG-FedAvg learns: the line of each client's own head, of the average in red."""
     found, features = plane(planes / "lg_fedavg"), saved(planes / "lg_fedavg")
     assert found is not None
@@ -118,7 +118,9 @@ def averaged(axes: Axes, planes: Path) -> Table:
         assert alone.heads is not None
         weight, bias = (heads[number] for heads in alone.heads)
         own += list(borders_of(weight, bias, box_of(features.features), number))
-    table = draw(axes, replace(found, borders=tuple(own), heads=((0,), (1,))), CLASSES, CLIENTS)
+    table = draw_plane(
+        axes, replace(found, borders=tuple(own), heads=((0,), (1,))), CLASSES, CLIENTS
+    )
     for border in found.borders:
         x, y = zip(border.start, border.end, strict=True)
         axes.plot(x, y, color="red", linestyle="--", linewidth=1.8)
@@ -127,7 +129,7 @@ def averaged(axes: Axes, planes: Path) -> Table:
     return table
 
 
-def curves(axes: Axes, archive: Path, split: str, title: str) -> Table:
+def curves(axes: Axes, archive: Path, split: str, title: str) -> FigureTable:
     """Draw the accuracy over the number of local iterations."""
     metric = over_clients(split, "accuracy")
     study = comparison.study(run_files.find([archive]), metric=metric)

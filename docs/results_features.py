@@ -17,8 +17,8 @@ from sklearn.neighbors import KNeighborsClassifier
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.recipe.reading import read
-from fedgist.report.drawing import STYLE, Picture, Table, matplotlib, new_figure
-from fedgist.report.feature_map import Saved, arranged, saved
+from fedgist.report.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
+from fedgist.report.feature_map import SavedFeatures, arranged, saved
 from fedgist.report.plot_elements import SIGNS
 from fedgist.runs.record import FEATURES, features_of
 from results_pictures import write
@@ -56,7 +56,7 @@ def run(folder: Path, method: str, *settings: str) -> None:
 
 def figure(runs: Path) -> Picture:
     """Return the picture: a row for each method, a column for each round."""
-    lines: Table = []
+    lines: FigureTable = []
     with matplotlib().rc_context(STYLE | {"axes.grid": False}):
         whole, axes = new_figure(WIDE, HIGH, rows=len(METHODS), columns=len(ROUNDS), shared=False)
         for row, method in enumerate(METHODS):
@@ -70,7 +70,7 @@ def figure(runs: Path) -> Picture:
     return Picture("features", "Features of two clients", "", whole, lines)
 
 
-def told(found: Saved) -> float:
+def told(found: SavedFeatures) -> float:
     """Return how many of a client's rows lie nearest to a row of their class of the other's."""
     own, other = (found.clients == client for client in np.unique(found.clients))
     shares = []
@@ -81,7 +81,7 @@ def told(found: Saved) -> float:
     return float(np.mean(shares))
 
 
-def draw(axes: Axes, found: Saved, title: str) -> None:
+def draw(axes: Axes, found: SavedFeatures, title: str) -> None:
     """Draw the features of both clients by t-SNE: a colour for each class, a sign for each."""
     points, colors = np.array(arranged(found.features)), colormaps["tab10"]
     for sign, client in zip(SIGNS, np.unique(found.clients), strict=False):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from fedgist.report.drawing import Picture
 from fedgist.report.escapes import markdown_text
-from fedgist.report.formatting import bits, duration, printed
-from fedgist.report.stats import Estimate, compare, estimate
+from fedgist.report.formatting import bits_text, duration, printed
+from fedgist.report.stats import Estimate, estimate, paired_difference
 from fedgist.report.study_rows import Row
 from fedgist.runs.columns import EPSILON
 from results_cells import Cell, Experiment, by_method, experiment, over
@@ -47,12 +47,12 @@ def accuracies(found: Experiment) -> Table:
             lines.append([cell.label, "", "", "not yet run", paper, *[""] * 5])
             continue
         base, best = (_values_of(name, found, cell) for name in (REFERENCE, found.reference))
-        gain = compare(seen, base) if base and cell.method != REFERENCE else None
+        gain = paired_difference(seen, base) if base and cell.method != REFERENCE else None
         mean, rounds = plus_minus(ours), str(cell.row.rounds[1])
         whole = found.options.get("comparable", True) and not _cut(cell)
         away = _away(ours, theirs) if theirs and whole else ""
         against = plus_minus(gain.difference, sign="+") if gain else ""
-        test = compare(seen, best) if cell.method != found.reference else None
+        test = paired_difference(seen, best) if cell.method != found.reference else None
         chance = f"{test.p:.3f}" if test and test.p is not None else ""
         beside = [
             estimate([*values.values()])
@@ -105,9 +105,9 @@ def communication(found: Experiment) -> Table:
         if target:
             mark = "" if target.by_all else " †"
             reached = f"{target.reached} of {target.rounds.count}"
-            until = [bits(8 * target.both.mean) + mark, f"{target.rounds.mean:.1f}", reached]
-        theirs = [bits(paper) if paper else "", _share(paper, paper_most)]
-        lines.append([cell.label, bits(one), _share(one, most), *until, *theirs])
+            until = [bits_text(8 * target.both.mean) + mark, f"{target.rounds.mean:.1f}", reached]
+        theirs = [bits_text(paper) if paper else "", _share(paper, paper_most)]
+        lines.append([cell.label, bits_text(one), _share(one, most), *until, *theirs])
     return _without_empty_columns(lines) if len(lines) > 1 else []
 
 
@@ -141,7 +141,9 @@ def gains(found: Experiment) -> Table:
     for values, cells in groups.items():
         base = cells[REFERENCE].values() if REFERENCE in cells else {}
         level = estimate([*base.values()])
-        pairs = [compare(cells[m].values(), base) if m in cells else None for m in methods]
+        pairs = [
+            paired_difference(cells[m].values(), base) if m in cells else None for m in methods
+        ]
         old = [" (old)" if m in cells and _is_old(cells[m]) else "" for m in methods]
         more = [
             plus_minus(p.difference, sign="+") + o if p else ""

@@ -11,8 +11,16 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from fedgist.report.curves import Lines, by_bytes, by_round
-from fedgist.report.drawing import STYLE, Picture, Table, color, dashes, matplotlib, new_figure
+from fedgist.report.curves import RunLines, by_bytes, by_round
+from fedgist.report.drawing import (
+    STYLE,
+    FigureTable,
+    Picture,
+    color,
+    dashes,
+    matplotlib,
+    new_figure,
+)
 from fedgist.report.plot_elements import End, name_ends
 from fedgist.report.run_files import RunFiles
 from fedgist.report.stats import estimate
@@ -40,7 +48,7 @@ def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -
     goal, near = found.paper.target_accuracy, found.options.get("near")
     run = rows[0][1][0]
     column = found.metric or run.main
-    whole = Lines(tuple(rows), column, measured(column, run.metrics), goal and goal / 100)
+    whole = RunLines(tuple(rows), column, measured(column, run.metrics), goal and goal / 100)
     yield from _pair(whole, found.name, "")
     if near is not None:
         last = {
@@ -53,7 +61,7 @@ def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -
             yield from _pair(lines, f"{found.name}-near", f", from {near:g} %")
 
 
-def _pair(lines: Lines, name: str, words: str) -> Iterator[Picture]:
+def _pair(lines: RunLines, name: str, words: str) -> Iterator[Picture]:
     drawn = by_round(lines), by_bytes(lines)
     for picture in filter(None, drawn):
         title = f"{picture.title}{words}"
@@ -64,7 +72,7 @@ def _over(found: Experiment) -> Picture:
     """Return the picture of accuracy over the setting that is varied."""
     values, lines = over(found)
     figure, axes = new_figure(height=HIGH)
-    table: Table = [["line", "value", "mean", "error"]]
+    table: FigureTable = [["line", "value", "mean", "error"]]
     ends, column = [], found.metric
     for number, (label, cells) in enumerate(lines.items()):
         means = {v: estimate([*cell.values(column).values()]) for v, cell in cells.items()}

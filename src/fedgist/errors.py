@@ -77,9 +77,9 @@ class OutputError(InputError):
 class DiskFullError(OutputError):
     """The disk is full; once there is space, ``command`` resumes the interrupted work."""
 
-    def __init__(self, what: str, command: str = "") -> None:
-        super().__init__(f"{what}; go on with: {command}" if command else what)
-        self.what, self.command = what, command
+    def __init__(self, reason: str, command: str = "") -> None:
+        super().__init__(f"{reason}; go on with: {command}" if command else reason)
+        self.reason, self.command = reason, command
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -123,23 +123,23 @@ def one_of(name: str, choices: Iterable[str], kind: str) -> str:
     InputError
         If it is not; the message names the most similar choice, and all choices.
     """
-    known = list(choices)
-    if name in known:
+    names = list(choices)
+    if name in names:
         return name
-    raise InputError(f"unknown {kind} {shown(name)}{did_you_mean(name, known)}")
+    raise InputError(f"unknown {kind} {shown(name)}{did_you_mean(name, names)}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar name, and all names."""
-    choices = list(known)
-    near = nearest(name, choices)
+    names = list(choices)
+    near = nearest(name, names)
     hint = f"did you mean {near!r}? " if near else ""
-    return f"; {hint}known: {', '.join(choices) or 'none'}"
+    return f"; {hint}known: {', '.join(names) or 'none'}"
 
 
-def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Return the known name most similar to ``name``, if its similarity is at least ``alike``."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1, alike)), None)
+def nearest(name: str, choices: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the choice most similar to ``name``, if its similarity is at least ``alike``."""
+    return next(iter(difflib.get_close_matches(name, list(choices), 1, alike)), None)
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:

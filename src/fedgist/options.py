@@ -22,7 +22,7 @@ from fedgist.errors import RecipeError, did_you_mean, shown
 
 Options = dict[str, Any]  # values by the options' names
 Section = TypeVar("Section", bound=BaseModel)
-LARGEST = 2**63 - 1  # the largest whole number in TOML, and in torch
+LARGEST_INT = 2**63 - 1  # the largest whole number in TOML, and in torch
 DEEPEST = 32  # maximal depth of nested tables
 _WORDS = {
     "int": "a whole number",
@@ -37,15 +37,15 @@ _WORDS = {
 }
 
 
-def plain(value: object, where: str = "", depth: int = 0) -> Any:
+def plain(value: object, path: str = "", depth: int = 0) -> Any:
     """Return a value in JSON types: tuples become lists, paths text, NumPy scalars numbers."""
     problem = ""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, numbers.Integral):
-        if abs(int(value)) <= LARGEST:
+        if abs(int(value)) <= LARGEST_INT:
             return int(value)
-        problem = f"must be at most {LARGEST}"
+        problem = f"must be at most {LARGEST_INT}"
     elif isinstance(value, numbers.Real):
         if math.isfinite(value):
             return float(value)
@@ -55,31 +55,31 @@ def plain(value: object, where: str = "", depth: int = 0) -> Any:
     elif depth == DEEPEST:
         problem = f"must not be nested more than {DEEPEST} deep"
     elif isinstance(value, Mapping):
-        inner = f"{where}." if where else ""
+        inner = f"{path}." if path else ""
         return {str(k): plain(v, f"{inner}{k}", depth + 1) for k, v in value.items()}
     elif isinstance(value, list | tuple):
-        return [plain(part, where, depth + 1) for part in value]
+        return [plain(part, path, depth + 1) for part in value]
     else:
         problem = f"is of type {type(value).__name__}, which a recipe cannot hold"
-    raise RecipeError(f"{where} = {shown(value)}: {problem}")
+    raise RecipeError(f"{path} = {shown(value)}: {problem}")
 
 
-def checked(kind: Any, value: object, where: str = "") -> Any:
+def checked(kind: Any, value: object, path: str = "") -> Any:
     """Return ``value`` converted to the type ``kind``, which may be a pydantic model."""
-    text = json.dumps(plain(value, where))
+    text = json.dumps(plain(value, path))
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        raise RecipeError(_first(error, json.loads(text), where, kind)) from error
+        raise RecipeError(_first(error, json.loads(text), path, kind)) from error
 
 
-def with_fields(section: Section, values: Mapping[str, object], where: str) -> Section:
+def with_fields(section: Section, values: Mapping[str, object], path: str) -> Section:
     """Return a pydantic model with other values of some fields, all of which are checked again."""
     fields = {name: getattr(section, name) for name in section.model_fields_set} | dict(values)
     try:
         return type(section).model_validate(fields)
     except ValidationError as error:
-        raise RecipeError(_first(error, fields, where, type(section))) from error
+        raise RecipeError(_first(error, fields, path, type(section))) from error
 
 
 def check_options(
@@ -97,18 +97,20 @@ def check_options(
     ``name`` is the function's name in recipes, ``table`` is the recipe's table with the options,
     and ``aside`` names parameters that are not options.
     """
-    known, open_ended = options_of(function, aside)
+    defaults, open_ended = options_of(function, aside)
     hints, out = _hints(function), {}
     for key, value in options.items():
-        if key not in known and not open_ended:
-            raise RecipeError(f"{table}.{key}: unknown key of {name}{did_you_mean(key, known)}")
-        kind, where = hints.get(key, Any), f"{table}.{key}"
+        if key not in defaults and not open_ended:
+            raise RecipeError(f"{table}.{key}: unknown key of {name}{did_you_mean(key, defaults)}")
+        kind, path = hints.get(key, Any), f"{table}.{key}"
         if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-            stated = check_options(kind, {**_fields(known[key]), **value}, f"{name}'s {key}", where)
+            stated = check_options(
+                kind, {**_fields(defaults[key]), **value}, f"{name}'s {key}", path
+            )
             out[key] = kind(**stated)
         else:
-            out[key] = checked(kind, value, where)
-    for key, default in known.items():
+            out[key] = checked(kind, value, path)
+    for key, default in defaults.items():
         if default is inspect.Parameter.empty and key not in options:
             raise RecipeError(f"{table}.{key} is missing: {name} needs it")
     return out
@@ -147,12 +149,12 @@ def _hints(function: Callable[..., object]) -> Options:
         return {}
 
 
-def _first(error: ValidationError, value: object, where: str, kind: object) -> str:
+def _first(error: ValidationError, value: object, table: str, kind: object) -> str:
     """Return the first problem in one line; the alternatives of a union are joined by "or"."""
     errors = error.errors()
     path, given = _locate(errors[0], value)
     same = [e for e in errors if _locate(e, value)[0] == path]
-    key = ".".join([*([where] if where else []), *path])
+    key = ".".join([*([table] if table else []), *path])
     first = errors[0]
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{did_you_mean(path[-1], _keys(kind, path[:-1]))}"

@@ -29,8 +29,8 @@ class Registry(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         """Import and return the entry ``name``; raise KeyError if there is none."""
-        found: T = load(self._places[name])
-        return found
+        entry: T = load_attribute(self._places[name])
+        return entry
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the order of registration."""
@@ -49,7 +49,7 @@ class Registry(Mapping[str, T]):
         return {name: _summary(place) for name, place in self._places.items()}
 
 
-def load(place: str) -> Any:
+def load_attribute(place: str) -> Any:
     """Import ``package.module:attribute`` and return the attribute.
 
     Raises
@@ -58,10 +58,10 @@ def load(place: str) -> Any:
         If there is no such module or attribute.
     """
     module, _, attribute = place.partition(":")
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _summary(place: str) -> str:

@@ -32,9 +32,9 @@ from fedgist.core.optimizer import Optimizer
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import (
     Privacy,
+    PrivacyUnit,
     PrivateSteps,
     Source,
-    Unit,
     Where,
     grid_of,
     sensitivity,
@@ -66,7 +66,7 @@ class Trials:
     present: bool
     system: bool = False
 
-    def privacy(self, unit: Unit, where: Where = "central", terms: int = 32) -> Privacy:
+    def privacy(self, unit: PrivacyUnit, where: Where = "central", terms: int = 32) -> Privacy:
         """Releases that are sums of up to so many terms."""
         grid = grid_of(CLIP * terms, 24) if self.system else 0.0
         return Privacy(unit, where, CLIP, self.noise * sensitivity(unit, CLIP), grid=grid)
@@ -182,7 +182,7 @@ def far_away(trials: Trials, method: Method, ctx: Context) -> Tree:
     """What a client sends whose weights moved far, as it may leave the client."""
     net = ctx.task.starts["mlp"]
     down = method.download(method.init_server(ctx), Order(0, "mlp"), ctx)
-    moved = net.having({name: value + 9.0 for name, value in net.params.items()})
+    moved = net.with_arrays({name: value + 9.0 for name, value in net.params.items()})
     message, _ = method.upload(moved, Nothing(), Count(torch.ones(())), down, ctx)
     one = cohort_of(replace(trials, count=1), method, ctx)
     stacked = protected_upload(one, map_leaves(lambda leaf: leaf.unsqueeze(0), message))

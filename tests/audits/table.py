@@ -19,8 +19,8 @@ from audits import seams
 from audits.seams import Trials
 from audits.whole_runs import fedlog_runs
 from fedgist.core import random
-from fedgist.core.privacy import Unit
-from fedgist.world.accounting import Schedule, multiplier
+from fedgist.core.privacy import PrivacyUnit
+from fedgist.world.accounting import ReleaseSchedule, multiplier
 
 EPSILON, DELTA = 1.0, 0.01
 DRAWS = 100_000  # with the canary, and as many without
@@ -34,10 +34,10 @@ class Audit:
     """Releases that are looked at, and the same ones as they are accounted for."""
 
     method: str
-    unit: Unit
+    unit: PrivacyUnit
     released: str
     seen: Callable[[Trials], Tensor]
-    schedule: Schedule
+    schedule: ReleaseSchedule
 
     def found(self, less: float = 1.0, draws: int = DRAWS, *, system: bool = False) -> float:
         """A lower bound of epsilon, where the noise is multiplied by ``less``."""
@@ -65,31 +65,35 @@ class Audit:
 
 
 AUDITS = [
-    Audit("FedLog", "record", "2 sums", seams.fedlog, Schedule((0, 1, 1))),
-    Audit("FedAvg", "client", "1 sum", seams.fedavg, Schedule((0, 1))),
+    Audit("FedLog", "record", "2 sums", seams.fedlog, ReleaseSchedule((0, 1, 1))),
+    Audit("FedAvg", "client", "1 sum", seams.fedavg, ReleaseSchedule((0, 1))),
     Audit(
         "FedAvg, Poisson sampling",
         "client",
         "2 sums, of clients drawn with chance 0.25",
         functools.partial(seams.fedavg, rate=0.25, rounds=2),
-        Schedule((0, 1, 1), chance=0.25),
+        ReleaseSchedule((0, 1, 1), chance=0.25),
     ),
     Audit(
-        "Representation sharing", "record", "3 sums of one client", seams.repshare, Schedule((0, 3))
+        "Representation sharing",
+        "record",
+        "3 sums of one client",
+        seams.repshare,
+        ReleaseSchedule((0, 3)),
     ),
     Audit(
         "DP-SGD",
         "record",
         "4 steps, of rows drawn with chance 0.25",
         functools.partial(seams.dp_sgd, rate=0.25),
-        Schedule((0, 0), (0, 4), rate=0.25),
+        ReleaseSchedule((0, 0), (0, 4), rate=0.25),
     ),
     Audit(
         "FedLog with DP-SGD",
         "record",
         "2 steps, of rows drawn with chance 0.5, and 1 sum",
         functools.partial(seams.dp_sgd, rate=0.5, releases=1),
-        Schedule((0, 1), (0, 2), rate=0.5),
+        ReleaseSchedule((0, 1), (0, 2), rate=0.5),
     ),
 ]
 

@@ -239,9 +239,9 @@ def test_predictions_are_the_models_own_and_an_export_gives_the_same_without_fed
     cli: Cli, tmp_path: Path
 ) -> None:
     cli("run", *SMALL, "--quiet", "--out", "a")
-    from fedgist.data.sources.loading import load  # noqa: PLC0415
+    from fedgist.data.sources.loading import load_data  # noqa: PLC0415
 
-    x = load("digits").x_test[:9]
+    x = load_data("digits").x_test[:9]
     np.savez(tmp_path / "x.npz", x=x.numpy())
     table = list(csv.DictReader(io.StringIO(cli("predict", "a", "x.npz", "--client", 3).stdout)))
     assert len(table) == 9

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
@@ -26,7 +26,7 @@ def net(seed: int, hidden: int = 3) -> Net:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 2))
 
-    return split(build, (2,), 2).start(seed)
+    return split_head(build, (2,), 2).start(seed)
 
 
 def reply(client: int, architecture: str, value: Weighted) -> Reply:
@@ -132,7 +132,7 @@ class Counts(nn.Module):
 
 
 def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> None:
-    start_net = split(Counts, (2,), 2).start(0)
+    start_net = split_head(Counts, (2,), 2).start(0)
     server = Averages({"one": Weights(start_net.state())})
     replies = tuple(
         reply(i, "one", weighted(start_net, Count(torch.tensor(r)))) for i, r in enumerate(ROWS)
@@ -142,14 +142,16 @@ def test_buffers_that_count_or_mask_keep_their_types_and_what_all_agree_on() -> 
         n: a.dtype for n, a in start_net.state().items()
     }
     assert (int(arrays["seen"]), arrays["uses"].tolist()) == (5, [True, False])
-    assert start_net.having(arrays)(torch.ones(1, 2)).shape == (1, 2)
+    assert start_net.with_arrays(arrays)(torch.ones(1, 2)).shape == (1, 2)
 
 
 def test_buffers_that_clients_disagree_on_are_rounded() -> None:
     # rejects truncation, and a mask that is true as soon as anybody's is
-    start_net = split(Counts, (2,), 2).start(0)
+    start_net = split_head(Counts, (2,), 2).start(0)
     client_nets = [
-        start_net.having({"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])})
+        start_net.with_arrays(
+            {"seen": torch.tensor(3 + (i > 0)), "uses": torch.tensor([i > 0, i == 0])}
+        )
         for i in range(4)
     ]
     replies = tuple(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.layers import Pass
-from fedgist.core.net import split, stacked
+from fedgist.core.net import split_head, stacked
 from fedgist.core.parts import Part
 
 
@@ -65,7 +65,7 @@ CASES: list[tuple[Callable[[], nn.Module], tuple[int, ...], str | None, str]] = 
 def test_body_and_head_together_are_the_module(
     build: Callable[[], nn.Module], shape: tuple[int, ...], asked: str | None, head: str
 ) -> None:
-    arch = split(build, shape, 4, head=asked)
+    arch = split_head(build, shape, 4, head=asked)
     net, whole = arch.start(7), seeded_module(build, 7).eval()
     x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     expected = whole(x.flatten(1) if isinstance(whole, nn.Linear) else x)
@@ -82,7 +82,7 @@ def test_body_and_head_together_are_the_module(
 
 
 def test_training_mode_is_the_modules_with_gradients() -> None:
-    net = split(
+    net = split_head(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
         (3,),
         2,
@@ -100,7 +100,7 @@ def test_training_mode_is_the_modules_with_gradients() -> None:
         zip(params, gradients, strict=True), map(whole.get_parameter, params), strict=True
     ):
         torch.testing.assert_close(grad, p.grad, rtol=1e-4, atol=1e-4, msg=name)
-    after = net.having(run.updates)
+    after = net.with_arrays(run.updates)
     torch.testing.assert_close(
         after.buffers["1.running_var"], dict(whole.named_buffers())["1.running_var"]
     )
@@ -115,7 +115,7 @@ def test_other_rows_within_a_step_have_a_mask_and_draws_of_their_own() -> None:
             nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Linear(4, 2)
         )
 
-    net, module = split(build, (3,), 2).start(1), seeded_module(build, 1)
+    net, module = split_head(build, (3,), 2).start(1), seeded_module(build, 1)
     assert isinstance(module, nn.Sequential)
     norm = module[:2]
     generator = torch.Generator().manual_seed(0)
@@ -135,7 +135,7 @@ def test_other_rows_within_a_step_have_a_mask_and_draws_of_their_own() -> None:
     norm(x)
     norm(other[:4])
     norm(x)
-    after = net.having(run.updates)
+    after = net.with_arrays(run.updates)
     torch.testing.assert_close(after.buffers["1.running_mean"], module.get_buffer("1.running_mean"))
     torch.testing.assert_close(after.buffers["1.running_var"], module.get_buffer("1.running_var"))
     assert net.for_rows(present) is net  # in evaluation mode
@@ -151,7 +151,7 @@ def test_a_user_module_is_told_whether_it_is_being_trained() -> None:
             out: Tensor = self.fc(x + 1.0 if self.training else x)
             return out
 
-    net = split(Asks, (2,), 2).start(0)
+    net = split_head(Asks, (2,), 2).start(0)
     x = torch.zeros(1, 2)
     live = type(net)(
         net.params, net.buffers, net.arch, Pass(torch.ones(1, dtype=torch.bool), random.key(0))
@@ -176,12 +176,12 @@ class Shared(nn.Module):
 
 
 def test_a_layer_that_stands_at_two_depths_learns_one_set_of_statistics() -> None:
-    net, whole = split(Shared, (3,), 2).start(0), seeded_module(Shared, 0)
+    net, whole = split_head(Shared, (3,), 2).start(0), seeded_module(Shared, 0)
     run = Pass(torch.ones(8, dtype=torch.bool), random.key(0))
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(type(net)(net.params, net.buffers, net.arch, run)(x), whole(x))
     assert set(run.updates) == set(net.buffers)
-    torch.testing.assert_close(net.having(run.updates)(x), whole.eval()(x))
+    torch.testing.assert_close(net.with_arrays(run.updates)(x), whole.eval()(x))
 
 
 class Reads(nn.Module):
@@ -207,12 +207,12 @@ class Reads(nn.Module):
 def test_a_user_module_may_read_the_sizes_of_its_layers() -> None:
     x = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(
-        split(Reads, (1, 4, 4), 2).start(0)(x), seeded_module(Reads, 0).eval()(x)
+        split_head(Reads, (1, 4, 4), 2).start(0)(x), seeded_module(Reads, 0).eval()(x)
     )
 
 
 def test_parts_divide_the_arrays() -> None:
-    net = split(small, (1, 6, 6), 4).start(0)
+    net = split_head(small, (1, 6, 6), 4).start(0)
     parts: dict[Part, set[str]] = {
         "head": {"fc2.weight", "fc2.bias"},
         "body": {"conv.weight", "conv.bias", "bn.weight", "bn.bias", "fc1.weight", "fc1.bias"},
@@ -232,26 +232,29 @@ def test_a_layer_whose_name_begins_like_the_heads_belongs_to_the_body() -> None:
     def build() -> nn.Module:
         return nn.Sequential(OrderedDict(fc2=nn.Linear(3, 5), fc=nn.Linear(5, 2)))
 
-    assert set(split(build, (3,), 2, head="fc").start(0).part("head")) == {"fc.weight", "fc.bias"}
+    assert set(split_head(build, (3,), 2, head="fc").start(0).part("head")) == {
+        "fc.weight",
+        "fc.bias",
+    }
 
 
 def test_replacing_arrays_makes_another_net_and_leaves_the_first_alone() -> None:
-    net = split(small, (1, 6, 6), 4).start(0)
+    net = split_head(small, (1, 6, 6), 4).start(0)
     weight, bias = torch.ones(4, 5), torch.arange(4.0)
-    other = net.with_head(weight, bias).having({"bn.running_mean": torch.ones(3)})
+    other = net.with_head(weight, bias).with_arrays({"bn.running_mean": torch.ones(3)})
     z = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(other.logits(z), z @ weight.T + bias)
     assert float(other.buffers["bn.running_mean"].sum()) == 3.0
     assert float(net.buffers["bn.running_mean"].sum()) == 0.0
     assert other.params["conv.weight"] is net.params["conv.weight"]
     with pytest.raises(ValueError, match=r"model has no array 'fc3\.weight'"):
-        net.having({"fc3.weight": weight})
+        net.with_arrays({"fc3.weight": weight})
 
 
 def test_a_start_is_a_function_of_its_seed_and_moves_no_global_generator() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    arch = split(small, (1, 6, 6), 4)
+    arch = split_head(small, (1, 6, 6), 4)
     first, again, other = arch.start(3), arch.start(3), arch.start(4)
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(first.params[n], again.params[n]) for n in first.params)
@@ -261,9 +264,9 @@ def test_a_start_is_a_function_of_its_seed_and_moves_no_global_generator() -> No
 
 
 def test_stacked_copies_run_under_vmap_like_the_one() -> None:
-    net = split(small, (1, 6, 6), 4).start(0)
+    net = split_head(small, (1, 6, 6), 4).start(0)
     x = torch.randn(3, 2, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    for arch in (net.arch.laid_out(each=True), net.arch.laid_out(each=False)):
+    for arch in (net.arch.with_layout(each=True), net.arch.with_layout(each=False)):
         laid = type(net)(net.params, net.buffers, arch)
         out = torch.func.vmap(lambda n, x: n(x))(stacked(laid, 3), x)
         torch.testing.assert_close(
@@ -336,4 +339,4 @@ def test_what_does_not_fit_is_said(
     build: Callable[[], nn.Module], shape: tuple[int, ...], head: str | None, text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
-        split(build, shape, 2, name="toy", head=head)
+        split_head(build, shape, 2, name="toy", head=head)

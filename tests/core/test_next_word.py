@@ -53,7 +53,7 @@ def test_the_loss_is_a_mean_over_texts_of_means_over_places(smoothing: float) ->
 def test_metrics_count_words_and_places_of_all_texts_alike() -> None:
     objective = NextWord(WORDS)
     parts = [batch(seed) for seed in (1, 2)]
-    marks = [objective.mark(logits, rows) for logits, rows in parts]
+    marks = [objective.predict_rows(logits, rows) for logits, rows in parts]
     stack = map_leaves(lambda *leaf: torch.stack(leaf), *marks)
     y, mask = (torch.stack([getattr(rows, name) for _, rows in parts]) for name in ("y", "mask"))
     found = objective.measure(stack, y, mask)
@@ -80,13 +80,13 @@ def test_absent_texts_weigh_nothing_whatever_they_hold() -> None:
     other[3], wild[3] = 1e3, END
     changed = Batch(rows.x, wild, rows.mask)
     assert torch.equal(objective.loss(logits, rows), objective.loss(other, changed))
-    assert objective.mark(logits, rows) == objective.mark(other, changed)
+    assert objective.predict_rows(logits, rows) == objective.predict_rows(other, changed)
 
 
 def test_a_text_without_a_known_word_has_no_accuracy() -> None:
     objective = NextWord(WORDS)
     y = torch.tensor([[UNKNOWN, END, NO_WORD]])
-    marks = objective.mark(torch.zeros(1, 3, WORDS), Batch(y, y, torch.tensor([True])))
+    marks = objective.predict_rows(torch.zeros(1, 3, WORDS), Batch(y, y, torch.tensor([True])))
     line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
     found = objective.measure(line, y.unsqueeze(0), torch.tensor([[True]]))
     assert math.isnan(float(found["accuracy"]))

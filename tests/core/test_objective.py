@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
-from fedgist.core.objective import Classes, ClassMarks
+from fedgist.core.objective import Classes, ClassPredictions
 from fedgist.errors import InputError
 
 CLASSES = 4
@@ -25,16 +25,16 @@ EVERY = Classes(CLASSES)
 
 def marked(
     seed: int, sizes: list[int], *, ties: bool
-) -> tuple[ClassMarks, torch.Tensor, torch.Tensor]:
-    """Return marks, labels and mask of padded clients; ``ties`` rounds logits, so that some tie."""
+) -> tuple[ClassPredictions, torch.Tensor, torch.Tensor]:
+    """Return predictions, labels and masks of padded clients; ``ties`` rounds the logits."""
     key, longest = random.key(seed), max([1, *sizes])
     shape = (len(sizes), longest)
     logits = random.normal(random.fold(key, 0), (*shape, CLASSES))
     logits = logits.round() if ties else logits
     y = random.integers(random.fold(key, 1), shape, CLASSES)
     mask = torch.arange(longest) < torch.tensor(sizes).unsqueeze(1)
-    marks = torch.func.vmap(EVERY.mark)(logits, Batch(logits, y, mask))
-    return marks, y, mask
+    predictions = torch.func.vmap(EVERY.predict_rows)(logits, Batch(logits, y, mask))
+    return predictions, y, mask
 
 
 def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
@@ -66,28 +66,33 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
 )
 def test_every_metric_is_scikit_learns(*, seed: int, sizes: list[int], ties: bool) -> None:
     # rejects an area that is pooled over clients, and one that counts ties as wins
-    marks, y, mask = marked(seed, sizes, ties=ties)
-    values = EVERY.measure(marks, y, mask)
+    predictions, y, mask = marked(seed, sizes, ties=ties)
+    values = EVERY.measure(predictions, y, mask)
     assert set(values) == {*CLASS_METRICS, LOSS.name}
     total = np.zeros((CLASSES, CLASSES), dtype=int)
     for k, size in enumerate(sizes):
-        truth, label = y[k, :size].numpy(), marks.label[k, :size].numpy()
-        oracle = expected(truth, label, marks.scores[k, :size].double().numpy())
+        truth, label = y[k, :size].numpy(), predictions.label[k, :size].numpy()
+        oracle = expected(truth, label, predictions.scores[k, :size].double().numpy())
         for name, value in values.items():
             assert float(value[k]) == pytest.approx(oracle[name], abs=2e-6, nan_ok=True), name
         if size:
             labels = range(CLASSES)
             total += sklearn.metrics.confusion_matrix(truth, label, labels=labels)
-    assert EVERY.confusion(marks, y, mask).tolist() == total.tolist()
+    assert EVERY.confusion(predictions, y, mask).tolist() == total.tolist()
 
 
 def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None:
     few = OBJECTIVES["classes"](CLASSES, ("macro_f1",))
     logits, y = random.normal(random.key(0), (5, CLASSES)), torch.zeros(5, dtype=torch.int64)
-    marks = few.mark(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
-    assert marks.scores.shape == (5, 0)
+    predictions = few.predict_rows(logits, Batch(logits, y, torch.ones(5, dtype=torch.bool)))
+    assert predictions.scores.shape == (5, 0)
     values = few.measure(
-        ClassMarks(*(leaf.unsqueeze(0) for leaf in (marks.loss, marks.label, marks.scores))),
+        ClassPredictions(
+            *(
+                leaf.unsqueeze(0)
+                for leaf in (predictions.loss, predictions.label, predictions.scores)
+            )
+        ),
         y.unsqueeze(0),
         torch.ones(1, 5, dtype=torch.bool),
     )

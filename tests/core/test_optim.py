@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core.optim import OptimizerState, clipped, init, step
+from fedgist.core.optim import OptimizerState, clipped_gradients, init, step
 from fedgist.core.optimizer import Optimizer, OptimizerName
 from fedgist.core.tree import leaves, take
 
@@ -119,7 +119,7 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm_as_torch_does(most: fl
     grads = numbers(1)
     grads["weight"][1] *= 100
     kept = {name: g.clone() for name, g in grads.items()}
-    ours = clipped(grads, most)
+    ours = clipped_gradients(grads, most)
     for client in range(CLIENTS):
         alone = [torch.zeros(shape, requires_grad=True) for shape in SHAPES.values()]
         for tensor, g in zip(alone, grads.values(), strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, split_head
 from fedgist.core.parts import check_part, is_part
 from fedgist.engines.outline import Outline
 from fedgist.errors import MethodError
@@ -84,7 +84,7 @@ def test_the_last_layers_and_the_rest_divide_the_arrays(
     build: Callable[[], nn.Module], head: str, shape: tuple[int, ...], layers: list[set[str]]
 ) -> None:
     # rejects normalizations that count as layers, or go with the layer behind them
-    net = split(build, shape, 4, head=head).start(0)
+    net = split_head(build, shape, 4, head=head).start(0)
     assert [set(layer) for layer in net.arch.layers.names] == layers
     for k in range(1, len(layers) + 1):
         last = set().union(*layers[-k:])
@@ -107,7 +107,7 @@ def test_the_last_layers_and_the_rest_divide_the_arrays(
 def test_the_last_two_layers_of_the_papers_nets(
     model: str, shape: Sequence[int], last_two: set[str]
 ) -> None:
-    net = split(lambda: MODELS[model](shape, 10), shape, 10).start(0)
+    net = split_head(lambda: MODELS[model](shape, 10), shape, 10).start(0)
     names = net.arch.layers.names[-2:]
     assert {name.rpartition(".")[0] for layer in names for name in layer} == last_two
 
@@ -121,7 +121,7 @@ def test_names_by_place_do_not_depend_on_the_architecture() -> None:
             f=nn.Linear(2, 2), x=nn.Linear(2, 5), y=nn.BatchNorm1d(5), z=nn.Linear(5, 3)
         )
 
-    nets: list[Net] = [split(build, (2,), 3).start(0) for build in (flat, deep)]
+    nets: list[Net] = [split_head(build, (2,), 3).start(0) for build in (flat, deep)]
     first, second = (net.arch.layers.last(2) for net in nets)
     assert first.keys() == second.keys()
     assert first["1.weight"] == "c.weight"
@@ -131,7 +131,7 @@ def test_names_by_place_do_not_depend_on_the_architecture() -> None:
 
 
 def test_a_part_that_counts_more_layers_than_there_are_is_refused() -> None:
-    net = split(lambda: MODELS["logistic"]((3,), 2), (3,), 2).start(0)
+    net = split_head(lambda: MODELS["logistic"]((3,), 2), (3,), 2).start(0)
     with pytest.raises(MethodError, match=r"^'last:2' counts 2 layers, but the net has 1$"):
         net.part("last:2")
     with pytest.raises(MethodError, match=r"^'last:2' counts 2 layers, but the net has 1$"):

@@ -19,7 +19,7 @@ from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import (
     Privacy,
     bounded,
-    clipped,
+    clipped_message,
     count_range,
     noised,
     sensitivity,
@@ -156,9 +156,9 @@ def test_one_client_moves_a_total_by_the_clip_at_most() -> None:
 
 def test_clipping_keeps_what_is_small_and_shows_what_is_not_finite() -> None:
     small, whole = Count(torch.tensor(0.5)), Privacy("client", "central", 1.0, 0.0)
-    assert clipped(small, whole) == small
-    assert clipped(Count(torch.tensor(-8.0)), whole).rows == pytest.approx(-1.0, abs=1e-5)
-    assert not torch.isfinite(clipped(Count(torch.tensor(torch.inf)), whole).rows)
+    assert clipped_message(small, whole) == small
+    assert clipped_message(Count(torch.tensor(-8.0)), whole).rows == pytest.approx(-1.0, abs=1e-5)
+    assert not torch.isfinite(clipped_message(Count(torch.tensor(torch.inf)), whole).rows)
     privacy = Privacy("record", "central", 1.0, 0.0)
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [torch.nan, 0.0]])
     out = bounded(z, privacy)
@@ -171,7 +171,9 @@ def test_clipping_keeps_what_is_small_and_shows_what_is_not_finite() -> None:
 def test_a_message_is_clipped_by_the_norm_of_all_its_arrays(grid: float) -> None:
     # rejects a clip of each array by itself, and one by the largest of their norms
     privacy = Privacy("client", "central", 1.0, 0.0, grid=grid)
-    sent = clipped(Weights({"a": torch.tensor([3.0]), "b": torch.tensor([-4.0])}), privacy).arrays
+    sent = clipped_message(
+        Weights({"a": torch.tensor([3.0]), "b": torch.tensor([-4.0])}), privacy
+    ).arrays
     assert torch.allclose(torch.cat([sent["a"], sent["b"]]), torch.tensor([0.6, -0.8]), atol=1e-5)
 
 

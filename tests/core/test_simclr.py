@@ -14,7 +14,7 @@ import fedgist
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.layers import Pass, current
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, split_head
 from fedgist.core.simclr import SimCLR
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import examples
@@ -97,7 +97,7 @@ def small_net(*, projects: bool = True) -> Net:
         body = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
         return nn.Sequential(*body, nn.Flatten(), nn.Linear(4, 6))
 
-    return split(build, (3, SIDE, SIDE), 6, projects=projects).start(0)
+    return split_head(build, (3, SIDE, SIDE), 6, projects=projects).start(0)
 
 
 def test_batch_norm_can_take_each_view_by_itself() -> None:
@@ -114,7 +114,7 @@ def test_batch_norm_can_take_each_view_by_itself() -> None:
     name = "1.running_mean"  # of one view, and then of the other
     first = halves[0].updates[name]
     after = Pass(mask[:3], key)
-    replace(net.having({name: first}), run=after).features(x[3:])
+    replace(net.with_arrays({name: first}), run=after).features(x[3:])
     assert torch.allclose(each.updates[name], after.updates[name])
 
 
@@ -125,7 +125,7 @@ def test_batch_norm_of_a_whole_batch_is_torchs_own() -> None:
     weights = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     found = []
     for run in runs:
-        out = replace(net.having(weights), run=run)(x)
+        out = replace(net.with_arrays(weights), run=run)(x)
         body = [weights[name] for name in net.body]
         gradients = torch.autograd.grad(out.square().sum(), body)
         found.append((out, *gradients, *(run.updates[name] for name in sorted(run.updates))))
@@ -156,7 +156,7 @@ def test_dropout_of_a_projecting_net_comes_before_the_hidden_layer() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4))
 
-    net = split(build, (6,), 4, projects=True).start(0)
+    net = split_head(build, (6,), 4, projects=True).start(0)
     run = Pass(torch.ones(3, dtype=torch.bool), random.key(2))
     z = torch.ones(3, 5)
     found = replace(net, run=run).logits(z)

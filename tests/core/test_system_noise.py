@@ -12,7 +12,7 @@ import torch
 from scipy import special, stats
 
 from fedgist.core import random, system_noise
-from fedgist.core.privacy import Privacy, bounded, clipped, grid_of, noised
+from fedgist.core.privacy import Privacy, bounded, clipped_message, grid_of, noised
 from fedgist.core.replies import Count
 from fedgist.core.tree import named
 from fedgist.errors import MethodError
@@ -158,13 +158,13 @@ def test_clipped_messages_lie_on_the_grid_below_their_bound() -> None:
     generator, sums = torch.Generator().manual_seed(0), torch.zeros(500)
     whole = [0] * 500
     for size in torch.linspace(0.001, 1.0, clients):
-        sent = clipped(Count(size * torch.randn(500, generator=generator)), privacy).rows
+        sent = clipped_message(Count(size * torch.randn(500, generator=generator)), privacy).rows
         units = exact(sent, grid)
         assert sum(v**2 for v in units) <= (clip / grid) ** 2
         sums, whole = sums + sent, [a + b for a, b in zip(whole, units, strict=True)]
     assert exact(sums, grid) == whole
     # rounding up would carry some of the large ones above the bound
-    assert float(clipped(Count(torch.ones(4)), privacy).rows.norm()) == pytest.approx(
+    assert float(clipped_message(Count(torch.ones(4)), privacy).rows.norm()) == pytest.approx(
         clip, rel=1e-4
     )
 

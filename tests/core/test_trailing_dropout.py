@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedgist.core import random
 from fedgist.core.layers import Pass, current, replace_layers
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, split_head
 
 SHAPE, CLASSES = (1, 6, 6), 4
 
@@ -132,7 +132,7 @@ ELSEWHERE = {
 
 
 def trained(build: Callable[[], nn.Module], seed: int = 0) -> Net:
-    net = split(build, SHAPE, CLASSES).start(1)
+    net = split_head(build, SHAPE, CLASSES).start(1)
     return replace(net, run=Pass(torch.ones(6, dtype=torch.bool), random.key(seed)))
 
 
@@ -148,7 +148,7 @@ def whole(build: Callable[[], nn.Module]) -> nn.Module:
 
 @pytest.mark.parametrize("name", MOVED)
 def test_dropout_before_the_head_acts_on_logits_and_never_on_features(name: str) -> None:
-    arch = split(MOVED[name], SHAPE, CLASSES)
+    arch = split_head(MOVED[name], SHAPE, CLASSES)
     assert arch.dropout is not None
     assert arch.dropout.p == 0.5
     assert arch.drops_features == ("inside" in name)
@@ -175,27 +175,29 @@ def test_logits_are_those_of_the_whole_module_in_the_same_pass_bit_for_bit(name:
 
 @pytest.mark.parametrize("name", STAYS)
 def test_dropout_that_cannot_be_moved_stays_in_the_body_and_is_said(name: str) -> None:
-    arch = split(STAYS[name], SHAPE, CLASSES)
+    arch = split_head(STAYS[name], SHAPE, CLASSES)
     assert arch.dropout is None
     assert arch.drops_features
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_other_layers_are_left_alone(name: str) -> None:
-    arch = split(ELSEWHERE[name], SHAPE, CLASSES)
+    arch = split_head(ELSEWHERE[name], SHAPE, CLASSES)
     assert arch.dropout is None
     assert not arch.drops_features
 
 
 def test_names_and_parts_do_not_depend_on_dropout() -> None:
     build = plain(nn.ReLU(), nn.Dropout(0.5))
-    with_it, without = (split(b, SHAPE, CLASSES) for b in (build, plain(nn.ReLU(), nn.Identity())))
+    with_it, without = (
+        split_head(b, SHAPE, CLASSES) for b in (build, plain(nn.ReLU(), nn.Identity()))
+    )
     assert with_it.layers == without.layers
     assert with_it.start(0).params.keys() == without.start(0).params.keys()
 
 
 def test_texts_have_their_dropout_at_each_place() -> None:
     build = lambda: nn.Sequential(nn.Embedding(9, 5), nn.Dropout(0.5), nn.Linear(5, 9))  # noqa: E731
-    arch = split(build, (4,), 9, text=True)
+    arch = split_head(build, (4,), 9, text=True)
     assert arch.dropout is not None
     assert arch.start(0).features(torch.zeros(2, 4, dtype=torch.long)).shape == (2, 4, 5)

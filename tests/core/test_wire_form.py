@@ -19,12 +19,12 @@ from fedgist.core.message import (
     payload_bytes,
     payloads,
     refuse,
-    unaddable,
     unpack,
+    why_not_summable,
 )
 from fedgist.core.tree import map_leaves, stack
 from fedgist.core.wire_form import FLAGS, NONZERO, SIGNS, rows_where
-from fedgist.engines.message_form import settle
+from fedgist.engines.message_form import screen_uploads
 from fedgist.errors import MessageError
 
 few = settings(max_examples=60)
@@ -109,12 +109,14 @@ def test_the_gate_refuses_what_cannot_travel_and_says_who() -> None:
     half = Votes({"layer|0": torch.full((5,), 0.5)}, torch.ones(()))
     why = "signs/layer|0 holds something else than -1 and 1"
     assert refuse(half, Form.of(good)) == why
-    passed, reasons = settle(stack([good, half, good]), Form.of(good), 3)
+    passed, reasons = screen_uploads(stack([good, half, good]), Form.of(good), 3)
     assert reasons == {1: why}
     assert torch.equal(passed.signs["layer|0"], 2 * good.signs["layer|0"])
     bad = Means(torch.ones(2, 3), torch.tensor([1.0, 0.0]), torch.ones(2))
     assert refuse(bad, Form.of(bad)) == "total is not zero where count is"
-    assert settle(stack([means([1, 2]), bad]), Form.of(bad), 2)[1] == {1: refuse(bad, Form.of(bad))}
+    assert screen_uploads(stack([means([1, 2]), bad]), Form.of(bad), 2)[1] == {
+        1: refuse(bad, Form.of(bad))
+    }
     short = Means(torch.ones(3, 3), torch.ones(2), torch.ones(2))
     assert refuse(short, Form.of(short)) == "total must begin with the shape of count"
     flags = Means(torch.ones(2, 3), torch.ones(2), torch.tensor([0.0, -1.0]))
@@ -123,7 +125,7 @@ def test_the_gate_refuses_what_cannot_travel_and_says_who() -> None:
 
 def test_sums_of_signs_are_numbers() -> None:
     several = [votes([(70,)], seed) for seed in range(5)]
-    total, _ = settle(stack(several), Form.of(several[0]), 5)
+    total, _ = screen_uploads(stack(several), Form.of(several[0]), 5)
     expected = torch.stack([value.signs["layer|0"] for value in several]).sum(0)
     assert torch.equal(total.signs["layer|0"], expected)
     assert int(expected.abs().max()) > 1
@@ -133,10 +135,10 @@ def test_sums_of_signs_are_numbers() -> None:
 def test_integers_and_halves_are_not_summed(dtype: torch.dtype) -> None:
     wrong = Votes({"a": torch.ones(2)}, torch.ones((), dtype=dtype))
     name = str(dtype).removeprefix("torch.")
-    assert unaddable(Form.of(wrong)) == (
+    assert why_not_summable(Form.of(wrong)) == (
         f"weight of Votes is {name}, and is to be summed: sums are of float32 or float64"
     )
-    assert unaddable(Form.of(votes([(2,)], 0))) is None
+    assert why_not_summable(Form.of(votes([(2,)], 0))) is None
 
 
 def test_rows_of_a_field_that_does_not_exist_are_no_message() -> None:

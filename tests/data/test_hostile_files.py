@@ -28,7 +28,7 @@ from fedgist.data.sources.array_file import read_arrays
 from fedgist.data.sources.cifar_pickle import read_pickle
 from fedgist.data.sources.file_sizes import readable, usable_memory
 from fedgist.data.sources.idx_file import read_idx
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import load_table
 from fedgist.data.sources.unlabelled import read_examples
@@ -79,7 +79,8 @@ def test_a_header_of_an_array_promises_what_is_there(
     content = npy(claims(shape.replace("10**9", "1000000000")), X.tobytes(), version)
     file = archive(tmp_path / "x.npz", x=content, y=saved(Y))
     refused(
-        lambda: load("npz", path=file), r"x\.npz: the array 'x' cannot be read: its header says"
+        lambda: load_data("npz", path=file),
+        r"x\.npz: the array 'x' cannot be read: its header says",
     )
     (tmp_path / "x.npy").write_bytes(content)
     refused(lambda: read_examples(tmp_path / "x.npy", COLUMNS), r"x\.npy cannot be read: its head")
@@ -102,7 +103,7 @@ def test_a_header_of_an_array_promises_what_is_there(
 )
 def test_headers_of_arrays_that_are_no_headers(tmp_path: Path, header: str) -> None:
     file = archive(tmp_path / "x.npz", x=npy(header, bytes(48)), y=saved(Y))
-    refused(lambda: load("npz", path=file), r"x\.npz")
+    refused(lambda: load_data("npz", path=file), r"x\.npz")
 
 
 def test_an_archive_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_an_archive_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
                 member.write(bytes(1 << 20))
     assert bomb.stat().st_size < 200_000
     refused(
-        lambda: load("npz", path=bomb),
+        lambda: load_data("npz", path=bomb),
         r"the array 'x' is .* kB that unpack to 101 MB, more than 100 times as much; if that is "
         r"meant, save it by numpy\.savez, unpacked",
     )
@@ -124,12 +125,14 @@ def test_an_archive_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
 def test_members_packed_otherwise_are_not_unpacked(tmp_path: Path) -> None:
     for how in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         file = archive(tmp_path / "x.npz", how, x=saved(X), y=saved(Y))
-        refused(partial(load, "npz", path=file), "'x' cannot be read: it is packed by a method")
+        refused(
+            partial(load_data, "npz", path=file), "'x' cannot be read: it is packed by a method"
+        )
     content = bytearray(archive(tmp_path / "x.npz", x=saved(X), y=saved(Y)).read_bytes())
     for sign, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         content[content.index(sign) + at] |= 1  # says that it has a password
     file.write_bytes(content)
-    refused(lambda: load("npz", path=file), "'x' cannot be read: .*password")
+    refused(lambda: load_data("npz", path=file), "'x' cannot be read: .*password")
 
 
 @pytest.fixture
@@ -141,11 +144,11 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arrays_larger_than_memory_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((3000, 3), np.float32), y=np.zeros(3000, int))
     refused(
-        lambda: load("npz", path=tmp_path / "x.npz"),
+        lambda: load_data("npz", path=tmp_path / "x.npz"),
         r"x\.npz with the arrays x, y would take 60\.3 kB; half of this machine's memory is 20 kB",
     )
     np.savez(tmp_path / "x.npz", x=np.ones((3000, 3), bool), y=np.zeros(10, int))
-    refused(lambda: load("npz", path=tmp_path / "x.npz"), r"x\.npz: x would take 36 kB")
+    refused(lambda: load_data("npz", path=tmp_path / "x.npz"), r"x\.npz: x would take 36 kB")
     np.save(tmp_path / "x.npy", np.ones((9000, 3)))
     refused(lambda: read_examples(tmp_path / "x.npy", COLUMNS), r"x\.npy would take 216 kB")
 
@@ -157,7 +160,7 @@ def test_tables_larger_than_memory_are_not_read(tmp_path: Path) -> None:
     refused(lambda: load_table(file), r"x\.csv would take 20 kB")
     file.write_text("a,y\n" + "".join(f"c{i},{i % 2}\n" for i in range(100)))
     refused(
-        lambda: load("table", path=file, label="y", test_fraction=0),
+        lambda: load_data("table", path=file, label="y", test_fraction=0),
         r"x\.csv with 100 rows of 100 numbers and categories would take 40 kB; .*ignore",
     )
     file = tmp_path / "x.parquet"
@@ -184,7 +187,9 @@ def test_a_parquet_file_of_equal_rows_is_not_unpacked(tmp_path: Path) -> None:
 def test_too_many_columns_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.csv"
     file.write_text(",".join(f"c{i}" for i in range(50)) + "\n" + "1," * 49 + "1\n")
-    refused(lambda: load("table", path=file, label="y"), r"it has c0, .*c19, \.\.\. \(30 more\)$")
+    refused(
+        lambda: load_data("table", path=file, label="y"), r"it has c0, .*c19, \.\.\. \(30 more\)$"
+    )
     monkeypatch.setattr(table_file, "_MOST_COLUMNS", 40)
     refused(lambda: load_table(file), r"x\.csv has 50 columns, more than 40; use an \.npz file")
     pd.read_csv(file).to_parquet(tmp_path / "x.parquet")
@@ -236,13 +241,13 @@ def test_the_first_image_sets_no_enormous_size(tmp_path: Path) -> None:
     for i in range(2, 5):
         picture(tmp_path / "a" / f"{i}.png", (5, 6))
     refused(
-        lambda: load("folder", path=tmp_path, test_fraction=0),
+        lambda: load_data("folder", path=tmp_path, test_fraction=0),
         rf"{first} has 2049x2048 pixels, and the first image sets the size of all 4; .* image_size",
     )
-    data = load("folder", path=tmp_path, image_size=4, test_fraction=0)
+    data = load_data("folder", path=tmp_path, image_size=4, test_fraction=0)
     assert data.x.shape == (4, 1, 4, 4)
     refused(
-        lambda: load("folder", path=tmp_path, image_size=10**6),
+        lambda: load_data("folder", path=tmp_path, image_size=10**6),
         r"4 images of 1000000x1000000 pixels would take 12 TB; .*image_size makes them smaller",
     )
 
@@ -252,15 +257,16 @@ def test_images_that_are_too_much_together(tmp_path: Path) -> None:
     for i in range(9):
         picture(tmp_path / "a" / f"{i}.png", (30, 30))
     refused(
-        lambda: load("folder", path=tmp_path), "9 images of 30x30 pixels would take 24.3 kB; .*size"
+        lambda: load_data("folder", path=tmp_path),
+        "9 images of 30x30 pixels would take 24.3 kB; .*size",
     )
-    assert load("folder", path=tmp_path, image_size=9, test_fraction=0).x.shape == (9, 1, 9, 9)
+    assert load_data("folder", path=tmp_path, image_size=9, test_fraction=0).x.shape == (9, 1, 9, 9)
 
 
 def test_an_image_of_another_format_starts_no_program(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "a" / "1.png", "EPS")  # pillow would start Ghostscript
-    refused(lambda: load("folder", path=tmp_path), r"1\.png cannot be read as an image")
+    refused(lambda: load_data("folder", path=tmp_path), r"1\.png cannot be read as an image")
 
 
 def not_files(path: Path) -> list[Path]:
@@ -283,11 +289,11 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, tmp_path_factory: Any) ->
         refused(partial(existing, path), is_what)
         for name in ("npz", "table"):
             options: dict[str, Any] = {"path": path} | ({"label": "y"} if name == "table" else {})
-            refused(partial(load, name, **options), is_what)
+            refused(partial(load_data, name, **options), is_what)
         image = short / "images" / "a" / "1.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         image.symlink_to(path)
-        refused(lambda: load("folder", path=short / "images"), f"1.png {is_what}")
+        refused(lambda: load_data("folder", path=short / "images"), f"1.png {is_what}")
         if not path.is_dir():
             refused(partial(read_examples, path, COLUMNS), is_what)
         image.unlink()
@@ -296,7 +302,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, tmp_path_factory: Any) ->
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x.npz", "x" * 300])
 def test_paths_that_cannot_be(path: str) -> None:
     for name in ("npz", "folder"):
-        refused(partial(load, name, path=path), "does not exist|home|not a folder|too long")
+        refused(partial(load_data, name, path=path), "does not exist|home|not a folder|too long")
 
 
 def batch(path: Path, **changed: Any) -> Path:
@@ -325,9 +331,11 @@ def doubled(times: int) -> list[Any]:
 def test_labels_of_pickles_are_not_written_out(tmp_path: Path) -> None:
     for label, kind in ((doubled(60), "list"), (10**5000, "int"), (None, "NoneType")):
         cifar(tmp_path, [0, label])
-        refused(lambda: load("cifar10", root=tmp_path), f"the label of type {kind} is outside 0..9")
+        refused(
+            lambda: load_data("cifar10", root=tmp_path), f"the label of type {kind} is outside 0..9"
+        )
     cifar(tmp_path, [0, "x" * 300])
-    refused(lambda: load("cifar10", root=tmp_path), "the label 'xxx")
+    refused(lambda: load_data("cifar10", root=tmp_path), "the label 'xxx")
 
 
 @pytest.mark.slow
@@ -390,7 +398,7 @@ any_bytes = settings(max_examples=150, suppress_health_check=[HealthCheck.functi
 def test_any_header_is_read_or_refused(tmp_path: Path, header: str, content: bytes) -> None:
     file = archive(tmp_path / "x.npz", zipfile.ZIP_STORED, x=npy(header, content), y=saved(Y))
     try:
-        assert load("npz", path=file).x.numel() * 8 <= len(content) * 8
+        assert load_data("npz", path=file).x.numel() * 8 <= len(content) * 8
     except DataError as error:
         assert "\n" not in str(error)  # noqa: PT017
 
@@ -404,6 +412,6 @@ def test_texts_of_any_bytes_are_labels_or_refused(tmp_path: Path, data: st.DataO
     content = npy(claims("(6,)", "<U3"), bytes(raw))
     file = archive(tmp_path / "x.npz", zipfile.ZIP_STORED, x=saved(X), y=content)
     try:
-        load("npz", path=file, test_fraction=0)
+        load_data("npz", path=file, test_fraction=0)
     except DataError as error:
         assert "x.npz" in str(error)  # noqa: PT017

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedgist import Dataset
 from fedgist.data.sources.in_memory import in_memory, labelled_like
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 X = np.arange(12.0).reshape(6, 2)
@@ -65,7 +65,7 @@ def test_inputs_are_normalized_as_those_of_a_file_are(tmp_path: Path) -> None:
     # seen: the record said that they were, and arrays from Python were not
     for x in (X, (X * 9).astype(np.uint8).reshape(6, 1, 2, 1)):
         np.savez(tmp_path / "same.npz", x=x, y=Y, x_test=x, y_test=Y)
-        data, stored = in_memory((x, Y, x, Y)), load("npz", path=str(tmp_path / "same.npz"))
+        data, stored = in_memory((x, Y, x, Y)), load_data("npz", path=str(tmp_path / "same.npz"))
         assert torch.equal(data.x, stored.x)
         assert (data.scale, data.mean, data.std) == (stored.scale, stored.mean, stored.std)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.sources.labelled_rows import as_mask
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import InputError
 
@@ -35,7 +35,7 @@ def refused(read: Callable[[], object], message: str) -> None:
 
 def npz(path: Path, arrays: dict[str, Any], **options: Any) -> Dataset:
     np.savez(path / "x.npz", **arrays)
-    return load("npz", path=path / "x.npz", **options)
+    return load_data("npz", path=path / "x.npz", **options)
 
 
 def write(path: Path, text: str, name: str = "table.csv") -> Path:
@@ -87,15 +87,15 @@ ROWS = "age,town,set,y\n1,Ulm,0,a\n2,Bonn,1,a\n3,Ulm,false,b\n4,Bonn,True,b\n"
 
 
 def test_a_column_says_which_rows_test(tmp_path: Path) -> None:
-    data = load("table", path=write(tmp_path, ROWS), label="y", test="set")
+    data = load_data("table", path=write(tmp_path, ROWS), label="y", test="set")
     assert (data.x[:, 0].tolist(), data.x_test[:, 0].tolist()) == ([1, 3], [2, 4])
     assert [column.name for column in data.columns] == ["age", "town"]
     file = write(tmp_path, ROWS.replace("false", "maybe"))
     refused(
-        lambda: load("table", path=file, label="y", test="set"),
+        lambda: load_data("table", path=file, label="y", test="set"),
         r"table.csv: the test column 'set' must be 0 or 1, .*; row 2 .* holds 'maybe'",
     )
-    refused(lambda: load("table", path=file, label="y", test="sett"), "sett does not exist")
+    refused(lambda: load_data("table", path=file, label="y", test="sett"), "sett does not exist")
 
 
 COLUMNS: dict[str, Any] = {"town": ["Ulm", "Bonn", "Rom"], "age": "number"}
@@ -103,7 +103,7 @@ COLUMNS: dict[str, Any] = {"town": ["Ulm", "Bonn", "Rom"], "age": "number"}
 
 def test_stated_columns(tmp_path: Path) -> None:
     file = write(tmp_path, ROWS)
-    data = load("table", path=file, label="y", test="set", columns=COLUMNS)
+    data = load_data("table", path=file, label="y", test="set", columns=COLUMNS)
     assert data.x.tolist() == [[1, 0, 0, 1], [1, 0, 0, 3]]  # Ulm, Bonn, Rom, age
     assert data.x_test.tolist() == [[0, 1, 0, 2], [0, 1, 0, 4]]
     assert data.mean == pytest.approx((0, 0, 0, 2))
@@ -136,7 +136,7 @@ def test_columns_that_are_stated_wrongly(
     tmp_path: Path, columns: dict[str, Any], more: dict[str, Any], message: str
 ) -> None:
     options = {"path": write(tmp_path, ROWS), "label": "y", "test_fraction": 0.0, **more}
-    refused(lambda: load("table", columns=columns, **options), message)
+    refused(lambda: load_data("table", columns=columns, **options), message)
 
 
 def test_two_sites_encode_and_number_alike(tmp_path: Path) -> None:
@@ -148,24 +148,29 @@ def test_two_sites_encode_and_number_alike(tmp_path: Path) -> None:
         "columns": {"town": ["Bonn", "Ulm"]},
     }
     sites = [
-        load("table", path=file, label="y", test_fraction=0, **stated) for file in (first, second)
+        load_data("table", path=file, label="y", test_fraction=0, **stated)
+        for file in (first, second)
     ]
     assert [site.y.tolist() for site in sites] == [[1, 1], [0, 1]]
     assert [site.x.tolist() for site in sites] == [[[0, 1], [0, 1]], [[1, 0], [0, 1]]]
     assert {site.num_classes for site in sites} == {2}
-    alone = load("table", path=first, label="y", test_fraction=0)  # what happens without
+    alone = load_data("table", path=first, label="y", test_fraction=0)  # what happens without
     assert (alone.y.tolist(), alone.x.tolist()) == ([0, 0], [[1], [1]])
     test = write(tmp_path, "town,y\nUlm,benign\n", "test.csv")
-    refused(lambda: load("table", path=first, label="y", test=test), "the test label 'benign' is")
-    assert load("table", path=first, label="y", test=test, **stated).y_test.tolist() == [0]
+    refused(
+        lambda: load_data("table", path=first, label="y", test=test), "the test label 'benign' is"
+    )
+    assert load_data("table", path=first, label="y", test=test, **stated).y_test.tolist() == [0]
 
 
 def test_every_source_takes_classes(tmp_path: Path) -> None:
-    data = load("digits", classes=[*"9876543210"])
-    assert torch.equal(data.y, 9 - load("digits").y)
-    assert torch.equal(data.y_test, 9 - load("digits").y_test)
+    data = load_data("digits", classes=[*"9876543210"])
+    assert torch.equal(data.y, 9 - load_data("digits").y)
+    assert torch.equal(data.y_test, 9 - load_data("digits").y_test)
     assert (data.classes[0], data.num_classes) == ("9", 10)
-    refused(lambda: load("digits", classes=[*"012345678"]), "digits: the label '9' is not among th")
+    refused(
+        lambda: load_data("digits", classes=[*"012345678"]), "digits: the label '9' is not among th"
+    )
     data = npz(tmp_path, {"x": X, "y": Y + 5}, classes=["6", "4", "5"], test_fraction=0)
     assert data.y.tolist() == [2, 0] * 10
     refused(
@@ -175,13 +180,13 @@ def test_every_source_takes_classes(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
-    data = load("folder", path=tmp_path, classes=["dog", "cat"], test_fraction=0)
+    data = load_data("folder", path=tmp_path, classes=["dog", "cat"], test_fraction=0)
     assert data.y.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("classes", [["0", "0"], ["0", "1", "0"]])
 def test_classes_named_twice(tmp_path: Path, classes: list[str]) -> None:
-    refused(lambda: load("digits", classes=classes), "data.classes names '0' twice")
+    refused(lambda: load_data("digits", classes=classes), "data.classes names '0' twice")
     refused(lambda: npz(tmp_path, {"x": X, "y": Y * 0}, classes=classes), "names '0' twice")
 
 
@@ -208,7 +213,7 @@ def test_missing_numbers_of_a_table_are_as_pandas_fills_them(tmp_path: Path) -> 
     wanted_test = frame[frame.held][["a", "b"]].fillna(train[["a", "b"]].mean())
     for name in ("t.csv", "t.parquet"):
         options: dict[str, Any] = {"path": tmp_path / name, "label": "y", "test": "held"}
-        data = load("table", **options, missing="mean")
+        data = load_data("table", **options, missing="mean")
         assert data.x[:, :2].numpy() == pytest.approx(wanted.to_numpy(), abs=1e-6)
         assert data.x_test[:, :2].numpy() == pytest.approx(wanted_test.to_numpy(), abs=1e-6)
         assert data.columns[2].categories == ("", "Ulm")  # an empty cell is a category of its own
@@ -217,7 +222,7 @@ def test_missing_numbers_of_a_table_are_as_pandas_fills_them(tmp_path: Path) -> 
         given_mean = [*train[["a", "b"]].mean(), 0, 1]
         assert read_examples(new, data)[0].tolist() == pytest.approx(given_mean)
         refused(
-            lambda o=options: load("table", **o),  # type: ignore[misc]
+            lambda o=options: load_data("table", **o),  # type: ignore[misc]
             r"the column '[ab]' holds no number in row \d+ below the header: .*; missing = 'mean'",
         )
 
@@ -226,16 +231,16 @@ def test_missing_is_not_wrong(tmp_path: Path) -> None:
     file = write(tmp_path, "a,y\n1,0\nold,1\n,0\n3,1\n")
     options: dict[str, Any] = {"label": "y", "test_fraction": 0, "columns": {"a": "number"}}
     refused(
-        lambda: load("table", path=file, missing="mean", **options),
+        lambda: load_data("table", path=file, missing="mean", **options),
         "the column 'a' holds no number in row 2 below the header: 'old'$",
     )
     file = write(tmp_path, "a,y\n,0\n,1\n")
     refused(
-        lambda: load("table", path=file, missing="mean", **options),
+        lambda: load_data("table", path=file, missing="mean", **options),
         r"table.csv: column 0 \(counted from 0\) is missing in every training row",
     )
     refused(
-        lambda: load("table", path=file, missing="median", **options),
+        lambda: load_data("table", path=file, missing="median", **options),
         "data.missing = 'median': must be 'refuse' or 'mean'",
     )
 
@@ -291,7 +296,7 @@ def test_any_stated_categories_encode_or_name_the_cell(
     file = write(tmp_path, "town,y\n" + "".join(f'"{town}",a\n' for town in towns))
 
     def read() -> Dataset:
-        return load("table", path=file, label="y", test_fraction=0, columns={"town": stated})
+        return load_data("table", path=file, label="y", test_fraction=0, columns={"town": stated})
 
     if set(towns) <= set(stated):
         assert read().x.argmax(1).tolist() == [stated.index(town) for town in towns]

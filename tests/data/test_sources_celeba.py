@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
@@ -62,7 +62,7 @@ def levels(x: torch.Tensor) -> list[int]:
 
 
 def test_of_all_data_the_last_fifth_of_each_person_is_held_out(place: Path) -> None:
-    data = load("celeba", root=place)
+    data = load_data("celeba", root=place)
     assert data.x.shape == (8, 3, 84, 84)
     assert data.x.dtype == torch.uint8
     # person 12 has images 1-5, 7 has 6 and 7, 101 has 8-10: of 2 images a fifth is none
@@ -80,7 +80,7 @@ def test_leafs_own_division_is_taken_where_it_is(place: Path) -> None:
     images = numbered(PEOPLE)
     write(place, "train", leaf({user: (xs[:1], ys[:1]) for user, (xs, ys) in images.items()}))
     write(place, "test", leaf({user: (xs[1:2], ys[1:2]) for user, (xs, ys) in images.items()}))
-    data = load("celeba", root=place, image_size=[10, 8])
+    data = load_data("celeba", root=place, image_size=[10, 8])
     assert levels(data.x) == [1, 6, 8]
     assert levels(data.x_test) == [2, 7, 9]
     assert data.x.shape == (3, 3, 10, 8)
@@ -120,11 +120,11 @@ ONE = {"users": ["1"], "num_samples": [1]}
 def test_a_file_that_cannot_be_used_is_one_line(place: Path, document: object, says: str) -> None:
     write(place, "all_data", document)
     with pytest.raises(DataError, match=says) as error:
-        load("celeba", root=place)
+        load_data("celeba", root=place)
     assert "\n" not in str(error.value)
 
 
 def test_images_that_are_not_there_are_told(tmp_path: Path) -> None:
     write(tmp_path, "all_data", GOOD)
     with pytest.raises(DataError, match=r"looked for celeba/raw/img_align_celeba in .*leaf"):
-        load("celeba", root=tmp_path)
+        load_data("celeba", root=tmp_path)

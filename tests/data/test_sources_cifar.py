@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.sources.cifar_pickle import read_pickle
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 X = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
@@ -88,20 +88,23 @@ def write(root: Path, dump: Dump, **changed: object) -> None:
 @pytest.mark.parametrize("dump", [python3, python2])
 def test_round_trip(tmp_path: Path, dump: Dump) -> None:
     write(tmp_path, dump)
-    data = load("cifar10", root=tmp_path)
+    data = load_data("cifar10", root=tmp_path)
     assert data.x.shape == (15, 3, 32, 32)
     assert (data.x.dtype, data.scale, data.num_classes) == (torch.uint8, 255.0, 10)
     assert np.array_equal(data.x[3:6].flatten(1).numpy(), X + 2)
     assert np.array_equal(data.x_test.flatten(1).numpy(), X)
     assert data.y.tolist() == [9, 0, 4] * 5
     assert data.classes == tuple(NAMES[:10])
-    fine, coarse = load("cifar100", root=tmp_path), load("cifar100", root=tmp_path, coarse=True)
+    fine, coarse = (
+        load_data("cifar100", root=tmp_path),
+        load_data("cifar100", root=tmp_path, coarse=True),
+    )
     assert np.array_equal(fine.x.flatten(1).numpy(), X)
     assert (fine.y.tolist(), coarse.y.tolist()) == ([99, 0, 4], [19, 0, 1])
     assert (fine.num_classes, coarse.num_classes, fine.classes) == (100, 20, tuple(NAMES))
     assert [fine.superclasses[label] for label in (99, 0, 4)] == [19, 0, 1]
     assert coarse.superclasses == ()
-    turned = load("cifar100", root=tmp_path, classes=NAMES[::-1])
+    turned = load_data("cifar100", root=tmp_path, classes=NAMES[::-1])
     assert turned.superclasses == fine.superclasses[::-1]
 
 
@@ -109,7 +112,7 @@ def test_keys_may_be_bytes(tmp_path: Path) -> None:
     batch = python3({b"data": X, b"labels": [1, 2, 3]})
     meta = python3({b"label_names": [b"%d" % i for i in range(10)]})
     write(tmp_path, python3, test_batch=batch, **{"batches.meta": meta})
-    data = load("cifar10", root=tmp_path)
+    data = load_data("cifar10", root=tmp_path)
     assert (data.y_test.tolist(), data.classes[1]) == ([1, 2, 3], "1")
 
 
@@ -130,7 +133,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=rf"cifar-10-batches-py/data_batch_1 would run {os.name}.system; refused"
     ):
-        load("cifar10", root=tmp_path)
+        load_data("cifar10", root=tmp_path)
     assert not canary.exists()
 
 
@@ -208,21 +211,21 @@ def test_anything_else_is_refused(tmp_path: Path, thing: object, protocol: int) 
 def test_broken_batches(tmp_path: Path, content: bytes, message: str) -> None:
     write(tmp_path, python3, data_batch_3=content)
     with pytest.raises(DataError, match=rf"^cifar-10-batches-py/data_batch_3.*{message}"):
-        load("cifar10", root=tmp_path)
+        load_data("cifar10", root=tmp_path)
 
 
 @pytest.mark.parametrize("names", [{"label_names": ["a"]}, {"label_names": [1] * 10}, {}])
 def test_broken_names(tmp_path: Path, names: dict[str, object]) -> None:
     write(tmp_path, python3, **{"batches.meta": names})
     with pytest.raises(DataError, match=r"batches\.meta needs a list 'label_names' of 10 names"):
-        load("cifar10", root=tmp_path)
+        load_data("cifar10", root=tmp_path)
 
 
 def test_a_missing_batch(tmp_path: Path) -> None:
     write(tmp_path, python3)
     (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
     with pytest.raises(DataError, match="looked for cifar-10-batches-py/data_batch_4 in"):
-        load("cifar10", root=tmp_path)
+        load_data("cifar10", root=tmp_path)
 
 
 any_file = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -255,7 +258,7 @@ def test_a_changed_byte_is_an_error_or_data(
 
 @pytest.mark.slow
 def test_superclasses_of_the_real_images_have_five_classes_each(data_sets: Path) -> None:
-    data = load("cifar100", root=data_sets)
+    data = load_data("cifar100", root=data_sets)
     assert Counter(data.superclasses) == dict.fromkeys(range(20), 5)
     by_name = dict(zip(data.classes, data.superclasses, strict=True))
     assert by_name["oak_tree"] == by_name["maple_tree"] != by_name["shark"]

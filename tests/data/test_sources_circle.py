@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import InputError
 from fedgist.recipe.reading import make
 from fedgist.testing.small_worlds import world_of
 
 
 def test_classes_and_clients_are_those_of_the_paper() -> None:
-    data = load("circle", seed=3)
+    data = load_data("circle", seed=3)
     x, x_test = data.x.double().numpy(), data.x_test.double().numpy()
     assert x.shape == (80, 2)
     assert x_test.shape == (1000, 2)
@@ -33,23 +33,23 @@ def test_classes_and_clients_are_those_of_the_paper() -> None:
 
 
 def test_points_are_uniform() -> None:
-    x = torch.cat([load("circle", seed=seed).x_test for seed in range(20)]).double()
+    x = torch.cat([load_data("circle", seed=seed).x_test for seed in range(20)]).double()
     assert float(x.mean()) == pytest.approx(0, abs=5 * 2.89 / math.sqrt(x.numel()))
     assert float(x.var()) == pytest.approx(100 / 12, rel=0.02)  # of a side of 10
     assert float((x[:, 0] * x[:, 1]).mean()) == pytest.approx(0, abs=0.3)
-    share = torch.cat([load("circle", seed=seed).y_test for seed in range(20)]).double().mean()
+    share = torch.cat([load_data("circle", seed=seed).y_test for seed in range(20)]).double().mean()
     assert float(share) == pytest.approx(math.pi * (26 / 7) ** 2 / 100, abs=0.02)
 
 
 def test_points_are_the_same_everywhere_and_others_for_another_seed() -> None:
     # bit for bit: the first numbers of a run of seed 0, written down
     first = [[2.4421095848083496, -1.4792430400848389], [3.4192352294921875, 3.7789864540100098]]
-    assert load("circle").x[:2].tolist() == first
-    assert not torch.equal(load("circle", seed=0).x, load("circle", seed=1).x)
+    assert load_data("circle").x[:2].tolist() == first
+    assert not torch.equal(load_data("circle", seed=0).x, load_data("circle", seed=1).x)
     recipe = {"data": {"name": "circle"}, "partition": {"name": "natural"}}
     worlds = [world_of(make({**recipe, "seed": seed})) for seed in (0, 1)]
     for seed, world in enumerate(worlds):
-        assert torch.equal(world.data.x, load("circle", seed=seed).x)
+        assert torch.equal(world.data.x, load_data("circle", seed=seed).x)
         assert world.partition.names == ("left", "right")
         assert [len(world.partition.train[i]) for i in (0, 1)] == [40, 40]
 

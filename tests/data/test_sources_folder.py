@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def test_train_and_test(tmp_path: Path, test: str) -> None:
     (tmp_path / "train" / "dog" / "notes.txt").write_text("no image")
     (tmp_path / "train" / "dog" / "._b.png").write_text("left by another system")
     (tmp_path / "train" / ".cache").mkdir()
-    data = load("folder", path=tmp_path)
+    data = load_data("folder", path=tmp_path)
     assert (data.classes, data.y.tolist(), data.y_test.tolist()) == (("cat", "dog"), [0, 0, 1], [1])
     assert (data.x.dtype, data.scale, data.name) == (torch.uint8, 255.0, tmp_path.name)
     assert np.array_equal(data.x.numpy(), np.stack([third, second, first]).transpose(0, 3, 1, 2))
@@ -50,7 +50,7 @@ def test_held_out(tmp_path: Path, top: str) -> None:
     for label in "12":
         for number in range(10):
             picture(tmp_path / top / f"{label}0" / f"{number}.png", grey=True)
-    data = load("folder", path=str(tmp_path), test_fraction=0.3)
+    data = load_data("folder", path=str(tmp_path), test_fraction=0.3)
     assert (data.x.shape, data.x_test.shape) == ((14, 1, 5, 6), (6, 1, 5, 6))
     assert torch.bincount(data.y_test).tolist() == [3, 3]
 
@@ -58,7 +58,7 @@ def test_held_out(tmp_path: Path, top: str) -> None:
 def test_one_colour_image_makes_all_three_channels(tmp_path: Path) -> None:
     grey = picture(tmp_path / "a" / "1.png", grey=True)
     picture(tmp_path / "a" / "2.png")
-    data = load("folder", path=tmp_path, test_fraction=0)
+    data = load_data("folder", path=tmp_path, test_fraction=0)
     assert np.array_equal(data.x[0].numpy(), np.stack([grey] * 3))
 
 
@@ -66,7 +66,9 @@ def test_one_colour_image_makes_all_three_channels(tmp_path: Path) -> None:
 def test_sizes(tmp_path: Path, image_size: object, shape: tuple[int, int]) -> None:
     for name, size in (("1.jpg", (5, 6)), ("2.jpeg", (9, 9)), ("3.webp", (2, 3))):
         picture(tmp_path / "a" / name, size=size)
-    assert load("folder", path=tmp_path, image_size=image_size, test_fraction=0).input_shape == (
+    assert load_data(
+        "folder", path=tmp_path, image_size=image_size, test_fraction=0
+    ).input_shape == (
         3,
         *shape,
     )
@@ -77,35 +79,35 @@ def test_sizes(tmp_path: Path, image_size: object, shape: tuple[int, int]) -> No
 )
 def test_modes(tmp_path: Path, mode: str, channels: int) -> None:
     picture(tmp_path / "a" / "1.png", mode=mode)
-    assert load("folder", path=tmp_path, test_fraction=0).input_shape == (channels, 5, 6)
+    assert load_data("folder", path=tmp_path, test_fraction=0).input_shape == (channels, 5, 6)
 
 
 def test_a_palette_with_transparency(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     image = Image.fromarray(RNG.integers(0, 256, (5, 6, 3), dtype=np.uint8)).convert("P")
     image.save(tmp_path / "a" / "1.png", transparency=bytes(range(256)))
-    assert load("folder", path=tmp_path, test_fraction=0).input_shape == (3, 5, 6)
+    assert load_data("folder", path=tmp_path, test_fraction=0).input_shape == (3, 5, 6)
 
 
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no class folders"):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match=r"cat holds no images \(\.png, \.jpg"):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
     picture(tmp_path / "cat" / "1.png")
     for size in (0, -1, [3], [3, 0], [1, 2, 3]):
         with pytest.raises(DataError, match="one positive number is needed, or"):
-            load("folder", path=tmp_path, image_size=size)
+            load_data("folder", path=tmp_path, image_size=size)
     (tmp_path / "cat" / "2.png").write_text("no image")
     with pytest.raises(
         DataError,
         match=r"cat/2\.png cannot be read as an image; it may be corrupt: cannot identify",
     ):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
     Image.fromarray(np.zeros((3, 3), np.uint16)).save(tmp_path / "cat" / "2.png")
     with pytest.raises(DataError, match=r"cat/2\.png has more than 8 bits per pixel \(mode I;16\)"):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
 
 
 def test_an_unknown_test_class(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_an_unknown_test_class(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="the test label 'cats' is not among the training labels: cat"
     ):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
 
 
 def test_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_pillow_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     with pytest.raises(
         DataError, match=r"reading images needs pillow: pip install 'fedgist\[images\]'"
     ):
-        load("folder", path=tmp_path)
+        load_data("folder", path=tmp_path)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -145,6 +147,6 @@ def test_a_truncated_or_changed_image_is_an_error_or_data(
         old.unlink()
     path.write_bytes(content)
     try:
-        load("folder", path=tmp_path, image_size=4, test_fraction=0)
+        load_data("folder", path=tmp_path, image_size=4, test_fraction=0)
     except DataError as error:
         assert str(path) in str(error)  # noqa: PT017

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("hub")
 def test_images() -> None:
-    data = load("huggingface", path="two", image="image", client="who")
+    data = load_data("huggingface", path="two", image="image", client="who")
     assert np.array_equal(data.x[:, 0].numpy(), PIXELS)
     assert data.x_test.shape == (2, 1, 4, 5)
     assert (data.classes, data.y.tolist()) == (
@@ -85,16 +85,22 @@ def test_images() -> None:
     assert data.clients is not None
     assert data.clients.tolist() == [1, 0, 1, 1, 0, 1]
     assert data.scale == 255
-    assert load("huggingface", path="two", image="image", image_size=3).input_shape == (1, 3, 3)
+    assert load_data("huggingface", path="two", image="image", image_size=3).input_shape == (
+        1,
+        3,
+        3,
+    )
 
 
 def test_numbers(hub: dict[str, Any]) -> None:
-    data = load("huggingface", path="one", features=["v", "w"], test_fraction=0.3)
+    data = load_data("huggingface", path="one", features=["v", "w"], test_fraction=0.3)
     assert (len(data.x), len(data.x_test)) == (4, 2)
     assert data.input_shape == (3,)
     hub["text"] = {"a": {"train": split(2), "dev": split(2)}}
     hub["text"]["a"]["dev"].features["label"] = hub["text"]["a"]["train"].features["label"] = None
-    data = load("huggingface", path="text", config="a", features=["w"], label="who", test="dev")
+    data = load_data(
+        "huggingface", path="text", config="a", features=["w"], label="who", test="dev"
+    )
     assert (data.classes, data.y_test.tolist(), data.x_test.tolist()) == (
         ("a", "b"),
         [1, 0],
@@ -105,7 +111,7 @@ def test_numbers(hub: dict[str, Any]) -> None:
 def test_saved_to_disk(hub: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{}")
     hub["disk:" + tmp_path.name] = split(6)
-    assert load("huggingface", path=tmp_path, features=["v"], test_fraction=0).x[
+    assert load_data("huggingface", path=tmp_path, features=["v"], test_fraction=0).x[
         :, 0
     ].tolist() == list(range(6))
 
@@ -156,7 +162,7 @@ def test_errors(hub: dict[str, Any], options: dict[str, Any], message: str) -> N
     deep = [Image.fromarray(np.zeros((2, 2), np.uint16))] * 2
     hub["bad"] = split(2, label=[0, -1], w=[[1.0], [1.0, 2.0]], image=deep)
     with pytest.raises(DataError, match=message):
-        load("huggingface", **options)
+        load_data("huggingface", **options)
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +171,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         DataError,
         match=r"Hugging Face data sets needs datasets: pip install 'fedgist\[huggingface\]'",
     ):
-        load("huggingface", path="two", image="image")
+        load_data("huggingface", path="two", image="image")
 
 
 @pytest.mark.skipif(
@@ -178,6 +184,6 @@ def test_the_library_itself(tmp_path: Path) -> None:
     )
     columns = {"image": [Image.fromarray(array) for array in PIXELS], "label": [1, 0, 1, 0, 1, 1]}
     datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "saved")
-    data = load("huggingface", path=tmp_path / "saved", image="image", test_fraction=0)
+    data = load_data("huggingface", path=tmp_path / "saved", image="image", test_fraction=0)
     assert np.array_equal(data.x[:, 0].numpy(), PIXELS)
     assert (data.classes, data.y.tolist()) == (("well", "ill"), [1, 0, 1, 0, 1, 1])

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.sources.idx_file import read_idx
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 
@@ -48,7 +48,7 @@ def write(folder: Path, *, zipped: bool = True, **changed: bytes) -> None:
 )
 def test_round_trip(tmp_path: Path, name: str, folder: str, place: str, zipped: bool) -> None:  # noqa: FBT001
     write(tmp_path / place.format(folder), zipped=zipped)
-    data = load(name, root=tmp_path)
+    data = load_data(name, root=tmp_path)
     assert data.x.shape == (5, 1, 28, 28)
     assert data.x.dtype == torch.uint8
     assert np.array_equal(data.x[:, 0].numpy(), X)
@@ -61,7 +61,7 @@ def test_round_trip(tmp_path: Path, name: str, folder: str, place: str, zipped: 
 def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
     write(tmp_path, train_labels_idx1=idx(Y[::-1]))
     write(tmp_path / "MNIST" / "raw")
-    assert load("mnist", root=tmp_path).y.tolist() == Y.tolist()
+    assert load_data("mnist", root=tmp_path).y.tolist() == Y.tolist()
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_its_own_folder_is_preferred(tmp_path: Path) -> None:
 def test_broken_files(tmp_path: Path, changed: dict[str, bytes], message: str) -> None:
     write(tmp_path, **changed)  # type: ignore[arg-type]  # the names of files are keywords
     with pytest.raises(DataError, match=message):
-        load("mnist", root=tmp_path)
+        load_data("mnist", root=tmp_path)
 
 
 def test_a_file_too_few(tmp_path: Path) -> None:
     write(tmp_path / "MNIST")
     (tmp_path / "MNIST" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"looked for MNIST/raw/t10k-labels-idx1-ubyte\.gz in"):
-        load("mnist", root=tmp_path)
+        load_data("mnist", root=tmp_path)
 
 
 any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

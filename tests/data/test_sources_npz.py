@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources import labelled_rows
 from fedgist.data.sources.labelled_rows import as_texts, held_out, moments
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ Y = np.arange(20) % 2
 
 def read(path: Path, arrays: dict[str, Any], **options: Any) -> Dataset:
     np.savez(path / "x.npz", **arrays)
-    return load("npz", path=str(path / "x.npz"), **options)
+    return load_data("npz", path=str(path / "x.npz"), **options)
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def test_no_archive(tmp_path: Path) -> None:
     for content in (b"", b"text", (tmp_path / "x.npy").read_bytes(), b"PK\3\4" + bytes(50)):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"x\.npz"):
-            load("npz", path=path)
+            load_data("npz", path=path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", "no array")
         archive.writestr("y.npy", "no array")
     with pytest.raises(DataError, match=r"x\.npz"):
-        load("npz", path=path)
+        load_data("npz", path=path)
 
 
 any_file = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -221,7 +221,7 @@ def test_any_truncation_is_an_error(tmp_path: Path, data: st.DataObject) -> None
     size = data.draw(st.integers(0, len(file.getvalue()) - 1))
     (tmp_path / "x.npz").write_bytes(file.getvalue()[:size])
     with pytest.raises(DataError, match=r"x\.npz"):
-        load("npz", path=tmp_path / "x.npz")
+        load_data("npz", path=tmp_path / "x.npz")
 
 
 @any_file
@@ -233,7 +233,7 @@ def test_a_changed_byte_is_an_error_or_data(tmp_path: Path, data: st.DataObject)
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "x.npz").write_bytes(content)
     try:
-        load("npz", path=tmp_path / "x.npz")
+        load_data("npz", path=tmp_path / "x.npz")
     except DataError as error:
         assert "x.npz" in str(error)  # noqa: PT017
 

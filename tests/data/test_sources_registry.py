@@ -15,7 +15,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedgist.data.sources import SOURCES
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.locations import data_root
 from fedgist.errors import DataError, InputError
 
@@ -54,16 +54,16 @@ def test_unknown_names() -> None:
         DataError,
         match=r"unknown data set 'minst'; did you mean 'mnist'\? known: digits, .*huggingface$",
     ):
-        load("minst")
+        load_data("minst")
     with pytest.raises(DataError, match=r"unknown data set 'qqqq'; known: digits"):
-        load("qqqq")
+        load_data("qqqq")
     with pytest.raises(
         InputError,
         match=r"data.corse: unknown key of cifar100; did you mean 'coarse'\? known: coarse",
     ):
-        load("cifar100", corse=True)
+        load_data("cifar100", corse=True)
     with pytest.raises(InputError, match=r"data.path: unknown key of digits; known: none"):
-        load("digits", path="x")
+        load_data("digits", path="x")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_unknown_names() -> None:
 )
 def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load(name, **options)
+        load_data(name, **options)
 
 
 DOWNLOADED = ["mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "wisdm"]
@@ -106,7 +106,7 @@ DOWNLOADED = ["mnist", "fashion_mnist", "cifar10", "cifar100", "celeba", "wisdm"
 @pytest.mark.parametrize("name", DOWNLOADED)
 def test_missing_data_says_what_to_do_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
-        load(name, root=tmp_path)
+        load_data(name, root=tmp_path)
     text = str(error.value)
     assert "\n" not in text
     assert "ROOT" not in text
@@ -136,25 +136,25 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="digits needs scikit-learn: pip install"):
-        load("digits")
+        load_data("digits")
 
 
 def test_digits_whose_file_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     elsewhere = importlib.machinery.ModuleSpec("sklearn", None, origin=str(tmp_path / "x.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: elsewhere)
     with pytest.raises(DataError, match=r"digits cannot be read .*digits\.csv\.gz"):
-        load("digits")
+        load_data("digits")
 
 
 def test_digits_are_scikit_learns() -> None:
-    data, bundled = load("digits"), load_digits()
+    data, bundled = load_data("digits"), load_digits()
     pairs = zip([*data.x.tolist(), *data.x_test.tolist()], [*data.y, *data.y_test], strict=True)
     expected = zip(bundled.images.tolist(), bundled.target, strict=True)
     assert sorted((int(y), x[0]) for x, y in pairs) == sorted((int(y), x) for x, y in expected)
 
 
 def test_digits() -> None:
-    data = load("digits")
+    data = load_data("digits")
     assert data.x.shape == (1442, 1, 8, 8)
     assert data.x_test.shape == (355, 1, 8, 8)
     assert (data.x.dtype, data.scale, int(data.x.max())) == (torch.uint8, 16.0, 16)
@@ -175,7 +175,7 @@ def test_real_data(name: str) -> None:
     folders = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "cifar-10-batches-py"}
     if not (Path(root) / folders.get(name, "cifar-100-python")).is_dir():
         pytest.skip(f"{name} is not in FEDGIST_DATA={root}")
-    data = load(name)
+    data = load_data(name)
     train, shape = (50_000, (3, 32, 32)) if "cifar" in name else (60_000, (1, 28, 28))
     assert data.x.shape == (train, *shape)
     assert data.x_test.shape == (10_000, *shape)
@@ -189,6 +189,6 @@ def test_real_data(name: str) -> None:
     mean = [float(channel.double().mean()) / 255 for channel in data.x.unbind(1)]
     assert mean == pytest.approx(data.mean, abs=2e-3)
     if name == "cifar100":
-        coarse = load(name, coarse=True)
+        coarse = load_data(name, coarse=True)
         assert torch.bincount(coarse.y).tolist() == [2500] * 20
         assert coarse.classes[0] == "aquatic_mammals"

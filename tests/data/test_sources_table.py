@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.errors import DataError
 
 HEAD = "age,smokes,town,site,diagnosis\n"
@@ -35,7 +35,7 @@ def write(path: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def read(path: Path, text: str, **options: Any) -> Dataset:
-    return load(
+    return load_data(
         "table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options}
     )
 
@@ -61,23 +61,23 @@ def test_columns(tmp_path: Path) -> None:
 
 def test_ignore_and_tabs(tmp_path: Path) -> None:
     path = write(tmp_path, "a\tb\ty\n1\tx\t1\n2\tz\t2\n", "table.tsv")
-    data = load("table", path=path, label="y", ignore=["b"], test_fraction=0)
+    data = load_data("table", path=path, label="y", ignore=["b"], test_fraction=0)
     assert (data.x.tolist(), data.classes) == ([[1], [2]], ("1", "2"))
 
 
 def test_annotations_stay_beside_the_training_rows(tmp_path: Path) -> None:
     lines = "a,w,y,held\n1,0.5,1,0\n2,0.25,2,0\n3,9,1,1\n4,1,2,0\n"
     path = write(tmp_path, lines)
-    data = load("table", path=path, label="y", test="held", annotations=["w"])
+    data = load_data("table", path=path, label="y", test="held", annotations=["w"])
     assert data.x.tolist() == [[1], [2], [4]]
     assert data.annotations["w"].tolist() == [0.5, 0.25, 1]
     assert data.only(torch.tensor([2, 0])).annotations["w"].tolist() == [1, 0.5]
     for broken, words in (("many", "'many'"), ("1e999", "w")):
         path = write(tmp_path, lines.replace("0.25", broken))
         with pytest.raises(DataError, match=words):
-            load("table", path=path, label="y", test="held", annotations=["w"])
+            load_data("table", path=path, label="y", test="held", annotations=["w"])
     with pytest.raises(DataError, match="'v'"):
-        load("table", path=path, label="y", annotations=["v"])
+        load_data("table", path=path, label="y", annotations=["v"])
 
 
 def test_a_test_file(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
         index=[5, 7, 9, 11],
     )
     frame.to_parquet(tmp_path / "table.parquet")
-    data = load("table", path=tmp_path / "table.parquet", label="y", test_fraction=0)
+    data = load_data("table", path=tmp_path / "table.parquet", label="y", test_fraction=0)
     assert data.x[0].tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 1, 1]
     assert data.x[:, 3].tolist() == [1, 2, 3, 4]
     assert data.classes == ("1", "2")
@@ -128,12 +128,12 @@ def test_holes_in_parquet(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pd.DataFrame({"age": [1.0, None, 3.0], "y": ["a", "b", None]}).to_parquet(path)
     with pytest.raises(DataError, match="the label column 'y' is empty in row 3 below the header"):
-        load("table", path=path, label="y")
+        load_data("table", path=path, label="y")
     pd.DataFrame({"age": [1.0, None, 3.0], "y": ["a", "b", "a"]}).to_parquet(path)
     with pytest.raises(
         DataError, match="the column 'age' holds no number in row 2 below the header: 'nan'"
     ):
-        load("table", path=path, label="y", test_fraction=0)
+        load_data("table", path=path, label="y", test_fraction=0)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +232,12 @@ def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"table\.xlsx is not a table that can be read; use \.csv, \.tsv, \.parquet"
     ):
-        load("table", path=write(tmp_path, "", "table.xlsx"), label="y")
+        load_data("table", path=write(tmp_path, "", "table.xlsx"), label="y")
     with pytest.raises(DataError, match=r"table\.parquet cannot be read"):
-        load("table", path=write(tmp_path, "no parquet", "table.parquet"), label="y")
+        load_data("table", path=write(tmp_path, "no parquet", "table.parquet"), label="y")
     (tmp_path / "table.csv").write_bytes(b"a,y\n\xe4,1\n")
     with pytest.raises(DataError, match=r"table\.csv cannot be read: .*invalid UTF8"):
-        load("table", path=tmp_path / "table.csv", label="y")
+        load_data("table", path=tmp_path / "table.csv", label="y")
 
 
 @pytest.mark.parametrize(("module", "name"), [("pandas", "pandas"), ("pyarrow.csv", "pyarrow")])
@@ -259,7 +259,7 @@ def test_any_truncation_of_parquet_is_an_error(tmp_path: Path, data: st.DataObje
     size = data.draw(st.integers(0, len(file.getvalue()) - 1))
     (tmp_path / "table.parquet").write_bytes(file.getvalue()[:size])
     with pytest.raises(DataError, match=r"table\.parquet cannot be read"):
-        load("table", path=tmp_path / "table.parquet", label="y")
+        load_data("table", path=tmp_path / "table.parquet", label="y")
 
 
 cell = st.one_of(
@@ -287,6 +287,6 @@ def test_any_table_is_read_or_an_error(tmp_path: Path, rows: list[tuple[str, str
 def test_any_bytes_are_read_or_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "table.csv").write_bytes(b"a,y\n" + content)
     try:
-        load("table", path=tmp_path / "table.csv", label="y")
+        load_data("table", path=tmp_path / "table.csv", label="y")
     except DataError as error:
         assert "table.csv" in str(error)  # noqa: PT017

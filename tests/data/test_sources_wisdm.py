@@ -11,7 +11,7 @@ import torch
 
 from fedgist.data.sources.arff_file import read_arff
 from fedgist.data.sources.labelled_rows import last_of_each
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.wisdm import ACTIVITIES, FILE
 from fedgist.errors import DataError
 from fedgist.recipe.reading import make
@@ -47,7 +47,7 @@ def write(root: Path, text: str) -> Path:
 
 
 def test_the_last_fifth_of_each_persons_rows_of_each_activity_is_held_out(tmp_path: Path) -> None:
-    data = load("wisdm", root=write(tmp_path, HEAD + "\n".join(rows(*BLOCKS)) + "\n"))
+    data = load_data("wisdm", root=write(tmp_path, HEAD + "\n".join(rows(*BLOCKS)) + "\n"))
     # 33 walks in lines 0-6 and 9-11: of these 10 the last 2; 17 sits twice: none; walks 5 times: 1
     assert data.x_test[:, 0].tolist() == [10, 11, 16]
     assert data.x[:, 0].tolist() == [n for n in range(17) if n not in {10, 11, 16}]
@@ -67,7 +67,7 @@ def test_missing_numbers_are_the_mean_of_the_training_rows(tmp_path: Path) -> No
         ",".join([*line.split(",")[:3], cell, line.split(",")[4]])
         for line, cell in zip(lines, cells, strict=True)
     ]
-    data = load("wisdm", root=write(tmp_path, HEAD + "\n".join(lines)))
+    data = load_data("wisdm", root=write(tmp_path, HEAD + "\n".join(lines)))
     kept = [peak for n, peak in enumerate(peaks[:8]) if n != 3]  # the last two are held out
     assert float(data.x[3, 1]) == pytest.approx(np.mean(kept))
     assert data.x_test[:, 1].tolist() == pytest.approx([50.0, np.mean(kept)])
@@ -103,7 +103,7 @@ def test_groups_keep_at_least_one_row() -> None:
 )
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(DataError, match=says) as error:
-        load("wisdm", root=write(tmp_path, text))
+        load_data("wisdm", root=write(tmp_path, text))
     assert "\n" not in str(error.value)
 
 
@@ -118,7 +118,7 @@ def test_the_real_file() -> None:
     root = os.environ.get("FEDGIST_DATA")
     if not root or not (Path(root) / FILE).is_file():
         pytest.skip("WISDM is not in FEDGIST_DATA")
-    data = load("wisdm")
+    data = load_data("wisdm")
     assert data.x.shape == (4335, 43)
     assert data.x_test.shape == (1083, 43)
     assert bool(torch.isfinite(data.x).all())

@@ -17,7 +17,7 @@ from commands import call
 from fedgist.core.batch import NO_WORD
 from fedgist.core.next_word import BEGIN, END, PADDING, SPECIAL, UNKNOWN
 from fedgist.data.dataset import Dataset, check
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading, SplitTexts, Texts, text_dataset
 from fedgist.data.vocabulary import Vocabulary, sentences_of, vocabulary_of, words_of
 from fedgist.errors import DataError, InputError
@@ -85,7 +85,7 @@ def test_the_most_frequent_words_are_known() -> None:
 
 
 def test_each_place_sees_what_came_before(root: Path) -> None:
-    data = load("stackexchange", root=root, words=Reading(5), test_fraction=0.0)
+    data = load_data("stackexchange", root=root, words=Reading(5), test_fraction=0.0)
     assert data.text
     assert data.client_names == ("a/1", "a/2", "b/1")
     assert data.clients is not None
@@ -104,28 +104,28 @@ def test_each_place_sees_what_came_before(root: Path) -> None:
 
 
 def test_questions_and_answers_may_be_two_clients(root: Path) -> None:
-    data = load("stackexchange", root=root, by_kind=True, test_fraction=0.0)
+    data = load_data("stackexchange", root=root, by_kind=True, test_fraction=0.0)
     assert data.client_names == ("a/1/answer", "a/1/question", "a/2/answer", "b/1/question")
-    questions = load("stackexchange", root=root, kinds="questions", test_fraction=0.0)
+    questions = load_data("stackexchange", root=root, kinds="questions", test_fraction=0.0)
     assert questions.client_names == ("a/1", "b/1")
 
 
 def test_the_last_texts_of_each_client_are_held_out(root: Path) -> None:
-    data = load("stackexchange", root=root, test_fraction=0.4)
+    data = load_data("stackexchange", root=root, test_fraction=0.4)
     assert (len(data.y), len(data.y_test)) == (5, 3)
     assert data.clients_test is not None
     assert data.clients_test.tolist() == [0, 1, 2]
 
 
 def test_roles_of_one_name_are_of_their_plays(root: Path) -> None:
-    data = load("shakespeare", root=root, test_fraction=0.0)
+    data = load_data("shakespeare", root=root, test_fraction=0.0)
     assert data.client_names == ("cym/First Lord", "ham/First Lord")
     assert len(data.y) == 4
 
 
 def test_another_source_is_read_by_the_first_ones_vocabulary(root: Path) -> None:
-    data = load("stackexchange", root=root, words=Reading(size=4))
-    other = load("shakespeare", root=root, words=Reading(known=data.vocabulary))
+    data = load_data("stackexchange", root=root, words=Reading(size=4))
+    other = load_data("shakespeare", root=root, words=Reading(known=data.vocabulary))
     assert other.classes == data.classes
     assert bool((other.y == UNKNOWN).any())
 
@@ -136,20 +136,26 @@ def test_files_of_ones_own(tmp_path: Path) -> None:
         {"body": ["Is it?", "Yes."], "who": "x"},
     ]
     file = lines(tmp_path / "posts.jsonl", tables)
-    data = load("text_file", file=str(file), text="body", client="who", test_fraction=0.0)
+    data = load_data("text_file", file=str(file), text="body", client="who", test_fraction=0.0)
     assert (len(data.y), data.client_names) == (4, ("7", "x"))
-    whole = load("text_file", file=str(file), text="body", sentences=False, test_file=str(file))
+    whole = load_data(
+        "text_file", file=str(file), text="body", sentences=False, test_file=str(file)
+    )
     assert (len(whole.y), len(whole.y_test), whole.clients) == (3, 3, None)
     pytest.importorskip("pandas")
     table = tmp_path / "posts.csv"
     table.write_text("text,who\nIt is late,7\nIs it?,8\n")
-    assert load("text_file", file=str(table), client="who", test_fraction=0.0).client_names == (
+    assert load_data(
+        "text_file", file=str(table), client="who", test_fraction=0.0
+    ).client_names == (
         "7",
         "8",
     )
     words = tmp_path / "words.txt"
     words.write_text("late\n\nis\n")
-    known = load("text_file", file=str(table), words=Reading(file=str(words)), test_fraction=0.0)
+    known = load_data(
+        "text_file", file=str(table), words=Reading(file=str(words)), test_fraction=0.0
+    )
     assert known.classes == (*SPECIAL, "late", "is")
 
 
@@ -179,7 +185,7 @@ def test_what_is_wrong_is_named(
     file = tmp_path / "posts.jsonl"
     file.write_text(content)
     with pytest.raises(InputError, match=says) as caught:
-        load("text_file", file=str(file), **options)
+        load_data("text_file", file=str(file), **options)
     assert "\n" not in str(caught.value)
 
 
@@ -187,24 +193,26 @@ def test_texts_without_a_known_word_are_refused(tmp_path: Path) -> None:
     file = lines(tmp_path / "posts.jsonl", [{"text": "nil novi"}])
     known = Vocabulary((*SPECIAL, "late"))
     with pytest.raises(DataError, match="has no word that the vocabulary knows, such as 'late'"):
-        load("text_file", file=str(file), words=Reading(known=known))
+        load_data("text_file", file=str(file), words=Reading(known=known))
     marks = lines(tmp_path / "marks.jsonl", [{"text": "nil novi."}])  # a full stop is no word
     with pytest.raises(DataError, match="has no word that the vocabulary knows"):
-        load("text_file", file=str(marks), words=Reading(known=Vocabulary((*SPECIAL, ".", "late"))))
+        load_data(
+            "text_file", file=str(marks), words=Reading(known=Vocabulary((*SPECIAL, ".", "late")))
+        )
     for content, says in (("The\n", "names 'The', which no text has"), ("\n", "names no words")):
         (tmp_path / "bad.txt").write_text(content)
         with pytest.raises(DataError, match=says):
-            load("text_file", file=str(file), words=Reading(file=str(tmp_path / "bad.txt")))
+            load_data("text_file", file=str(file), words=Reading(file=str(tmp_path / "bad.txt")))
     twice = tmp_path / "words.txt"
     twice.write_text("late\nlate\n")
     with pytest.raises(DataError, match="names 'late' twice"):
-        load("text_file", file=str(file), words=Reading(file=str(twice)))
+        load_data("text_file", file=str(file), words=Reading(file=str(twice)))
 
 
 def test_missing_files_are_explained(tmp_path: Path) -> None:
     for name, file in (("stackexchange", "stackexchange_posts"), ("shakespeare", "shakespeare_by")):
         with pytest.raises(DataError, match=f"{name} was not found: looked for {file}"):
-            load(name, root=tmp_path)
+            load_data(name, root=tmp_path)
 
 
 ALPHABET = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -307,16 +315,18 @@ def test_stack_overflow_of_tensorflow_federated(tmp_path: Path) -> None:
             ("test", "00009", tf_example(tokens="nobody here", type="answer")),
         ],
     )
-    data = load("stackoverflow", root=tmp_path, users=2, words=Reading(4))
+    data = load_data("stackoverflow", root=tmp_path, users=2, words=Reading(4))
     assert data.client_names == ("00001", "00002")
     assert text_of(data, 0)[1] == ["what", "is", "it", "?"]
     assert (len(data.y), len(data.y_test)) == (3, 1)
-    split = load("stackoverflow", root=tmp_path, users=2, by_kind=True, kinds="answers")
+    split = load_data("stackoverflow", root=tmp_path, users=2, by_kind=True, kinds="answers")
     assert split.client_names == ("00001/answer", "00002/answer")
-    alone = [load("stackoverflow", root=tmp_path, users=1, seed=s).client_names for s in range(8)]
+    alone = [
+        load_data("stackoverflow", root=tmp_path, users=1, seed=s).client_names for s in range(8)
+    ]
     assert set(alone) == {("00001",), ("00002",)}
     with pytest.raises(DataError, match=r"data.users = 3: .* has 2"):
-        load("stackoverflow", root=tmp_path, users=3)
+        load_data("stackoverflow", root=tmp_path, users=3)
 
 
 @pytest.mark.parametrize("what", ["no database", "no table", "no example", "nothing"])
@@ -336,10 +346,10 @@ def test_a_broken_file_of_tensorflow_federated_is_named(tmp_path: Path, what: st
     }
     says = said.get(what, "is no file of TensorFlow Federated")
     with pytest.raises(DataError, match=says) as caught:
-        load("stackoverflow", root=tmp_path, users=1)
+        load_data("stackoverflow", root=tmp_path, users=1)
     assert "\n" not in str(caught.value)
 
 
 def test_how_texts_are_read_is_about_texts_alone() -> None:
     with pytest.raises(DataError, match=r"data.words is about texts, and digits has none"):
-        load("digits", words=Reading())
+        load_data("digits", words=Reading())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError
 
@@ -66,7 +66,7 @@ def test_images_as_the_npz_source_reads_them(
 ) -> None:
     x = RNG.integers(0, 256, (20, *shape), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", x=x, y=np.arange(20) % 2)
-    data = load("npz", path=tmp_path / "train.npz", test_fraction=0)
+    data = load_data("npz", path=tmp_path / "train.npz", test_fraction=0)
     x_read = read_examples(saved(tmp_path, x, name), data)
     assert x_read.dtype == torch.uint8
     assert torch.equal(x_read, data.x)
@@ -75,7 +75,7 @@ def test_images_as_the_npz_source_reads_them(
 
 
 def test_the_digits_themselves(tmp_path: Path) -> None:
-    data = load("digits")
+    data = load_data("digits")
     for x in (data.x.numpy(), data.x[:, 0].double().numpy()):
         assert torch.equal(read_examples(saved(tmp_path, x), data), data.x)
 
@@ -200,7 +200,7 @@ def table_data(path: Path) -> Dataset:
         "ignore": ["note"],
     }
     options["test_fraction"] = 0
-    return load("table", **options)
+    return load_data("table", **options)
 
 
 def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
@@ -220,12 +220,12 @@ def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
 def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
     text = "kind,diagnosis\n" + "".join(f"k{i},{i % 2}\n" for i in range(40))
     options: dict[str, Any] = {"path": write(tmp_path, text, "train.csv"), "label": "diagnosis"}
-    data = load("table", **options)
+    data = load_data("table", **options)
     assert data.input_shape == (32,)
     x_read = read_examples(write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data)
     assert (list(x_read.shape), int(x_read.sum())) == ([40, 32], 32)
     test = write(tmp_path, "kind,diagnosis\nother,0\n", "test.csv")
-    data = load("table", **options, test=test)
+    data = load_data("table", **options, test=test)
     test.unlink()  # not needed any more
     x_read = read_examples(options["path"], data)
     assert torch.equal(x_read, torch.eye(40)[data.x.argmax(1)])
@@ -283,7 +283,7 @@ def picture(path: Path, size: tuple[int, ...] = (5, 6, 3)) -> np.ndarray:
 def test_a_folder_as_the_folder_source_reads_it(tmp_path: Path, grey: bool) -> None:  # noqa: FBT001
     for name in ("b/1.png", "a/2.PNG", "a/1.bmp"):
         picture(tmp_path / "train" / name, (7, 6) if grey else (7, 6, 3))
-    data = load("folder", path=tmp_path / "train", test_fraction=0, image_size=[4, 5])
+    data = load_data("folder", path=tmp_path / "train", test_fraction=0, image_size=[4, 5])
     assert torch.equal(read_examples(tmp_path / "train", data), data.x)
     assert torch.equal(read_examples(tmp_path / "train" / "b" / "1.png", data), data.x[2:])
 

@@ -18,7 +18,7 @@ from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.recipe.reading import make
 from fedgist.report.run_files import RunFiles
 from fedgist.studies.job import Job, difference
-from fedgist.studies.paper_table import cells, read_table
+from fedgist.studies.paper_table import cells, read_paper_table
 from fedgist.studies.sweep import grid
 from results_cells import experiment
 
@@ -46,7 +46,7 @@ def jobs_of(asked: argparse.Namespace) -> list[Job]:
     if asked.study == "sweep":
         return grid(find_recipe(asked.what), asked.set, asked.grid, asked.seeds or 1, OUT)
     return cells(
-        read_table(find_table(asked.what)),
+        read_paper_table(find_table(asked.what)),
         "paper" if asked.scale == "paper" else "small",
         find_recipe,
         OUT,

@@ -22,7 +22,7 @@ from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import WorkerPool
 from fedgist.errors import WorkerError
-from fedgist.recipe.overrides import Group
+from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.runs.prepare import host_settings, prepare_run
@@ -96,7 +96,7 @@ class Branching(nn.Module):
 
 
 def with_model(build: type[nn.Module], method: str = "fedavg", **sections: Any) -> World:
-    return world(method, given={"groups": {"mine": Group(build)}}, **sections)
+    return world(method, given={"groups": {"mine": ClientGroup(build)}}, **sections)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedlog", "local"])

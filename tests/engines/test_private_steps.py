@@ -208,7 +208,7 @@ def test_gradients_do_not_depend_on_how_many_rows_are_done_at_once(
 ) -> None:
     small = private_world(PrivateSteps(0.5, 0.1, SOME))
     whole = trained(small, Plan(5))[2].net.params["1.weight"]
-    monkeypatch.setattr(private_steps, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(private_steps, "GRADIENTS_AT_ONCE", 1)
     pieces = trained(small, Plan(5))[2].net.params["1.weight"]
     torch.testing.assert_close(whole, pieces, atol=1e-6, rtol=0)
 

@@ -15,7 +15,7 @@ from fedgist.core.optimizer import Optimizer
 from fedgist.core.tree import Tree
 from fedgist.engines.loss_settings import check_loss_settings
 from fedgist.errors import MethodError
-from fedgist.testing import LAWS, Law, Subject, laws
+from fedgist.testing import LAWS, Law, MethodUnderTest, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 TOGETHER = [name for name in OPTIONS if name not in {"adamw", "step", "memory", "bfloat16"}]
 ALL = {key: value for name in TOGETHER for key, value in OPTIONS[name].items()}
 SUBJECTS = {
-    name: Subject(METHOD_OBJECTS[name], {"train": ALL})
+    name: MethodUnderTest(METHOD_OBJECTS[name], {"train": ALL})
     for name in ("fedlog", "fedprox", "relay", "two_stages")
 }
 EVERY = pytest.mark.parametrize("option", OPTIONS)
@@ -139,7 +139,7 @@ class OwnLoss(Method):
 @pytest.mark.parametrize("option", ["class_weights", "label_smoothing"])
 @pytest.mark.parametrize("method", METHOD_OBJECTS)
 def test_every_method_heeds_the_settings_of_the_tasks_loss(method: str, option: str) -> None:
-    subject = Subject(METHOD_OBJECTS[method], {"train": OPTIONS[option]})
+    subject = MethodUnderTest(METHOD_OBJECTS[method], {"train": OPTIONS[option]})
     fed = federation(subject.world())
     check_loss_settings(subject.method, fed.task, fed.server, fed.context("").key)
 

@@ -13,7 +13,7 @@ from fedgist.recipe.reading import make
 from fedgist.runs.composition import notes_on
 from fedgist.testing.small_worlds import world
 from fedgist.world import accounting
-from fedgist.world.accounting import LEAST_NOISE, Schedule, composed, multiplier, spent
+from fedgist.world.accounting import LEAST_NOISE, ReleaseSchedule, composed, multiplier, spent
 
 
 def delta_of(noise: float, epsilon: float) -> float:
@@ -33,7 +33,7 @@ def delta_of_a_draw(rate: float, noise: float, epsilon: float) -> float:
 @pytest.mark.parametrize("rounds", [1, 7, 100])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_tight_noise_spends_exactly_the_budget(rounds: int, epsilon: float) -> None:
-    schedule = Schedule((0, *[1] * rounds))
+    schedule = ReleaseSchedule((0, *[1] * rounds))
     noise = multiplier(schedule, epsilon, 1e-3)
     # many releases are one with less noise: rejects adding epsilons up
     assert delta_of(noise / math.sqrt(rounds), epsilon) == pytest.approx(1e-3, rel=1e-4)
@@ -43,15 +43,15 @@ def test_tight_noise_spends_exactly_the_budget(rounds: int, epsilon: float) -> N
 
 def test_the_papers_sigma_and_the_tight_one() -> None:
     hundred = (0, *[1] * 100)
-    paper = multiplier(Schedule(hundred, accounting="paper"), 1.0, 0.01)
+    paper = multiplier(ReleaseSchedule(hundred, accounting="paper"), 1.0, 0.01)
     assert paper == pytest.approx(math.sqrt(8 * 100 * math.log(math.e + 100)) / 1.0)
     assert paper == pytest.approx(60.9, abs=0.1)
-    tight = multiplier(Schedule(hundred), 1.0, 0.01)
+    tight = multiplier(ReleaseSchedule(hundred), 1.0, 0.01)
     assert tight < 0.4 * paper
 
 
 def test_the_papers_epsilon_grows_to_the_budget() -> None:
-    schedule = Schedule((1, *[2] * 10), accounting="paper")
+    schedule = ReleaseSchedule((1, *[2] * 10), accounting="paper")
     noise = multiplier(schedule, 2.0, 0.01)
     values = [spent(schedule, noise, 0.01, number) for number in range(11)]
     assert values == sorted(values)
@@ -60,10 +60,10 @@ def test_the_papers_epsilon_grows_to_the_budget() -> None:
 
 def test_runs_compose_as_one_with_all_their_releases() -> None:
     # rejects adding epsilons up, which is what is promised where draws amplify privacy
-    schedule = Schedule((1, *[1] * 4))
+    schedule = ReleaseSchedule((1, *[1] * 4))
     noise = multiplier(schedule, 1.0, 0.01)
     epsilon, delta = composed([(1.0, 0.01)] * 3)
-    assert epsilon == pytest.approx(spent(Schedule((15,)), noise, 0.01, 0), rel=1e-6)
+    assert epsilon == pytest.approx(spent(ReleaseSchedule((15,)), noise, 0.01, 0), rel=1e-6)
     assert delta == 0.01
     other = multiplier(schedule, 2.0, 1e-3)
     sigma = (5 / noise**2 + 5 / other**2) ** -0.5
@@ -91,7 +91,7 @@ def test_what_runs_spend_together_is_said_once_for_each_unit() -> None:
 
 
 def test_the_exchange_before_round_1_counts() -> None:
-    with_exchange, without = Schedule((1, 1, 1)), Schedule((0, 1, 1))
+    with_exchange, without = ReleaseSchedule((1, 1, 1)), ReleaseSchedule((0, 1, 1))
     assert multiplier(with_exchange, 1.0, 0.01) > multiplier(without, 1.0, 0.01)
     assert spent(with_exchange, 3.0, 0.01, 0) > 0
 
@@ -99,22 +99,22 @@ def test_the_exchange_before_round_1_counts() -> None:
 @pytest.mark.slow
 def test_drawing_clients_one_by_one_needs_less_noise_and_more_than_none() -> None:
     rounds = (0, *[1] * 20)
-    all_in = multiplier(Schedule(rounds), 1.0, 0.01)
-    drawn = multiplier(Schedule(rounds, chance=0.1), 1.0, 0.01)
+    all_in = multiplier(ReleaseSchedule(rounds), 1.0, 0.01)
+    drawn = multiplier(ReleaseSchedule(rounds, chance=0.1), 1.0, 0.01)
     assert drawn < 0.5 * all_in
-    assert spent(Schedule(rounds, chance=0.1), drawn, 0.01, 20) <= 1.0
-    assert spent(Schedule(rounds, chance=0.1), drawn, 0.01, 20) > 0.95
+    assert spent(ReleaseSchedule(rounds, chance=0.1), drawn, 0.01, 20) <= 1.0
+    assert spent(ReleaseSchedule(rounds, chance=0.1), drawn, 0.01, 20) > 0.95
 
 
 def test_private_steps_and_releases_add_up_and_stay_below_renyi_accounting() -> None:
-    schedule = Schedule((0, *[1] * 5), (0, *[40] * 5), rate=0.2)
+    schedule = ReleaseSchedule((0, *[1] * 5), (0, *[40] * 5), rate=0.2)
     found = spent(schedule, 4.0, 1e-3, 5)
     other = dp_accounting.rdp.RdpAccountant()  # another method, always above the exact one
     gaussian = dp_accounting.GaussianDpEvent(4.0)
     other.compose(gaussian, 5)
     other.compose(dp_accounting.PoissonSampledDpEvent(0.2, gaussian), 200)
     assert 0.7 * other.get_epsilon(1e-3) < found < other.get_epsilon(1e-3)
-    assert found > spent(Schedule((0, *[1] * 5)), 4.0, 1e-3, 5)
+    assert found > spent(ReleaseSchedule((0, *[1] * 5)), 4.0, 1e-3, 5)
 
 
 @pytest.mark.parametrize("epsilon", [30.0, 100.0, 200.0, 1000.0, 1e4])
@@ -122,9 +122,9 @@ def test_a_large_epsilon_is_accounted_for_without_amplification_below_a_least_no
     epsilon: float,
 ) -> None:
     # seen: accounting of noise that hides nothing took minutes, in silence
-    schedule = Schedule((0, *[1] * 100), chance=0.1)
+    schedule = ReleaseSchedule((0, *[1] * 100), chance=0.1)
     noise = multiplier(schedule, epsilon, 1e-5)
-    whole = multiplier(Schedule((0, *[1] * 100)), epsilon, 1e-5)
+    whole = multiplier(ReleaseSchedule((0, *[1] * 100)), epsilon, 1e-5)
     assert noise == pytest.approx(whole) if whole < LEAST_NOISE else LEAST_NOISE <= noise <= whole
     assert spent(schedule, noise, 1e-5, 100) <= epsilon * (1 + 1e-6)
     assert spent(schedule, noise, 1e-5, 50) < spent(schedule, noise, 1e-5, 100)
@@ -134,7 +134,7 @@ def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # seen: half a minute before round 1, in silence
-    schedule, notes = Schedule((0, *[1] * 10), chance=0.1), list[str]()
+    schedule, notes = ReleaseSchedule((0, *[1] * 10), chance=0.1), list[str]()
     noise = multiplier(schedule, 1.0, 1e-5, notes.append)
     assert not notes
     monkeypatch.setattr(accounting, "PATIENCE_S", -1.0)
@@ -147,14 +147,14 @@ def test_a_long_search_says_how_far_it_is_and_a_short_one_nothing(
 @pytest.mark.parametrize("rate", [0.25, 0.6])
 def test_a_private_step_and_a_release_of_drawn_clients_cost_what_one_draw_does(rate: float) -> None:
     # rejects a step that is not counted, and a chance that is not that of the draw
-    step, release = Schedule((0, 0), (0, 1), rate=rate), Schedule((0, 1), chance=rate)
+    step, release = ReleaseSchedule((0, 0), (0, 1), rate=rate), ReleaseSchedule((0, 1), chance=rate)
     for schedule in (step, release):
         epsilon = spent(schedule, 1.2, 0.01, 1)
         assert delta_of_a_draw(rate, 1.2, epsilon) == pytest.approx(0.01, rel=1e-2)
 
 
 def test_steps_of_all_rows_are_as_many_releases() -> None:
-    schedule = Schedule((0, 1, 1), (0, 2, 2), rate=1.0)
+    schedule = ReleaseSchedule((0, 1, 1), (0, 2, 2), rate=1.0)
     epsilon = spent(schedule, 4.0, 0.01, 2)
     assert delta_of(4.0 / math.sqrt(6), epsilon) == pytest.approx(0.01, rel=1e-2)
 

@@ -14,11 +14,11 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.core.method import Context
 from fedgist.errors import MethodError
-from fedgist.methods.common.newest import NEVER
+from fedgist.methods.common.latest_messages import NEVER
 from fedgist.methods.fd import FD
 from fedgist.runs.checkpoint import load
 from fedgist.runs.record import read_lines
-from fedgist.testing import Subject
+from fedgist.testing import MethodUnderTest
 from fedgist.testing.small_worlds import federation
 
 
@@ -138,6 +138,6 @@ class ForgetsByLot(FD):
 
 
 def test_forgetting_is_watched_like_every_function_of_the_server() -> None:
-    fed = federation(Subject(ForgetsByLot()).world())
+    fed = federation(MethodUnderTest(ForgetsByLot()).world())
     with pytest.raises(MethodError, match=r"ForgetsByLot.forget draws from torch's generator"):
         fed.forget(0)

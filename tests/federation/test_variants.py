@@ -14,7 +14,7 @@ from fedgist.recipe.resolve import resolve
 from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.paper_comparison import side_by_side
-from fedgist.studies.paper_table import cells, read_table
+from fedgist.studies.paper_table import cells, read_paper_table
 from fedgist.studies.sweep import grid
 
 RECIPE = """
@@ -159,7 +159,7 @@ def test_a_papers_table_runs_them(file: Path, tmp_path: Path) -> None:
         '[table]\nsource = "a paper"\nmethods = ["fedprox@strong", "fedprox", "moon@2", "local"]\n'
         '[columns.x]\nrecipe = "variants"\n'
     )
-    table = read_table(path)
+    table = read_paper_table(path)
     jobs, _ = cells(table, "paper", lambda _: file, tmp_path / "out", seeds=1)
     assert [job.name for job in jobs] == [
         f"x {method} seed 0" for method in ("fedprox@strong", "fedprox", "local")

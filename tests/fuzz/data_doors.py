@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.data.sources.weights_file import read_weights
 from fuzz.mutations import nasty, spoil_bytes, spoil_lines
@@ -176,13 +176,13 @@ def data_file(random: Random, place: Path) -> None:
         read_weights(place / chosen, options["weights"])
         return
     if "unlabelled" in options:
-        read_examples(place / options["unlabelled"], load("digits"))
+        read_examples(place / options["unlabelled"], load_data("digits"))
     elif "path" not in options:
-        load(options.pop("name"), root=place, **options)
+        load_data(options.pop("name"), root=place, **options)
     elif random.random() < 0.3:
         read_examples(place / options["path"], learned(kind))
     else:
-        load(options.pop("name"), **{**options, "path": place / options["path"]})
+        load_data(options.pop("name"), **{**options, "path": place / options["path"]})
 
 
 @functools.cache
@@ -193,7 +193,7 @@ def learned(kind: str) -> Dataset:
         for name, data in files.items():
             write(Path(place) / name, data)
         options = {**how, "path": Path(place) / how["path"]}
-        return load(options.pop("name"), **options)
+        return load_data(options.pop("name"), **options)
 
 
 def write(path: Path, data: bytes) -> None:

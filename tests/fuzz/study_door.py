@@ -10,7 +10,7 @@ import tomli_w
 
 from fedgist.cli.recipe_files import find_recipe, folder
 from fedgist.recipe.reading import read
-from fedgist.studies.paper_table import Scale, cells, is_table, read_table
+from fedgist.studies.paper_table import Scale, cells, is_table, read_paper_table
 from fedgist.studies.search_space import extremes, read_space
 from fedgist.studies.sweep import grid
 from fuzz.mutations import nasty, spoil_bytes, spoil_tree
@@ -49,7 +49,7 @@ def table(random: Random, place: Path) -> None:
     path = written(random, place / "table.toml", document)
     if is_table(path):
         scale: Scale = random.choice(("small", "paper"))
-        cells(read_table(path), scale, find_recipe, place / "out")
+        cells(read_paper_table(path), scale, find_recipe, place / "out")
 
 
 def axes(random: Random, place: Path) -> None:

@@ -18,7 +18,7 @@ from fedgist.errors import MethodError, RecipeError
 from fedgist.methods.cs_fl import (
     CSFL,
     Measurement,
-    flat,
+    flat_vector,
     hard_thresholding,
     stackable_thresholding,
     unflat,
@@ -85,13 +85,13 @@ def largest(x: Floats, count: int) -> Floats:
 def start(small_world: World) -> Floats:
     """The common start as a vector; the layers are numbered alike, so the order is the same."""
     net = small_world.server.task.starts["mlp"]
-    return np.asarray(flat(net.params).double().numpy())
+    return np.asarray(flat_vector(net.params).double().numpy())
 
 
 def server_vector(state: dict[str, Tensor]) -> Floats:
     prefix = "server/averages/weights/mlp/arrays/"
     arrays = {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
-    return np.asarray(flat(arrays).double().numpy())
+    return np.asarray(flat_vector(arrays).double().numpy())
 
 
 @pytest.mark.parametrize("reconstruct", ["clients", "mean"])
@@ -100,7 +100,7 @@ def test_with_all_measurements_of_all_numbers_it_is_fedavg(reconstruct: str) -> 
     assert len(start(small_world)) == NUMBERS
     averaged = trace(world("fedavg", train=ONE_STEP, model=MODEL), Plan(2)).state
     ours = server_vector(trace(small_world, Plan(2)).state)
-    expected = flat({n.rpartition("/")[2]: a for n, a in averaged.items() if "server/" in n})
+    expected = flat_vector({n.rpartition("/")[2]: a for n, a in averaged.items() if "server/" in n})
     np.testing.assert_allclose(ours, expected.double().numpy(), atol=1e-5)
 
 
@@ -180,7 +180,7 @@ def test_measurements_come_down_to_clients_of_the_round_before_and_the_model_to_
     before: set[int] = set()
     kinds = set()
     for _ in range(6):
-        w = flat(fed.server.averages.weights["mlp"].arrays)
+        w = flat_vector(fed.server.averages.weights["mlp"].arrays)
         held = fed.server.sent.hold.bool().tolist()
         assert {c for c, holds in enumerate(held) if holds} == before
         line, _ = fed.advance()
@@ -209,7 +209,7 @@ def test_a_client_that_holds_another_version_is_refused_and_then_gets_the_model(
     assert line["clients/replied"] == len(SIZES) - 1
     assert [entry["client"] for entry in line["refused"]] == [1]
     assert not fed.server.sent.hold[1]
-    w = flat(fed.server.averages.weights["mlp"].arrays)
+    w = flat_vector(fed.server.averages.weights["mlp"].arrays)
     line, _ = fed.advance()
     assert line["clients/replied"] == len(SIZES)
     torch.testing.assert_close(fed.checkpoint().clients["mlp/own/held/numbers"][1], w)
@@ -275,9 +275,9 @@ def test_the_order_of_arrays_does_not_matter() -> None:
     # seen: what came over a wire was ordered otherwise, and updates were differences of strangers
     arrays = {"b": torch.arange(3.0), "a": torch.ones(2, 2), "steps": torch.tensor(3)}
     turned = dict(reversed(arrays.items()))
-    assert torch.equal(flat(arrays), flat(turned))
-    assert flat(arrays).tolist() == [1, 1, 1, 1, 0, 1, 2]
-    back = unflat(2 * flat(arrays), turned)
+    assert torch.equal(flat_vector(arrays), flat_vector(turned))
+    assert flat_vector(arrays).tolist() == [1, 1, 1, 1, 0, 1, 2]
+    back = unflat(2 * flat_vector(arrays), turned)
     assert {n: a.tolist() for n, a in back.items()} == {"a": [[2, 2], [2, 2]], "b": [0, 2, 4]}
 
 

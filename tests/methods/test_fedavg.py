@@ -7,7 +7,7 @@ import torch
 from fedgist.core import random
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Context, Count, Order, Replies, Task, Training
-from fedgist.core.net import Architecture, Net, split
+from fedgist.core.net import Architecture, Net, split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
@@ -16,8 +16,8 @@ from fedgist.methods.common.averaging import Weighted
 from fedgist.methods.fedavg import FedAvg
 from fedgist.models import MODELS
 
-A = split(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3, name="a")
-B = split(lambda: MODELS["logistic"]((4,), 3), (4,), 3, name="b")
+A = split_head(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3, name="a")
+B = split_head(lambda: MODELS["logistic"]((4,), 3), (4,), 3, name="b")
 ORDERS = {name: Order(0, name) for name in "ab"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgist.core import random
 from fedgist.core.method import Batch, Context, Task, Training
-from fedgist.core.net import split
+from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.methods.common.averaging import Weights
@@ -88,7 +88,7 @@ def test_the_bias_is_added_before_the_head_in_predictions() -> None:
     assert line["eval/client/loss_mean"] == pytest.approx(expected, rel=1e-4)
 
 
-ARCH = split(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3)
+ARCH = split_head(lambda: MODELS["mlp"]((4,), 3, hidden=[5]), (4,), 3)
 START = ARCH.start(1)
 X = random.normal(random.key(0), (6, 4))
 Y = random.integers(random.key(1), (6,), 3)
@@ -101,7 +101,9 @@ def loss_and_gradients(x: Tensor, mask: Tensor, consensus: FeatureSum) -> list[T
     params = {n: p.clone().requires_grad_() for n, p in START.params.items()}
     bias = torch.full((5,), 0.3, requires_grad=True)
     down = Common(Weights(START.state()), consensus)
-    value = FedDBE(kappa=7.0).loss(START.having(params), Batch(x, Y, mask), Bias(bias), down, CTX)
+    value = FedDBE(kappa=7.0).loss(
+        START.with_arrays(params), Batch(x, Y, mask), Bias(bias), down, CTX
+    )
     grads = torch.autograd.grad(value, [*params.values(), bias])
     return [value.detach(), *grads]
 

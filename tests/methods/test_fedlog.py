@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedgist.core import random
 from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
-from fedgist.core.net import Architecture, split
+from fedgist.core.net import Architecture, split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.core.privacy import Privacy
@@ -28,7 +28,7 @@ from fedgist.core.replies import Replies, Reply, Subtotal, gather
 from fedgist.core.tree import named
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.common.conjugate_head import (
-    Sums,
+    ClassSums,
     _omega,
     gradient_head,
     log_posterior,
@@ -250,7 +250,7 @@ def make(
     return Context(random.key(0), task, number, stage)
 
 
-TOY = split(lambda: MODELS["mlp"]((4,), 3, hidden=[5], dropout=0.5), (4,), 3, name="toy")
+TOY = split_head(lambda: MODELS["mlp"]((4,), 3, hidden=[5], dropout=0.5), (4,), 3, name="toy")
 
 
 def test_a_summary_is_the_sum_of_rows_by_class_absent_rows_left_out() -> None:
@@ -279,7 +279,7 @@ def test_a_summary_is_the_same_stacked_and_alone() -> None:
         torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool(),
     )
 
-    def summarize(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Sums:
+    def summarize(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> ClassSums:
         return method.summarize(net, Batch(x, y, mask), Nothing(), down, ctx)
 
     stacked = torch.func.vmap(summarize)(x, y, mask).total
@@ -288,7 +288,9 @@ def test_a_summary_is_the_same_stacked_and_alone() -> None:
 
 
 def test_head_and_sums_of_mnist_cost_51_numbers_a_class() -> None:
-    arch = split(lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10, name="mnist")
+    arch = split_head(
+        lambda: MODELS["fedlog_mnist"]((1, 28, 28), 10), (1, 28, 28), 10, name="mnist"
+    )
     method = FedLog()
     ctx = make(method, arch)
     head = method.download(method.init_server(ctx), Order(0, "mnist"), ctx)
@@ -307,8 +309,8 @@ def test_the_server_adds_the_sums_and_solves_and_the_client_installs_the_head() 
     ctx = make(method, TOY)
     before = method.init_server(ctx)
     parts = [
-        Subtotal("a", (0,), 1, "train", Sums(s / 4)),
-        Subtotal("b", (1, 2, 3), 1, "train", Sums(s * 3 / 4)),
+        Subtotal("a", (0,), 1, "train", ClassSums(s / 4)),
+        Subtotal("b", (1, 2, 3), 1, "train", ClassSums(s * 3 / 4)),
     ]
     server = method.server_update(before, gather(parts, ()), ctx)
     assert server.eta.dtype == torch.float32
@@ -339,9 +341,9 @@ def bare() -> nn.Module:
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (split(bare, (4,), 3, name="bare"), "needs a head with a bias; that of bare has none"),
+        (split_head(bare, (4,), 3, name="bare"), "needs a head with a bias; that of bare has none"),
         (
-            split(lambda: MODELS["mlp"]((4,), 3, hidden=[6]), (4,), 3, name="wide"),
+            split_head(lambda: MODELS["mlp"]((4,), 3, hidden=[6]), (4,), 3, name="wide"),
             "one feature width; they have toy 5, wide 6",
         ),
     ],
@@ -358,7 +360,7 @@ def test_a_negative_pseudo_count_is_refused() -> None:
 
 
 def test_the_random_head_is_standard_normal_and_follows_its_key() -> None:
-    arch = split(lambda: nn.Linear(400, 50), (400,), 50, name="wide")
+    arch = split_head(lambda: nn.Linear(400, 50), (400,), 50, name="wide")
     ctx = make(FedLog(), arch)
     eta: Any = FedLog().init_server(ctx).eta
     assert eta.shape == (50, 401)
@@ -372,7 +374,7 @@ def test_the_random_head_is_standard_normal_and_follows_its_key() -> None:
 
 def answered(parts: Mapping[int, Tensor]) -> Replies:
     """Replies whose totals are of these clients' sums."""
-    return gather([Subtotal("toy", (c,), 1, "train", Sums(s)) for c, s in parts.items()], ())
+    return gather([Subtotal("toy", (c,), 1, "train", ClassSums(s)) for c, s in parts.items()], ())
 
 
 def some_sums(*classes: int) -> Tensor:
@@ -420,7 +422,7 @@ def test_a_number_discounts_by_itself_and_a_class_that_nobody_sent_may_keep_its_
 def test_a_client_that_answers_with_two_models_is_one_client_of_the_share() -> None:
     method = FedLog(memory="auto")
     ctx = memory_context(method, clients=2)
-    both = [Subtotal(n, (0, 1), 1, "train", Sums(some_sums(0))) for n in ("small", "large")]
+    both = [Subtotal(n, (0, 1), 1, "train", ClassSums(some_sums(0))) for n in ("small", "large")]
     server = method.server_update(method.init_server(ctx), answered({0: some_sums(1)}), ctx)
     server = method.server_update(server, gather(both, ()), ctx)
     # counted twice, the share would be 2 and rho -1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedgist.core import random
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Nothing
-from fedgist.core.net import split
+from fedgist.core.net import split_head
 from fedgist.core.replies import Subtotal, gather
 from fedgist.methods.fedproto import ClassTotals, FedProto, OwnClasses, Prototypes
 from fedgist.testing.small_worlds import SIZES, federation, law_world, trace, world
@@ -165,7 +165,7 @@ def dropped_out() -> nn.Module:
 
 def test_a_row_whose_features_are_the_prototype_is_not_pulled_whatever_is_dropped_out() -> None:
     # rejects the distance of dropped-out features, which is 0 nowhere
-    net = split(dropped_out, (6,), 3).start(0)
+    net = split_head(dropped_out, (6,), 3).start(0)
     x = random.normal(random.key(3), (1, 6)).expand(30, 6)
     batch = Batch(x, torch.zeros(30, dtype=torch.long), torch.ones(30, dtype=torch.bool))
     down = Prototypes(net.features(x[:3]), torch.ones(3))
@@ -202,7 +202,7 @@ def test_bodies_need_one_width_and_heads_need_no_bias() -> None:
 
     task = law_world(FedProto()).server.task
     flat = task.architectures["flat"]
-    FedProto().check(replace(task, architectures={"flat": flat, "bare": split(bare, (6,), 3)}))
-    wide = split(lambda: nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)), (6,), 3)
+    FedProto().check(replace(task, architectures={"flat": flat, "bare": split_head(bare, (6,), 3)}))
+    wide = split_head(lambda: nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)), (6,), 3)
     with pytest.raises(ValueError, match="fedproto shares class means, so all bodies need one fea"):
         FedProto().check(replace(task, architectures={"flat": flat, "wide": wide}))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
-from fedgist.core.net import split
+from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.methods.common.averaging import Weights
@@ -22,7 +22,7 @@ from fedgist.models import MODELS
 
 Floats = npt.NDArray[np.float64]
 
-ARCH = split(lambda: MODELS["logistic"]((4,), 3), (4,), 3)
+ARCH = split_head(lambda: MODELS["logistic"]((4,), 3), (4,), 3)
 START = ARCH.start(1)
 ROWS = 12
 X = random.normal(random.key(0), (ROWS, 4))
@@ -40,7 +40,7 @@ def method_loss(mu: float, params: dict[str, Tensor]) -> tuple[float, dict[str, 
     """Return the method's loss and gradient."""
     live = {n: p.clone().requires_grad_() for n, p in params.items()}
     value = FedProx(mu=mu).loss(
-        START.having(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
+        START.with_arrays(live), Batch(X, Y, MASK), Nothing(), Weights(START.state()), CTX
     )
     grads = torch.autograd.grad(value, list(live.values()))
     return float(value.detach()), dict(zip(live, grads, strict=True))

@@ -30,8 +30,8 @@ from fedgist.methods import flesd as flesd_file
 from fedgist.methods.flesd import (
     FLESD,
     Ensemble,
+    PublicRepresentations,
     Quantized,
-    Representations,
     SimilarityDistillation,
     Student,
     representations,
@@ -144,7 +144,7 @@ def test_without_own_anchors_a_step_is_adams_on_that_loss_and_the_anchors_follow
     weights = {n: p.clone().requires_grad_() for n, p in start.params.items()}
     order = random.permutation(random.fold(student.order, 0), len(public_rows()))
     rows, places = order[:40], student.queue.places
-    made = normalize(start.having(weights).features(seen(rows)), dim=1)
+    made = normalize(start.with_arrays(weights).features(seen(rows)), dim=1)
     logits = made @ student.queue.anchors.T / 0.1
     hidden = rows.unsqueeze(1) == places
     logits = logits.masked_fill(hidden, -1e9)
@@ -163,7 +163,7 @@ def test_without_own_anchors_a_step_is_adams_on_that_loss_and_the_anchors_follow
         assert torch.allclose(after.momentum[name], follows, atol=1e-6)
     assert float(after.losses) == pytest.approx(float(loss.detach()), abs=1e-5)
     assert after.queue.places.tolist() == [*places.tolist(), *rows.tolist()][-50:]
-    newest = normalize(start.having(dict(after.momentum)).features(seen(rows)), dim=1)
+    newest = normalize(start.with_arrays(dict(after.momentum)).features(seen(rows)), dim=1)
     assert torch.allclose(after.queue.anchors[-40:], newest, atol=1e-6)
     assert torch.equal(after.queue.anchors[:-40], student.queue.anchors[40:])
 
@@ -179,11 +179,11 @@ def test_each_row_is_its_own_anchor_and_older_copies_of_it_are_hidden() -> None:
     student = settings.begin(start, "features", ctx)
     for number in range(3):
         before, rows = student, settings.rows_of(student, number, fed.task)
-        follower = start.having(before.momentum)
+        follower = start.with_arrays(before.momentum)
         own = normalize(follower.features(seen(rows)), dim=1)
         anchors = torch.cat([before.queue.anchors, own])[-n:]
         places = [*before.queue.places.tolist(), *rows.tolist()][-n:]
-        learning = start.having(before.arrays)
+        learning = start.with_arrays(before.arrays)
         made = normalize(learning.features(seen(rows)), dim=1)
         r = ensemble.slots.double().numpy()
         total = 0.0
@@ -368,7 +368,7 @@ def test_other_public_rows_than_the_servers_are_named() -> None:
     values = normalize(random.normal(random.key(0), (n, 5)), dim=1)
     for other in (digest, digest + 1):
         for message in (
-            Representations(values, other),
+            PublicRepresentations(values, other),
             Quantized((127 * values).to(torch.int8), torch.ones(n) / 127, other),
         ):
             objection = fed.method.objection(message, ctx)
@@ -513,7 +513,7 @@ def test_representations_are_those_of_the_rows_one_by_one(monkeypatch: pytest.Mo
     small = world(flesd())
     net = small.server.task.starts["mlp"]
     whole = flesd_file.representations(net, small.server.task, "features")
-    monkeypatch.setattr(flesd_file, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(flesd_file, "ENCODED_AT_ONCE", 7)
     pieces = flesd_file.representations(net, small.server.task, "features")
     assert torch.allclose(whole, pieces, atol=1e-6)
     everything = seen(torch.arange(160))

@@ -24,7 +24,7 @@ from fedgist.methods.flesd import FLESD, SimilarityDistillation
 from fedgist.methods.merged_codist import MergedCodist
 from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
-from fedgist.testing import LAWS, Law, LawError, Subject, check_laws
+from fedgist.testing import LAWS, Law, LawError, MethodUnderTest, check_laws
 from fedgist.testing.example_methods import Digest
 from method_objects import METHOD_OBJECTS, each
 
@@ -76,9 +76,13 @@ NORMED = {
     "flat": {"model": "outside_models:normed", "width": 6, "share": 0.6},
 }
 SUBJECTS = {
-    name: Subject(method) for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
-} | {name: Subject(method, {"architectures": DROPPED}) for name, method in WITH_DROPOUT.items()}
-SUBJECTS["digest, batch norm and dropout"] = Subject(Digest(), {"architectures": NORMED})
+    name: MethodUnderTest(method)
+    for name, method in (METHOD_OBJECTS | SHORTER | EVERY_OPTION).items()
+} | {
+    name: MethodUnderTest(method, {"architectures": DROPPED})
+    for name, method in WITH_DROPOUT.items()
+}
+SUBJECTS["digest, batch norm and dropout"] = MethodUnderTest(Digest(), {"architectures": NORMED})
 
 
 # a subject for each mechanism, tried in `make test`; `make test-all` tries all subjects

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedgist
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
-from fedgist.core.net import split
+from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
 from fedgist.core.optimizer import Optimizer
 from fedgist.errors import MethodError, RecipeError
@@ -135,7 +135,7 @@ def test_nets_that_do_not_fit_are_refused_in_one_line(
 
 def test_a_layer_with_a_bias_and_one_without_are_not_averaged() -> None:
     nets = {"full": nn.Linear(4, 3), "bare": nn.Linear(4, 3, bias=False)}
-    archs = {name: split(partial(nn.Sequential, net), (4,), 3) for name, net in nets.items()}
+    archs = {name: split_head(partial(nn.Sequential, net), (4,), 3) for name, net in nets.items()}
     starts = {name: arch.start(0) for name, arch in archs.items()}
     training = Training(1, 1.0, 1, 8, Optimizer())
     task = Task((4,), 3, 2, archs, starts, training, Classes(3))

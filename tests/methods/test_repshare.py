@@ -23,8 +23,8 @@ from fedgist.core.replies import gather
 from fedgist.core.sampling import drawn_of_each_class
 from fedgist.engines.engine import Simulation
 from fedgist.errors import InputError
-from fedgist.methods.common.newest import Newest
-from fedgist.methods.repshare import Relay, Released, Representations, RepShare
+from fedgist.methods.common.latest_messages import LatestMessages
+from fedgist.methods.repshare import PeerRepresentations, Relay, Released, RepShare
 from fedgist.runs.record import read_lines
 from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import CLASSES, SIZES, blobs, federation, trace, world
@@ -181,7 +181,7 @@ def heard(method: RepShare, messages: dict[int, Released], rounds: dict[int, int
 ALL = dict.fromkeys(range(CLASSES), 4)
 
 
-def owners(down: Representations) -> set[int]:
+def owners(down: PeerRepresentations) -> set[int]:
     return {int(v) - 1 for v in down.seen[..., 0][down.there > 0].tolist()}
 
 
@@ -249,7 +249,7 @@ def test_a_global_mean_is_known_above_the_noise_of_all_clients_together() -> Non
     bound = 2 * ctx.task.num_clients**0.5
     for rows, known in ((bound + 0.1, 1.0), (bound - 0.1, 0.0)):
         parts = {"total": torch.ones(1, 2, 3, 5), "rows": torch.full((1, 2, 3), rows)}
-        relay = Relay.of(Newest(parts, torch.ones(1)), ctx)
+        relay = Relay.of(LatestMessages(parts, torch.ones(1)), ctx)
         assert relay.known.tolist() == [known] * 3
 
 

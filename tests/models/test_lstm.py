@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgist.core.net import split, stacked
+from fedgist.core.net import split_head, stacked
 from fedgist.models.lstm import LSTM, word_lstm
 
 
@@ -38,10 +38,12 @@ def test_it_is_torchs_lstm_without_the_second_bias() -> None:
 
 
 def test_stacked_texts_are_those_of_each_net() -> None:
-    arch = split(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True)
+    arch = split_head(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True)
     nets = [arch.start(seed) for seed in (0, 1)]
     pair = stacked(nets[0], 2)
-    pair = pair.having({name: torch.stack([n.params[name] for n in nets]) for name in pair.params})
+    pair = pair.with_arrays(
+        {name: torch.stack([n.params[name] for n in nets]) for name in pair.params}
+    )
     x = torch.randint(0, 30, (2, 3, 6))
     together = torch.func.vmap(lambda net, rows: net(rows))(pair, x)
     for i, net in enumerate(nets):
@@ -49,7 +51,9 @@ def test_stacked_texts_are_those_of_each_net() -> None:
 
 
 def test_what_comes_later_changes_nothing_before() -> None:
-    net = split(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True).start(0)
+    net = split_head(lambda: word_lstm((6,), 30, embedding=5, hidden=4), (6,), 30, text=True).start(
+        0
+    )
     x = torch.randint(0, 30, (3, 6))
     other = x.clone()
     other[:, 4:] = 0

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.batch import made_up
+from fedgist.core.batch import fake_batch
 from fedgist.core.layers import Pass
-from fedgist.core.net import Net, split
+from fedgist.core.net import Net, split_head
 from fedgist.core.tree import map_leaves, stack
 from fedgist.errors import RecipeError
 from fedgist.models import MODELS
@@ -55,8 +55,8 @@ def test_every_model_splits_and_gives_logits(
     name: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     text = shape == TEXT
-    net = split(lambda: MODELS[name](shape, 6, **options), shape, 6, text=text).start(0)
-    x, _ = made_up(random.key(0), 3, shape, 6, text=text)
+    net = split_head(lambda: MODELS[name](shape, 6, **options), shape, 6, text=text).start(0)
+    x, _ = fake_batch(random.key(0), 3, shape, 6, text=text)
     places = shape if text else ()
     assert net(x).shape == (3, *places, 6)
     assert net.features(x).shape == (3, *places, net.arch.feature_width)
@@ -160,7 +160,7 @@ def test_images_of_another_size_are_a_clear_error(
     name: str, shape: tuple[int, ...], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
-        split(lambda: MODELS[name](shape, 10), shape, 10)
+        split_head(lambda: MODELS[name](shape, 10), shape, 10)
 
 
 WITH_LAST: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
@@ -178,7 +178,7 @@ def test_the_last_activation_alone_decides_the_range_of_features(
     name: str, shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     def features(**last: Any) -> Tensor:
-        net = split(lambda: MODELS[name](shape, 6, **options, **last), shape, 6).start(0)
+        net = split_head(lambda: MODELS[name](shape, 6, **options, **last), shape, 6).start(0)
         x = 30 * torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
         return net.features(x)
 
@@ -195,7 +195,7 @@ def test_the_last_activation_alone_decides_the_range_of_features(
 
 
 def test_a_clamp_stacks() -> None:
-    arch = split(lambda: MODELS["mlp"]((7,), 6, last="clamp", last_bound=0.1), (7,), 6)
+    arch = split_head(lambda: MODELS["mlp"]((7,), 6, last="clamp", last_bound=0.1), (7,), 6)
     nets, x = [arch.start(0), arch.start(1)], torch.randn(2, 5, 7)
     both = torch.func.vmap(lambda net, rows: net.features(rows))(stack(nets), x)
     alone = [net.features(rows) for net, rows in zip(nets, x, strict=True)]
@@ -205,7 +205,7 @@ def test_a_clamp_stacks() -> None:
 @pytest.mark.slow
 def test_mobilenet_stacks() -> None:
     # in double precision: its batch norms enlarge what float32 rounds away
-    arch = split(lambda: MODELS["mobilenetv2"](COLOR, 2, width=0.25), COLOR, 2)
+    arch = split_head(lambda: MODELS["mobilenetv2"](COLOR, 2, width=0.25), COLOR, 2)
     nets = [map_leaves(lambda leaf: leaf.double(), arch.start(seed)) for seed in (0, 1)]
     x = torch.randn(2, 5, *COLOR, dtype=torch.float64)
 

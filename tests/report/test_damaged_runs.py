@@ -16,7 +16,7 @@ from fedgist.cli.main import app
 from fedgist.errors import ReportError
 from fedgist.report import comparison, page, pictures
 from fedgist.report.file_checks import fault_of_client, fault_of_recipe, fault_of_round
-from fedgist.report.run_files import RunFiles, find, readable
+from fedgist.report.run_files import RunFiles, find, usable_runs
 
 from written import write_run  # isort: skip
 
@@ -112,7 +112,7 @@ def test_a_damaged_recipe_leaves_out_its_run_and_no_other(
     assert note.startswith(f"{bad} {why}")
     assert note.endswith(": this run is left out")
     with pytest.raises(ReportError, match="this run is left out"):
-        readable(find([bad.parent]))
+        usable_runs(find([bad.parent]))
 
 
 @pytest.mark.parametrize(

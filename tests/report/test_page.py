@@ -20,7 +20,7 @@ import torch
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.report import comparison, drawing, page, pictures
-from fedgist.report.feature_map import CACHE, embedding
+from fedgist.report.feature_map import CACHE, tsne_points
 from fedgist.report.run_files import find
 from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION
@@ -164,16 +164,16 @@ def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
 
 def test_features_are_arranged_once(folder: Path) -> None:
     run = folder / "fedlog" / "seed-0"
-    first = embedding(run)
+    first = tsne_points(run)
     kept = json.loads((run / CACHE).read_text())
     assert len(kept["points"]) == 24
     kept["points"][0] = [7.0, 7.0]
     (run / CACHE).write_text(json.dumps(kept))
-    again = embedding(run)
+    again = tsne_points(run)
     assert again is not None
     assert again[0][0] == (7.0, 7.0)  # read, not computed again
     (run / CACHE).write_text("{")
-    assert embedding(run) == first  # a damaged cache is made anew
+    assert tsne_points(run) == first  # a damaged cache is made anew
 
 
 def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:

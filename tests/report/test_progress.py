@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import fedgist
-from fedgist.cli.job_progress import score_of
+from fedgist.cli.job_progress import job_score
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
 from fedgist.report.progress import Plain, observing
@@ -66,8 +66,8 @@ def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
 def test_a_job_is_shown_by_its_own_main_metric() -> None:
     job = Job("x", make({"objective": {"name": "simclr"}}), Path("x"))
     line = {"round": 1, "eval/client/accuracy_mean": 0.1, "eval/global/probe": 0.2}
-    assert score_of(job, line, "") == 0.2
-    assert score_of(job, line | {"eval/client/probe_mean": 0.3}, "") == 0.3
-    assert score_of(job, line, "eval/client/accuracy_mean") == 0.1
-    assert score_of(job, {"round": 2}, "") is None
-    assert score_of(job, None, "") is None
+    assert job_score(job, line, "") == 0.2
+    assert job_score(job, line | {"eval/client/probe_mean": 0.3}, "") == 0.3
+    assert job_score(job, line, "eval/client/accuracy_mean") == 0.1
+    assert job_score(job, {"round": 2}, "") is None
+    assert job_score(job, None, "") is None

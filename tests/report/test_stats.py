@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgist.report.stats import compare, estimate, smallest_p
+from fedgist.report.stats import estimate, paired_difference, smallest_p
 
 SEEDS = {0: 0.91, 1: 0.935, 2: 0.902, 3: 0.951, 4: 0.93}
 
@@ -56,7 +56,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 def test_p_is_the_share_of_signs_that_are_as_bad_for_the_row(differences: list[int]) -> None:
     values = {seed: 0.5 + d / 10_000 for seed, d in enumerate(differences)}
     reference = dict.fromkeys(values, 0.5)
-    comparison = compare(values, reference)
+    comparison = paired_difference(values, reference)
     assert comparison is not None
     assert comparison.p == pytest.approx(p_by_hand([float(d) for d in differences]))
     assert comparison.difference.mean == pytest.approx(sum(differences) / len(differences) / 10_000)
@@ -64,26 +64,29 @@ def test_p_is_the_share_of_signs_that_are_as_bad_for_the_row(differences: list[i
 
 def test_pairs_are_made_by_seed_whatever_the_order_and_the_rest_is_left_out() -> None:
     reference = {4: 0.94, 3: 0.96, 2: 0.91, 9: 0.1}
-    comparison = compare(SEEDS, reference)
+    comparison = paired_difference(SEEDS, reference)
     assert comparison is not None
     assert comparison.difference.count == 3
     assert comparison.difference.mean == pytest.approx(
         (0.93 - 0.94 + 0.951 - 0.96 + 0.902 - 0.91) / 3
     )
     assert comparison.p == 0.125
-    assert compare(SEEDS, {7: 0.5}) is None
+    assert paired_difference(SEEDS, {7: 0.5}) is None
 
 
 def test_of_a_loss_lower_is_better() -> None:
     worse = {seed: value + 0.1 + seed / 100 for seed, value in SEEDS.items()}
-    lower, higher = compare(worse, SEEDS, "lower"), compare(worse, SEEDS, "higher")
+    lower, higher = (
+        paired_difference(worse, SEEDS, "lower"),
+        paired_difference(worse, SEEDS, "higher"),
+    )
     assert lower is not None
     assert higher is not None
     assert (lower.p, higher.p) == (smallest_p(5), 1.0)
 
 
 def test_one_pair_has_no_p_and_equal_pairs_have_one() -> None:
-    single, same = compare({0: 0.1}, {0: 0.2}), compare(SEEDS, SEEDS)
+    single, same = paired_difference({0: 0.1}, {0: 0.2}), paired_difference(SEEDS, SEEDS)
     assert single is not None
     assert single.p is None
     assert same is not None

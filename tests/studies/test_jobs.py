@@ -19,7 +19,7 @@ from fedgist.methods import METHODS, base_name
 from fedgist.recipe.reading import make, read
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import is_done, run_jobs
-from fedgist.studies.paper_table import cells, is_table, read_table
+from fedgist.studies.paper_table import cells, is_table, read_paper_table
 from fedgist.studies.search_space import read_space
 from fedgist.studies.sweep import axis, grid
 
@@ -113,7 +113,7 @@ def test_every_table_names_recipes_and_methods_that_the_paper_has_numbers_for() 
     tables = [name for name in shipped() if is_table(folder() / f"{name}.toml")]
     assert "fedlog/table1" in tables
     for name in tables:
-        table = read_table(find_table(name))
+        table = read_paper_table(find_table(name))
         for column in table.columns.values():
             paper = read(find_recipe(column.recipe)).paper
             assert paper.source == table.table.source
@@ -125,7 +125,7 @@ def test_every_table_names_recipes_and_methods_that_the_paper_has_numbers_for() 
 
 
 def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None:
-    table = read_table(find_table("fedlog/table1"))
+    table = read_paper_table(find_table("fedlog/table1"))
     available = [m for m in table.table.methods if base_name(m) in METHODS]
     paper, recipes = cells(table, "paper", find_recipe, tmp_path)
     assert len(paper) == 3 * len(available) * 10
@@ -139,7 +139,7 @@ def test_a_table_has_a_job_for_each_cell_at_either_scale(tmp_path: Path) -> None
 
 
 def test_columns_of_one_recipe_have_settings_and_numbers_of_their_own(tmp_path: Path) -> None:
-    table = read_table(find_table("repshare/table1"))
+    table = read_paper_table(find_table("repshare/table1"))
     jobs_, recipes = cells(table, "paper", find_recipe, tmp_path, methods=["repshare"], seeds=1)
     counts = {job.name.split()[0]: job.recipe.clients.num_clients for job in jobs_}
     assert (counts["mnist_2"], counts["mnist_5"], counts["mnist_10"]) == (2, 5, 10)
@@ -151,7 +151,7 @@ def test_columns_of_one_recipe_have_settings_and_numbers_of_their_own(tmp_path: 
 
 
 def test_a_column_of_one_scale_is_done_at_the_other_by_name_alone(tmp_path: Path) -> None:
-    table = read_table(find_table("flesd/table1"))
+    table = read_paper_table(find_table("flesd/table1"))
     small, paper = (set(cells(table, s, find_recipe, tmp_path)[1]) for s in ("small", "paper"))
     assert "imagenet100_1" in paper - small
     assert "small_1" in small - paper
@@ -164,7 +164,7 @@ def test_a_column_of_one_scale_is_done_at_the_other_by_name_alone(tmp_path: Path
 
 def test_every_column_of_the_papers_table_is_done_at_the_papers_scale(tmp_path: Path) -> None:
     # rejects a column that no command reaches, or that does what another one does
-    table = read_table(find_table("flesd/table1"))
+    table = read_paper_table(find_table("flesd/table1"))
     jobs_, recipes = cells(table, "paper", find_recipe, tmp_path, methods=["flesd"], seeds=1)
     names = {
         f"{data}_{alpha}": (data, float(f"0.{alpha[1:]}" if alpha[0] == "0" else alpha))
@@ -183,7 +183,7 @@ def test_every_column_of_the_papers_table_is_done_at_the_papers_scale(tmp_path: 
 
 
 def test_what_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
-    table = read_table(find_table("fedlog/table1"))
+    table = read_paper_table(find_table("fedlog/table1"))
     with pytest.raises(RecipeError, match="--column svhn: the table has mnist, cifar10, cifar100"):
         cells(table, "small", find_recipe, tmp_path, columns=["svhn"])
     with pytest.raises(
@@ -345,7 +345,7 @@ def test_a_table_that_cannot_be_used_is_refused_in_our_words(
     path = tmp_path / "table.toml"
     path.write_text(text)
     with pytest.raises(RecipeError, match=re.escape(says)) as refused:
-        read_table(path)
+        read_paper_table(path)
     assert "Input should" not in str(refused.value)
 
 
@@ -357,7 +357,7 @@ def test_tables_and_spaces_that_are_no_text_or_too_deep_are_one_line(
     path = tmp_path / "file.toml"
     path.write_bytes(text)
     assert is_table(path) == (text[0] != 0xFF)
-    for reader in (read_table, read_space):
+    for reader in (read_paper_table, read_space):
         with pytest.raises(RecipeError, match=r"file\.toml: \S+"):
             reader(path)
 

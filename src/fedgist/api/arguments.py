@@ -12,13 +12,13 @@ from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.method_loading import checked_class, identity
-from fedgist.recipe.overrides import Group, RowLists
+from fedgist.recipe.overrides import ClientGroup, RowsOfClients
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
 from fedgist.world.models import module_group
 
 
-def clients_of(clients: object, argument: str) -> RowLists | None:
+def clients_of(clients: object, argument: str) -> RowsOfClients | None:
     """Return the values given for each client: a list in order, or a mapping by name.
 
     Raises
@@ -36,7 +36,7 @@ def clients_of(clients: object, argument: str) -> RowLists | None:
             ", or a mapping of names to rows"
         )
     if isinstance(clients, Mapping):
-        found: RowLists = {str(name): rows for name, rows in clients.items()}
+        found: RowsOfClients = {str(name): rows for name, rows in clients.items()}
     else:
         found = list(clients)
     if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
@@ -75,8 +75,8 @@ def with_method(recipe: Recipe, method: Method) -> Recipe:
 
 
 def groups_of(
-    model: object, clients: RowLists | None, *, own_start: bool
-) -> dict[str, Group] | None:
+    model: object, clients: RowsOfClients | None, *, own_start: bool
+) -> dict[str, ClientGroup] | None:
     """Return the groups of clients with one model each, from a module, a factory or a mapping.
 
     A group lists its clients by number, or by name if ``clients`` is a mapping.
@@ -101,7 +101,7 @@ def groups_of(
     }
 
 
-def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> Group:
+def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> ClientGroup:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
         raise RecipeError(
             f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import printable
-from fedgist.report.formatting import percent, size
+from fedgist.report.formatting import bytes_text, percent
 from fedgist.report.html import html_table, paragraph
 from fedgist.report.progress import main_column, title
 from fedgist.report.run_tables import rounds_sheet
@@ -67,6 +67,6 @@ class Result:
             title(side, str(self.folder or "")),
             f"{self.federation.round} rounds",
             *([] if last is None else [f"{score} {percent(last)}"]),
-            f"{size(sent['up_bytes'])} up, {size(sent['down_bytes'])} down",
+            f"{bytes_text(sent['up_bytes'])} up, {bytes_text(sent['down_bytes'])} down",
         ]
         return printable("; ".join(parts))

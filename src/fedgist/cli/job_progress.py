@@ -43,10 +43,10 @@ def do_jobs(
     from fedgist.studies.jobs import fault_of, is_done, run_jobs
 
     failed: dict[str, str] = {}
-    known = jobs if isinstance(jobs, list) else []
-    for note in dict.fromkeys(note for job in known for note in job.recipe.dropped):
+    listed_jobs = jobs if isinstance(jobs, list) else []
+    for note in dict.fromkeys(note for job in listed_jobs for note in job.recipe.dropped):
         say(note, error=True)
-    for job in known:
+    for job in listed_jobs:
         # a folder with another run is refused before any job starts
         if not fault_of(job, archive) and not (archive and archive.holds(job)):
             is_done(job)
@@ -99,7 +99,7 @@ def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener
         yield _Lines(count, metric)
 
 
-def score_of(job: Job, line: Line | None, metric: str) -> float | None:
+def job_score(job: Job, line: Line | None, metric: str) -> float | None:
     """Return a job's score in a round's line: the column ``metric``, or the job's main metric."""
     columns = (metric,) if metric else of_main(job.recipe.objective.metrics[0])
     return next((line[name] for name in columns if line and name in line), None)
@@ -116,7 +116,7 @@ class _Lines:
 
     def __call__(self, job: Job, event: Event) -> bool:
         self.began.setdefault(job.name, time.perf_counter())
-        if (value := score_of(job, event.line, self.metric)) is not None:
+        if (value := job_score(job, event.line, self.metric)) is not None:
             self.accuracy[job.name] = value
         if event.kind in ENDS:
             self.ended += 1
@@ -147,7 +147,7 @@ class _Bars:
         bar = self.bars[job.name]
         if event.line:
             self.progress.update(bar, completed=event.line["round"])
-            if (value := score_of(job, event.line, self.metric)) is not None:
+            if (value := job_score(job, event.line, self.metric)) is not None:
                 self.progress.update(bar, accuracy=percent(value))
         if event.kind in ENDS:
             self.progress.remove_task(bar)

@@ -70,11 +70,11 @@ def main() -> None:
 
 def _tell() -> Callable[[str, str], None]:
     """Return a function that announces each imported user module once."""
-    told: set[str] = set()
+    announced: set[str] = set()
 
     def tell(key: str, place: str) -> None:
-        if place not in told:
-            told.add(place)
+        if place not in announced:
+            announced.add(place)
             _say(f"{key} = {place!r}: importing this module runs its code ({NO_CODE} refuses it)")
 
     return tell
@@ -124,7 +124,10 @@ def _fail(message: str, code: int) -> None:
 
 @app.command("list", rich_help_panel=START)
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or recipes.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="what", help="methods, datasets, models, partitions or recipes."),
+    ],
 ) -> None:
     """List the available methods, datasets, models, partitions or recipes.
 
@@ -143,6 +146,6 @@ def list_(
     }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
-    for name, summary in tables[one_of(what, tables, "argument")]().items():
+    for name, summary in tables[one_of(kind, tables, "argument")]().items():
         table.add_row(words(name), words(summary))
     console().print(table)

@@ -39,8 +39,8 @@ def predict(
     model, names = trained_model(federation, world, client), world.data.names
     if world.data.text:
         likeliest = sayable(model.probabilities(read_further(data, _field(world)))).max(1)
-        told = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(told)]
+        predictions = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        rows = [[str(i), names[word], f"{p:.6g}"] for i, (word, p) in enumerate(predictions)]
         _write([["row", "next", "p"], *rows], out)
         return
     probabilities = model.probabilities(read_examples(data, world.data))
@@ -146,13 +146,13 @@ def probe(
     clients = list(range(len(world.partition.test)))
     if client is not None:
         clients = [] if alone else [client_number(world.partition, client)]
-    found = probed(federation, world, clients, kinds, starts=starts)
+    all_scores = probed(federation, world, clients, kinds, starts=starts)
     # the server's models are probed with every request
     wanted = (client, *(f"start/{name}" for name in federation.task.starts)) if alone else ()
-    scores = {who: values for who, values in found if not wanted or who in wanted}
+    scores = {who: values for who, values in all_scores if not wanted or who in wanted}
     if as_json:
-        told = [{"model": who, **values} for who, values in scores.items()]
-        sys.stdout.write(to_json({"probes": told}) + "\n")
+        entries = [{"model": who, **values} for who, values in scores.items()]
+        sys.stdout.write(to_json({"probes": entries}) + "\n")
         return
     lines = tuple((who, *(percent(of[kind]) for kind in kinds)) for who, of in scores.items())
     rows = f"{len(world.data.y)} training rows, scored on {len(world.data.y_test)} test rows"
@@ -169,8 +169,8 @@ def _means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def _sheet(
     scores: Mapping[str, Mapping[str, float]], rows: int, metrics: Sequence[Metric]
 ) -> Sheet:
-    known = {metric.name: metric for metric in (*metrics, LOSS)}
-    columns = [known[name] for name in next(iter(scores.values()))]
+    by_name = {metric.name: metric for metric in (*metrics, LOSS)}
+    columns = [by_name[name] for name in next(iter(scores.values()))]
     lines = dict(scores) | ({"mean": _means(scores)} if len(scores) > 1 else {})
     return Sheet(
         f"Final models on {rows} rows",

@@ -13,7 +13,7 @@ from fedgist.report.terminal import console, words
 ALL = "all"  # of --client: every client's model
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
-Examples = Annotated[
+ExamplesPath = Annotated[
     Path,
     typer.Argument(
         help="Examples: .npz or .npy, a table (.csv, .tsv, .parquet), an image or a folder."
@@ -24,7 +24,7 @@ Examples = Annotated[
 @app.command(rich_help_panel=USE)
 def predict(
     folder: RunFolder,
-    data: Examples,
+    data: ExamplesPath,
     client: ModelId,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="CSV file. Default: standard output.")
@@ -48,7 +48,7 @@ def predict(
 @app.command(rich_help_panel=USE)
 def evaluate(
     folder: RunFolder,
-    data: Examples,
+    data: ExamplesPath,
     client: Annotated[
         str, typer.Option("--client", help="A client's name or number, server/NAME, or all.")
     ] = ALL,
@@ -67,8 +67,8 @@ def evaluate(
     """
     from fedgist.cli import model_answers
 
-    one = None if client == ALL else client
-    model_answers.evaluate(folder, data, one, data_root, as_json=as_json)
+    chosen = None if client == ALL else client
+    model_answers.evaluate(folder, data, chosen, data_root, as_json=as_json)
 
 
 @app.command(rich_help_panel=USE)
@@ -99,9 +99,9 @@ def probe(
     """
     from fedgist.cli import model_answers
 
-    one = None if client == ALL else client
+    chosen = None if client == ALL else client
     kinds = by.split(",")
-    model_answers.probe(folder, one, kinds, data_root, starts=starts, as_json=as_json)
+    model_answers.probe(folder, chosen, kinds, data_root, starts=starts, as_json=as_json)
 
 
 @app.command("export", rich_help_panel=USE)

@@ -48,12 +48,12 @@ def find_space(name: str) -> Path:
     if Path(name).exists():
         return Path(name)
     root = folder() / SPACES
-    known = {p.relative_to(root).with_suffix("").as_posix(): p for p in root.rglob("*.toml")}
-    if name not in known:
+    spaces = {p.relative_to(root).with_suffix("").as_posix(): p for p in root.rglob("*.toml")}
+    if name not in spaces:
         raise RecipeError(
-            f"no search space {name}: there is no such file{did_you_mean(name, sorted(known))}"
+            f"no search space {name}: there is no such file{did_you_mean(name, sorted(spaces))}"
         )
-    return known[name]
+    return spaces[name]
 
 
 def shipped() -> dict[str, str]:

@@ -45,11 +45,11 @@ Reference = Annotated[
         "--reference", metavar="ROW", help="Row to compare all others with: its label or method."
     ),
 ]
-Metric = Annotated[
+MetricOption = Annotated[
     str | None,
     typer.Option("--metric", help="Column of rounds.jsonl. Default: the objective's first metric."),
 ]
-Target = Annotated[
+TargetOption = Annotated[
     float | None,
     typer.Option(
         "--target-accuracy",
@@ -83,8 +83,8 @@ def show(
     --------
     fedgist show runs/demo --png accuracy.png
     """
-    found = run_files.find(folders, trust=trust)
-    runs, problems = run_files.readable(found)
+    all_runs = run_files.find(folders, trust=trust)
+    runs, problems = run_files.usable_runs(all_runs)
     screen = console()
     for problem in (*problems, *run_files.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
@@ -97,12 +97,12 @@ def show(
         screen.print(words(f"drawn in {png}"))
     elif text := chart_of(lines, min(screen.width, 100)):
         screen.print(paragraph(text))
-    _end(found)
+    _end(all_runs)
 
 
-def _end(found: Sequence[RunFiles]) -> None:
+def _end(runs: Sequence[RunFiles]) -> None:
     """Exit with code 1 if a run was left out."""
-    if not all(run.usable for run in found):
+    if not all(run.usable for run in runs):
         raise typer.Exit(1)
 
 
@@ -110,8 +110,8 @@ def _end(found: Sequence[RunFiles]) -> None:
 def compare(
     folders: Folders,
     reference: Reference = None,
-    target_accuracy: Target = None,
-    metric: Metric = None,
+    target_accuracy: TargetOption = None,
+    metric: MetricOption = None,
     two_sided: TwoSided = False,
     form: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
@@ -131,11 +131,11 @@ def compare(
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    found = run_files.find(folders, trust=trust)
-    study = _study(found, reference, metric, target_accuracy, two_sided=two_sided)
+    runs = run_files.find(folders, trust=trust)
+    study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
     output = render(study, chosen_form)
     if out is not None or chosen_form == "csv":  # CSV has no place for notes
-        for problem in run_files.problems_of(found):
+        for problem in run_files.problems_of(runs):
             say(f"! {problem}", error=True)
     if out is not None:
         if not isinstance(output, str):
@@ -147,7 +147,7 @@ def compare(
         sys.stdout.write(output)
     else:
         console().print(output)
-    _end(found)
+    _end(runs)
 
 
 def _study(
@@ -176,8 +176,8 @@ def report(
         "report.html"
     ),
     reference: Reference = None,
-    target_accuracy: Target = None,
-    metric: Metric = None,
+    target_accuracy: TargetOption = None,
+    metric: MetricOption = None,
     two_sided: TwoSided = False,
     over: Annotated[
         list[str] | None,
@@ -206,8 +206,8 @@ def report(
     fedgist report runs/demo --reference fedlog -o demo.html
     fedgist report runs/alpha --over partition.alpha
     """
-    found = run_files.find(folders, trust=trust)
-    study = _study(found, reference, metric, target_accuracy, two_sided=two_sided)
+    runs = run_files.find(folders, trust=trust)
+    study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
     drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
     html = page.render(study, drawn, title)
@@ -217,8 +217,8 @@ def report(
     screen = console()
     for note in study.notes:
         screen.print(words(f"! {note}", "yellow"))
-    screen.print(words(f"{out}: {formatting.size(len(html.encode()))}, {len(drawn)} figures"))
-    _end(found)
+    screen.print(words(f"{out}: {formatting.bytes_text(len(html.encode()))}, {len(drawn)} figures"))
+    _end(runs)
 
 
 @app.command("watch", rich_help_panel=LOOK)
@@ -248,13 +248,13 @@ def watch_(
     screen = console()
     view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
     printed: set[str] = set()
-    found: list[RunFiles] = []
+    all_runs: list[RunFiles] = []
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                found = run_files.find(folders, trust=trust)
-                runs = [run for run in found if run.usable]
-                problems = [*run_files.problems_of(found), *run_files.not_sealed(runs)]
+                all_runs = run_files.find(folders, trust=trust)
+                runs = [run for run in all_runs if run.usable]
+                problems = [*run_files.problems_of(all_runs), *run_files.not_sealed(runs)]
                 for run in runs:
                     for tracker in trackers:
                         tracker.send(run)
@@ -273,4 +273,4 @@ def watch_(
     finally:
         for tracker in trackers:
             tracker.close()
-    _end(found)
+    _end(all_runs)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
-from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, Settings, app
+from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, SettingsOption, app
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
 from fedgist.report import run_files
@@ -35,7 +35,7 @@ AsJson = Annotated[
 @app.command(rich_help_panel=START)
 def run(
     recipe: RecipeOrDemo = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     seeds: Annotated[
         int,
         typer.Option(
@@ -98,7 +98,7 @@ def run(
 
 def _print_overview(folders: Sequence[Path]) -> None:
     screen = console()
-    runs, problems = run_files.readable(run_files.find(folders))
+    runs, problems = run_files.usable_runs(run_files.find(folders))
     for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     screen.print(SheetView(overview(runs)))
@@ -139,7 +139,7 @@ def forget(
 @app.command(rich_help_panel=START)
 def partition(
     recipe: RecipeOrDemo = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     png: Annotated[Path | None, typer.Option(help="Also draw the partition in this PNG.")] = None,
     data_root: DataRoot = None,
 ) -> None:

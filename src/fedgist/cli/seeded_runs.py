@@ -72,7 +72,7 @@ def _seeds(
         except DiskFullError as full:
             if any(out.glob(f"seed-*/{RECIPE}")):
                 command = resume_command(out, "--seeds", str(count))
-                raise DiskFullError(full.what, command) from full
+                raise DiskFullError(full.reason, command) from full
             raise
 
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 # the commands in the order of first use, in the panels of --help
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
-JOURNEY = (
+COMMAND_ORDER = (
     *("list", "partition", "run", "forget"),
     *("watch", "show", "compare", "report"),
     *("predict", "evaluate", "probe", "export"),
@@ -20,17 +20,17 @@ JOURNEY = (
 )
 
 
-class Journey(TyperGroup):
+class OrderedGroup(TyperGroup):
     """Lists the commands in the order of first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        return sorted(super().list_commands(ctx), key=JOURNEY.index)
+        return sorted(super().list_commands(ctx), key=COMMAND_ORDER.index)
 
 
 app = typer.Typer(
     name="fedgist",
-    cls=Journey,
+    cls=OrderedGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -45,7 +45,7 @@ RecipeOrDemo = Annotated[
         help="A recipe file, or the name of one that comes with fedgist. Default: demo.",
     ),
 ]
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",

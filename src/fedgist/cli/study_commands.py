@@ -13,8 +13,8 @@ import typer
 
 from fedgist.cli.job_progress import do_jobs, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_space, find_table
-from fedgist.cli.result_commands import Reference, Target
-from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_runs
+from fedgist.cli.result_commands import Reference, TargetOption
+from fedgist.cli.shared_options import SEARCH, DataRoot, SettingsOption, app, same_runs
 from fedgist.errors import one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, run_files, table_formats, tables
@@ -26,7 +26,7 @@ from fedgist.runs import atomic_files
 from fedgist.runs.composition import notes_on
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
-from fedgist.studies.paper_table import Scale, cells, read_table
+from fedgist.studies.paper_table import Scale, cells, read_paper_table
 from fedgist.studies.private_choice import HOW, NOT_COVERED
 from fedgist.studies.sweep import grid
 from fedgist.studies.tune import OBJECTIVE, Tuner, storing
@@ -37,7 +37,7 @@ AtOnce = Annotated[
         "--jobs", "-j", min=1, help="Runs at a time, one core each. Default: the number of cores."
     ),
 ]
-Seeds = Annotated[
+SeedsOption = Annotated[
     int, typer.Option(min=1, help="Number of seeds per cell, counted from the recipe's seed.")
 ]
 RecipeName = Annotated[
@@ -46,7 +46,9 @@ RecipeName = Annotated[
         metavar="RECIPE", help="A recipe file, or the name of one that comes with fedgist."
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the table and errors.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only the table and errors.")
+]
 
 ArchiveFolder = Annotated[
     Path | None,
@@ -86,8 +88,8 @@ def sweep(
             help="Values of a key. Several --grid options give every combination.",
         ),
     ],
-    settings: Settings = None,
-    seeds: Seeds = 1,
+    settings: SettingsOption = None,
+    seeds: SeedsOption = 1,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -96,11 +98,11 @@ def sweep(
     ] = None,
     jobs: AtOnce = None,
     reference: Reference = None,
-    target_accuracy: Target = None,
+    target_accuracy: TargetOption = None,
     data_root: DataRoot = None,
     archive: ArchiveFolder = None,
     rerun: Rerun = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run a grid of settings and seeds in parallel, and compare the results.
 
@@ -141,14 +143,14 @@ def tune(
     trials: Annotated[
         int, typer.Option(min=1, help="Number of trials, including those of earlier calls.")
     ] = 20,
-    settings: Settings = None,
-    seeds: Seeds = 1,
+    settings: SettingsOption = None,
+    seeds: SeedsOption = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the study. Default: runs/tune-RECIPE.")
     ] = None,
     jobs: AtOnce = None,
     data_root: DataRoot = None,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Search hyper-parameters with Optuna on validation data only; bad trials are stopped early.
 
@@ -209,12 +211,12 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _print_trials(folders: Sequence[Path]) -> None:
-    found = run_files.find(folders)
-    for problem in run_files.problems_of(found):
+    runs = run_files.find(folders)
+    for problem in run_files.problems_of(runs):
         say(f"! {problem}", error=True)
-    if not any(run.usable for run in found):
+    if not any(run.usable for run in runs):
         return
-    trials = comparison.study(found, metric=OBJECTIVE)
+    trials = comparison.study(runs, metric=OBJECTIVE)
     best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
     console().print(table_formats.in_words(results, [], "terminal"))
@@ -238,7 +240,7 @@ def reproduce(
         int | None,
         typer.Option(min=1, help="Number of seeds. Default: the table's at this scale."),
     ] = None,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the runs. Default: runs/TABLE-SCALE.")
     ] = None,
@@ -249,7 +251,7 @@ def reproduce(
     data_root: DataRoot = None,
     archive: ArchiveFolder = None,
     rerun: Rerun = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Run every cell of a paper's table, and print fedgist's numbers next to the paper's.
 
@@ -263,7 +265,7 @@ def reproduce(
     path = find_table(table)
     chosen_scale = SCALES[one_of(scale, SCALES, "scale")]
     chosen_form = REPRODUCE_FORMATS[one_of(form, REPRODUCE_FORMATS, "format")]
-    parsed = read_table(path)
+    parsed = read_paper_table(path)
     out = out or Path("runs") / f"{path.parent.name}-{path.stem}-{scale}"
     todo, recipes = cells(
         parsed,

@@ -18,7 +18,7 @@ module                               contents for an author of a method
 ``core.sampling``                    ``drawn_clients``: the clients of a round
 ``methods.common.linear_head``       ``class_sums``, ``class_means``, ``LinearHead``
 ``methods.common.averaging``         ``Averaging``, ``Weights``: weighted averages of weights
-``methods.common.newest``            ``Newest``: each client's newest message, stored by a relay
+``methods.common.latest_messages``   ``LatestMessages``: each client's newest message, for a relay
 ``methods.common.server_training``   training steps at the server, in stages that can be resumed
 ===================================  =============================================================
 """

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Saved(Protocol):
+class SavedTensors(Protocol):
     """The context: tensors that the forward pass saves for the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]

@@ -50,7 +50,7 @@ class Batch:
     annotations: dict[str, Tensor] = field(default_factory=dict)
 
 
-def repeated(batch: Batch, times: int) -> Batch:
+def repeated_rows(batch: Batch, times: int) -> Batch:
     """Return the rows of a batch ``times`` times, (times * batch, ...): one copy for each view."""
     if times == 1:
         return batch
@@ -77,7 +77,7 @@ class RowSet(Protocol):
         """
 
 
-def made_up(
+def fake_batch(
     key: Tensor, rows: int, shape: Sequence[int], num_classes: int, *, text: bool
 ) -> tuple[Tensor, Tensor]:
     """Return random inputs ``(rows, *shape)`` and labels in the form of a task's examples.

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedgist.core.autograd_types import Lot, Saved
+from fedgist.core.autograd_types import Lot, SavedTensors
 
 Normed = tuple[Tensor, Tensor, Tensor]
 _SPATIAL = 2  # the first dimension after rows and channels
@@ -62,7 +62,7 @@ def _row_sums(x: Tensor) -> Tensor:
     return x.flatten(_SPATIAL).sum(_SPATIAL) if x.dim() > _SPATIAL else x
 
 
-class _Kept(Saved, Protocol):
+class _Kept(SavedTensors, Protocol):
     eps: float
 
 
@@ -112,7 +112,7 @@ class _Each(torch.autograd.Function):
             for a, d in zip(arrays, in_dims[:-1], strict=True)
         ]
         normed = [_norm_each(*client, eps) for client in zip(*rows, strict=True)]
-        return tuple(torch.stack(found) for found in zip(*normed, strict=True)), (0, 0, 0)
+        return tuple(torch.stack(outputs) for outputs in zip(*normed, strict=True)), (0, 0, 0)
 
 
 _norm_each: Callable[..., Normed] = _Each.apply

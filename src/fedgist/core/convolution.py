@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedgist.core.autograd_types import Lot, Saved
+from fedgist.core.autograd_types import Lot, SavedTensors
 
 # Measured bounds on channels in and out: joint convolution and pooling is faster up to these.
 IMAGE, NARROW = 4, 16
@@ -105,7 +105,7 @@ class _EachConv(torch.autograd.Function):
         return F.conv2d(x, weight, bias, *settings)
 
     @staticmethod
-    def setup_context(ctx: Saved, inputs: tuple[object, ...], output: Tensor) -> None:
+    def setup_context(ctx: SavedTensors, inputs: tuple[object, ...], output: Tensor) -> None:
         """Save nothing: gradients flow through the calls of the batching rule."""
 
     @staticmethod
@@ -131,11 +131,11 @@ class _MaxOfFour(torch.autograd.Function):
         return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
 
     @staticmethod
-    def setup_context(ctx: Saved, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: SavedTensors, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> Tensor:
+    def backward(ctx: SavedTensors, *grads: Tensor) -> Tensor:
         (four,), (grad,) = ctx.saved_tensors, grads
         a, b, c, d = four.chunk(4, -3)
         out = torch.empty_like(four)
@@ -183,11 +183,11 @@ class _MaxPool(torch.autograd.Function):
         return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
     @staticmethod
-    def setup_context(ctx: Saved, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: SavedTensors, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> Tensor:
+    def backward(ctx: SavedTensors, *grads: Tensor) -> Tensor:
         (x,), (grad,) = ctx.saved_tensors, grads
         top, bottom = x[..., ::2, :], x[..., 1::2, :]
         rows = torch.maximum(top, bottom)

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.autograd_types import Lot, Saved
+from fedgist.core.autograd_types import Lot, SavedTensors
 from fedgist.core.batch_norm import by_channel, of_each, of_stack
 from fedgist.core.convolution import Conv2d, MaxPool2d, can_pool, pools_by_two
 
@@ -188,11 +188,11 @@ class _Linear(torch.autograd.Function):
         return torch.matmul(x, weight.mT) + bias.unsqueeze(-2)
 
     @staticmethod
-    def setup_context(ctx: Saved, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: SavedTensors, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    def backward(ctx: SavedTensors, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         for_x = torch.matmul(grad, weight) if ctx.needs_input_grad[0] else None
         for_weight = torch.matmul(grad.mT, x) if ctx.needs_input_grad[1] else None

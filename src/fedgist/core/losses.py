@@ -86,8 +86,8 @@ def contrast(log_h: Tensor, y: Tensor) -> Tensor:
     ``log_h`` (batch, classes) is ln h, and ``y`` is (batch,). h is a discriminator's probability
     that a row has the class of a representation (Berdoz et al. 2022, l_disc).
     """
-    own = F.one_hot(y, log_h.shape[1]).bool()
-    return -torch.where(own, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
+    own_class = F.one_hot(y, log_h.shape[1]).bool()
+    return -torch.where(own_class, log_h, torch.log1p(-log_h.exp().clamp(max=SURE)))
 
 
 def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def information_bound(log_h: Tensor, y: Tensor, frequency: Tensor, there: Tensor
     share = present / present.sum(1, keepdim=True).clamp(min=torch.finfo(present.dtype).tiny)
     negatives = log_h.shape[2] - 1
     apart = torch.log1p(-log_h.exp().clamp(max=SURE))
-    own = log_h.gather(2, y.view(-1, 1, 1).expand(-1, log_h.shape[1], 1)).squeeze(2)
-    bounds = math.log(max(negatives, 1)) + own + negatives * (apart * share).sum(2)
+    of_own_class = log_h.gather(2, y.view(-1, 1, 1).expand(-1, log_h.shape[1], 1)).squeeze(2)
+    bounds = math.log(max(negatives, 1)) + of_own_class + negatives * (apart * share).sum(2)
     has = there[:, y].T * (present.sum(1) > 0)  # (batch, lots)
     mean = (bounds * has).sum(1) / has.sum(1).clamp(min=1.0)
     return torch.where(has.sum(1) > 0, mean, torch.nan)

@@ -117,12 +117,14 @@ def scope(kind: type) -> Scope:
 
 def payload_bytes(value: object) -> int:
     """Return the bytes of a message: elements times element size, or its wire form's size."""
-    return int(wire_form.size(type(value), named(value)))
+    return int(wire_form.wire_bytes(type(value), named(value)))
 
 
 def payloads(stack: object, count: int) -> list[int]:
     """Return the bytes of each of ``count`` messages in a stack of ``(count, ...)`` arrays."""
-    sizes: list[int] = wire_form.size(type(stack), named(stack), lead=1).expand(count).tolist()
+    sizes: list[int] = (
+        wire_form.wire_bytes(type(stack), named(stack), lead=1).expand(count).tolist()
+    )
     return sizes
 
 
@@ -209,7 +211,7 @@ def refuse(value: object, form: Form) -> str | None:
 
     It checks the type, the arrays' names, element types and shapes (and so the size). It checks
     that every number is finite and small enough for a sum of such messages, that the message fits
-    its type's declaration (:func:`misfit`), and its norm.
+    its type's declaration (:func:`why_not_as_declared`), and its norm.
     """
     if type(value) is not form.kind:
         return f"it is a {type(value).__name__}, not a {form.kind.__name__}"
@@ -221,21 +223,23 @@ def refuse(value: object, form: Form) -> str | None:
     reasons = (
         _refuse_array(name, array, *expected[name], form.terms) for name, array in arrays.items()
     )
-    reason = next((reason for reason in reasons if reason), None) or misfit(arrays, form)
+    reason = next((reason for reason in reasons if reason), None) or why_not_as_declared(
+        arrays, form
+    )
     return reason or _refuse_norm(arrays, form.max_norm)
 
 
-def misfit(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
+def why_not_as_declared(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
     """Return why a message, or a stack of messages, contradicts its type's declaration, or None.
 
     It must have a wire form, and its counts must be possible.
     """
-    if reason := wire_form.misfit(form.kind, arrays):
+    if reason := wire_form.why_not_decodable(form.kind, arrays):
         return reason
     return None if form.counts is None else impossible(form.kind, arrays, form.counts)
 
 
-def unaddable(form: Form) -> str | None:
+def why_not_summable(form: Form) -> str | None:
     """Return why uploads of this form cannot be summed, or None: integers wrap, halves overflow."""
     if reduction(form.kind) != "sum":
         return None

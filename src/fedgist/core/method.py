@@ -27,7 +27,7 @@ Federated averaging in full (McMahan et al. 2017, algorithm 1), on five clients 
 ...         return server
 ...
 ...     def receive(self, net, own, down, ctx):
-...         return net.having(down.arrays), own
+...         return net.with_arrays(down.arrays), own
 ...
 ...     def upload(self, net, own, sums, down, ctx):  # n_k w_k and n_k
 ...         return Weights({k: sums.rows * v for k, v in net.state().items()}, sums.rows), own

@@ -16,7 +16,7 @@ from fedgist.registry import Registry
 if TYPE_CHECKING:  # it loads torch
     from fedgist.core.objective import Objective
 
-Unit = Literal["fraction", "nats", "bytes", "seconds", ""]
+MetricUnit = Literal["fraction", "nats", "bytes", "seconds", ""]
 Direction = Literal["higher", "lower"]
 ALL_ROWS, HELD_OUT = "all", "validation"  # the server's own sets of rows
 
@@ -31,7 +31,7 @@ class Metric:
 
     name: str
     title: str
-    unit: Unit
+    unit: MetricUnit
     better: Direction
     least: float | None = None
     most: float | None = None

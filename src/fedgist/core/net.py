@@ -53,7 +53,7 @@ class Architecture:
     dropout: Dropout | None = field(default=None, repr=False)
     drops_features: bool = False
 
-    def laid_out(self, *, each: bool) -> Architecture:
+    def with_layout(self, *, each: bool) -> Architecture:
         """Return the architecture with unstacked (``each``) or stacked layers.
 
         This concerns convolutions and batch norm.
@@ -144,7 +144,7 @@ class Net:
         holds = self.arch.layers.holds
         return self.part(part) | {k: v for k, v in self.buffers.items() if holds(part, k)}
 
-    def having(self, arrays: Mapping[str, Tensor]) -> Net:
+    def with_arrays(self, arrays: Mapping[str, Tensor]) -> Net:
         """Return the same net with some parameters or buffers replaced.
 
         Raises
@@ -167,10 +167,12 @@ class Net:
 
     def with_head(self, weight: Tensor, bias: Tensor) -> Net:
         """Return the same body under another head: ``weight`` (classes, m), ``bias`` (classes,)."""
-        return self.having({f"{self.arch.head}.weight": weight, f"{self.arch.head}.bias": bias})
+        return self.with_arrays(
+            {f"{self.arch.head}.weight": weight, f"{self.arch.head}.bias": bias}
+        )
 
 
-def split(
+def split_head(
     build: Callable[[], nn.Module],
     input_shape: Iterable[int],
     num_classes: int,
@@ -241,8 +243,8 @@ def head_of(
         raise ValueError(f"{name} has no linear layer to be the head")
     head = list(linear)[-1] if head is None else head
     if head not in linear:
-        known = ", ".join(linear) or "none"
-        raise ValueError(f"{name} has no linear layer {head!r}; its linear layers: {known}")
+        choices = ", ".join(linear) or "none"
+        raise ValueError(f"{name} has no linear layer {head!r}; its linear layers: {choices}")
     if linear[head].out_features != num_classes:
         outputs = linear[head].out_features
         raise ValueError(

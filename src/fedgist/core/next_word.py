@@ -23,7 +23,7 @@ SPECIAL = ("<pad>", "<begin>", "<end>", "<unknown>")  # their names
 
 
 @tree
-class WordMarks:
+class WordPredictions:
     """Sums over the tokens of each text, each (rows,).
 
     ``loss`` in nats is the sum over all ``places`` counted tokens. ``right`` of the ``words``
@@ -72,41 +72,44 @@ class NextWord:
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of texts, (), for ``logits`` (batch, length, words), weighted."""
         places = counted(batch)
-        found = _cross_entropy(logits, batch.y, self.smoothing)
-        of_text = torch.where(places, found, 0.0).sum(1) / places.sum(1).clamp(min=1)
+        per_token = _cross_entropy(logits, batch.y, self.smoothing)
+        of_text = torch.where(places, per_token, 0.0).sum(1) / places.sum(1).clamp(min=1)
         of_text = of_text if batch.weight is None else of_text * batch.weight
         return losses.masked_mean(of_text, batch.mask)
 
-    def mark(self, logits: Tensor, batch: Batch) -> WordMarks:
+    def predict_rows(self, logits: Tensor, batch: Batch) -> WordPredictions:
         """Return the sums of each text, for ``logits`` (batch, length, words)."""
         places = counted(batch)
         words = places & (batch.y >= len(SPECIAL))
         guess = logits[..., len(SPECIAL) :].max(-1).indices + len(SPECIAL)
-        found = _cross_entropy(logits, batch.y, 0.0)
-        return WordMarks(
-            torch.where(places, found, 0.0).sum(-1),
+        per_token = _cross_entropy(logits, batch.y, 0.0)
+        return WordPredictions(
+            torch.where(places, per_token, 0.0).sum(-1),
             places.sum(-1),
             (words & (guess == batch.y)).sum(-1),
             words.sum(-1),
         )
 
-    def measure(self, marks: WordMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, predictions: WordPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the chosen metrics, (clients,) each, NaN without counted tokens.
 
-        The marks, ``y`` and ``mask`` are (clients, rows, ...).
+        The predictions, ``y`` and ``mask`` are (clients, rows, ...).
         """
-        del y  # the marks say how many words there are
+        del y  # the predictions say how many words there are
 
         def total(leaf: Tensor) -> Tensor:
             return torch.where(mask, leaf, 0).sum(1, dtype=torch.float64)
 
-        loss = total(marks.loss) / total(marks.places)
-        every = {"accuracy": total(marks.right) / total(marks.words), "perplexity": loss.exp()}
+        loss = total(predictions.loss) / total(predictions.places)
+        every = {
+            "accuracy": total(predictions.right) / total(predictions.words),
+            "perplexity": loss.exp(),
+        }
         return {name: every[name] for name in self.chosen} | {LOSS.name: loss}
 
-    def confusion(self, marks: WordMarks, y: Tensor, mask: Tensor) -> None:
+    def confusion(self, predictions: WordPredictions, y: Tensor, mask: Tensor) -> None:
         """Return nothing: a confusion matrix of all words would be too large."""
-        del marks, y, mask
+        del predictions, y, mask
 
 
 def counted(batch: Batch) -> Tensor:

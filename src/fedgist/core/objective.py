@@ -22,11 +22,11 @@ from fedgist.errors import one_of
 
 #: Per-row results of prediction from which metrics are computed: a tree of (rows, ...) leaves.
 #: Every objective has its own type.
-Marks: TypeAlias = Tree
+RowPredictions: TypeAlias = Tree
 
 
 @tree
-class ClassMarks:
+class ClassPredictions:
     """Per-row results of classification, from which metrics are computed.
 
     ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``scores`` (rows,
@@ -75,17 +75,17 @@ class Objective(Protocol):
         ``batch.weight`` multiplies the loss of each row, if the batch has weights.
         """
 
-    def mark(self, logits: Tensor, batch: Batch) -> Marks:
+    def predict_rows(self, logits: Tensor, batch: Batch) -> RowPredictions:
         """Return the per-row results of one client, (batch, ...) each (under vmap)."""
 
-    def measure(self, marks: Marks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, predictions: RowPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return each client's metrics, including the loss: (clients,) each.
 
-        The marks, ``y`` and ``mask`` are (clients, rows, ...). Metrics are in double precision, and
-        NaN if undefined for a client.
+        The predictions, ``y`` and ``mask`` are (clients, rows, ...). Metrics are in double
+        precision, and NaN if undefined for a client.
         """
 
-    def confusion(self, marks: Marks, y: Tensor, mask: Tensor) -> Tensor | None:
+    def confusion(self, predictions: RowPredictions, y: Tensor, mask: Tensor) -> Tensor | None:
         """Return counts (true class, predicted class), summed over clients, or None."""
 
 
@@ -124,7 +124,7 @@ class Classes:
             logits, batch.y, batch.mask, weight=batch.weight, smoothing=self.smoothing
         )
 
-    def mark(self, logits: Tensor, batch: Batch) -> ClassMarks:
+    def predict_rows(self, logits: Tensor, batch: Batch) -> ClassPredictions:
         """Return the cross-entropy, the most likely class and the probabilities of each row.
 
         ``logits`` are (batch, classes).
@@ -134,29 +134,29 @@ class Classes:
         kept = logits if "auroc" in self.chosen else logits[..., :0]
         scores = torch.exp(kept - normalizer.unsqueeze(-1))
         present = batch.mask
-        return ClassMarks(
+        return ClassPredictions(
             torch.where(present, loss, 0.0),
             torch.where(present, logits.argmax(-1), 0),
             torch.where(present.unsqueeze(-1), scores, 0.0),
         )
 
-    def measure(self, marks: ClassMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, predictions: ClassPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the chosen metrics, (clients,) each."""
-        table = Predictions(marks, y, mask, self.num_classes)
+        table = LabelledPredictions(predictions, y, mask, self.num_classes)
         values = {name: _MEASURES[name](table) for name in self.chosen}
-        losses_seen = torch.where(mask, marks.loss, 0.0).to(torch.float64)
+        losses_seen = torch.where(mask, predictions.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 
-    def confusion(self, marks: ClassMarks, y: Tensor, mask: Tensor) -> Tensor:
+    def confusion(self, predictions: ClassPredictions, y: Tensor, mask: Tensor) -> Tensor:
         """Return counts (true class, predicted class), summed over clients."""
-        return Predictions(marks, y, mask, self.num_classes).counts().sum(0)
+        return LabelledPredictions(predictions, y, mask, self.num_classes).counts().sum(0)
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
-    """The predictions of K clients: marks, labels ``y`` and ``mask``, each (K, rows)."""
+class LabelledPredictions:
+    """Predictions of K clients with their labels ``y`` and ``mask``, each (K, rows)."""
 
-    marks: ClassMarks
+    predictions: ClassPredictions
     y: Tensor
     mask: Tensor
     num_classes: int
@@ -165,39 +165,39 @@ class Predictions:
         """Return the confusion matrices: (K, true class, predicted class)."""
         clients, classes = len(self.y), self.num_classes
         client = torch.arange(clients, device=self.y.device).unsqueeze(1)
-        cell = (client * classes + self.y) * classes + self.marks.label
+        cell = (client * classes + self.y) * classes + self.predictions.label
         counts = torch.bincount(cell[self.mask], minlength=clients * classes * classes)
         return counts.view(clients, classes, classes)
 
 
-def accuracy(p: Predictions) -> Tensor:
+def accuracy(p: LabelledPredictions) -> Tensor:
     """Return the fraction of correctly classified rows, (K,)."""
-    right = (p.marks.label == p.y) & p.mask
+    right = (p.predictions.label == p.y) & p.mask
     return right.sum(1).to(torch.float64) / p.mask.sum(1)
 
 
-def balanced_accuracy(p: Predictions) -> Tensor:
+def balanced_accuracy(p: LabelledPredictions) -> Tensor:
     """Return the mean recall over the classes of each client, (K,)."""
     counts = p.counts().to(torch.float64)
     of_class = counts.sum(2)
     return (counts.diagonal(dim1=1, dim2=2) / of_class).nanmean(1)
 
 
-def macro_f1(p: Predictions) -> Tensor:
+def macro_f1(p: LabelledPredictions) -> Tensor:
     """Return the mean F1 over the classes that a client has or its model predicts, (K,)."""
     counts = p.counts().to(torch.float64)
     either = counts.sum(1) + counts.sum(2)
     return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)
 
 
-def auroc(p: Predictions) -> Tensor:
+def auroc(p: LabelledPredictions) -> Tensor:
     """Return the area under the ROC curve of each class against the rest, mean over classes: (K,).
 
     It is computed from ranks (Mann and Whitney): the fraction of pairs of a row of the class and
     another row in which the former has the higher probability; ties count one half. It is NaN for a
     client with one class.
     """
-    scores = p.marks.scores.movedim(2, 1)  # (K, classes, rows)
+    scores = p.predictions.scores.movedim(2, 1)  # (K, classes, rows)
     scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
     ordered = scores.contiguous().sort(2).values
     below = torch.searchsorted(ordered, scores.contiguous())
@@ -211,7 +211,7 @@ def auroc(p: Predictions) -> Tensor:
     return (wins / (positive * negative)).nanmean(1)
 
 
-_MEASURES: Mapping[str, Callable[[Predictions], Tensor]] = MappingProxyType(
+_MEASURES: Mapping[str, Callable[[LabelledPredictions], Tensor]] = MappingProxyType(
     {
         "accuracy": accuracy,
         "balanced_accuracy": balanced_accuracy,

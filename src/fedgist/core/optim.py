@@ -78,7 +78,7 @@ def step(
             p.sub_(torch.div(m, denominator, out=denominator).mul_(scale.to(p.dtype).view(shape)))
 
 
-def clipped(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+def clipped_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
     """Return gradients, each (clients, ...), scaled so that no client's norm exceeds ``most``.
 
     The norm is taken over all tensors of a client, as ``torch.nn.utils.clip_grad_norm_`` does.

@@ -40,10 +40,10 @@ def is_part(name: str) -> bool:
     return kind in {LAST, BUT_LAST} and count.isascii() and count.isdecimal() and int(count) > 0
 
 
-def check_part(name: str, where: str) -> None:
-    """Raise MethodError, which names ``where``, if ``name`` is no part of a net."""
+def check_part(name: str, key: str) -> None:
+    """Raise MethodError, which names ``key``, if ``name`` is no part of a net."""
     if not (isinstance(name, str) and is_part(name)):
-        raise MethodError(f"{where} = {name!r}{did_you_mean(str(name), KNOWN)}")
+        raise MethodError(f"{key} = {name!r}{did_you_mean(str(name), KNOWN)}")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from fedgist.core.replies import Replies
 from fedgist.core.tree import build, leaves, map_leaves, named
 from fedgist.errors import MethodError
 
-Unit = Literal["record", "client"]
+PrivacyUnit = Literal["record", "client"]
 Where = Literal["central", "local"]
 # the source of noise and of the draws that privacy depends on: a simulation's seed, which the
 # server knows, or the operating system
@@ -73,7 +73,7 @@ class Privacy:
     noise comes from the seed.
     """
 
-    unit: Unit
+    unit: PrivacyUnit
     where: Where
     clip: float
     deviation: float
@@ -91,7 +91,7 @@ def grid_of(largest: float, digits: int) -> float:
     return 2.0 ** (math.ceil(math.log2(largest)) - digits)
 
 
-def sensitivity(unit: Unit, clip: float) -> float:
+def sensitivity(unit: PrivacyUnit, clip: float) -> float:
     """Return the largest change of a total, in L2, when one neighbour is added or removed.
 
     A row's term is the constant 1 and its features (FedLog, theorem 4, with ``clip`` equal to b
@@ -111,7 +111,7 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
     return shrunk(fine, factor, privacy.grid).to(z.dtype)
 
 
-def clipped(message: M, privacy: Privacy) -> M:
+def clipped_message(message: M, privacy: Privacy) -> M:
     """Return a message whose L2 norm over all its numbers is at most the clip."""
     most = privacy.clip * _BELOW
     fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]
@@ -162,9 +162,9 @@ def noised_array(values: Tensor, deviation: float, key: Tensor, grid: float = 0.
         # integers below 2^53: their sum is exact
         whole = (values.double() / grid).round_().add_(noise.to(values.device))
         return whole.mul_(grid).to(values.dtype)
-    clients, own = key.shape, values.shape[key.ndim :]
-    keys = key.view((*clients, *(1 for _ in own)))
-    noise = random.normal(keys, (*(1 for _ in clients), *own))
+    clients, shape = key.shape, values.shape[key.ndim :]
+    keys = key.view((*clients, *(1 for _ in shape)))
+    noise = random.normal(keys, (*(1 for _ in clients), *shape))
     return values + deviation * noise.to(values.dtype)
 
 
@@ -177,9 +177,9 @@ def check_weights(
     protects this row like noise 1/w times as large.
     """
     if name not in annotations:
-        known = ", ".join(annotations) or "none"
+        choices = ", ".join(annotations) or "none"
         raise MethodError(
-            f"method.release_weight = {name!r}: rows have no such annotation; they have: {known}"
+            f"method.release_weight = {name!r}: rows have no such annotation; they have: {choices}"
         )
     least, most = annotations[name]
     if least < 0.0 or most > 1.0:

@@ -31,14 +31,16 @@ def drawn_clients(
     the system.
     """
 
-    def drawn(clients: Sequence[ClientInfo], size: int, share: float, own: Tensor) -> list[int]:
+    def drawn(
+        clients: Sequence[ClientInfo], size: int, share: float, pool_key: Tensor
+    ) -> list[int]:
         if training.sampling == "poisson":
             places = (num_clients,)
             secret = source == "system"
-            draws = system_noise.uniform(places) if secret else random.uniform(own, places)
+            draws = system_noise.uniform(places) if secret else random.uniform(pool_key, places)
             heads = (draws < share).tolist()
             return [client.id for client in clients if heads[client.id]]
-        return [clients[i].id for i in random.choice(own, len(clients), size)]
+        return [clients[i].id for i in random.choice(pool_key, len(clients), size)]
 
     if not training.pools:
         first = {client.id: client.architectures[0] for client in online}

@@ -23,7 +23,7 @@ from fedgist.errors import one_of
 
 
 @tree
-class NoMarks:
+class NoPredictions:
     """An empty result per row: no label is predicted."""
 
 
@@ -80,25 +80,25 @@ class SimCLR:
             return losses.masked_mean(_surprise(across, mask), mask)
         alike = torch.eye(len(first), dtype=torch.bool, device=logits.device)
         terms = torch.zeros_like(mask, dtype=logits.dtype)
-        for own, other in ((first, across), (second, across.mT)):
-            beside = (own @ own.mT / self.temperature).masked_fill(alike, -torch.inf)
+        for same_view, other in ((first, across), (second, across.mT)):
+            beside = (same_view @ same_view.mT / self.temperature).masked_fill(alike, -torch.inf)
             both = torch.cat([other, beside], 1)
             terms = terms + _surprise(both, torch.cat([mask, mask])) / 2
         return losses.masked_mean(terms, mask)
 
-    def mark(self, logits: Tensor, batch: Batch) -> NoMarks:
+    def predict_rows(self, logits: Tensor, batch: Batch) -> NoPredictions:
         """Return an empty result."""
         del logits, batch
-        return NoMarks()
+        return NoPredictions()
 
-    def measure(self, marks: NoMarks, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def measure(self, predictions: NoPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return no metrics: probes measure the features."""
-        del marks, y, mask
+        del predictions, y, mask
         return {}
 
-    def confusion(self, marks: NoMarks, y: Tensor, mask: Tensor) -> None:
+    def confusion(self, predictions: NoPredictions, y: Tensor, mask: Tensor) -> None:
         """Return nothing: no class is predicted."""
-        del marks, y, mask
+        del predictions, y, mask
 
 
 def _surprise(similarities: Tensor, present: Tensor) -> Tensor:
@@ -108,6 +108,6 @@ def _surprise(similarities: Tensor, present: Tensor) -> Tensor:
     column, so its result is finite.
     """
     rows, columns = similarities.shape
-    own = torch.eye(rows, columns, dtype=torch.bool, device=similarities.device)
-    seen = similarities.masked_fill(~(present | own), -torch.inf)
+    own_column = torch.eye(rows, columns, dtype=torch.bool, device=similarities.device)
+    seen = similarities.masked_fill(~(present | own_column), -torch.inf)
     return torch.logsumexp(seen, 1) - similarities.diagonal()

@@ -69,7 +69,7 @@ def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
     number's probability is right to a relative error of 2^-51 and an absolute error of 2^-63.
     """
     width = 2 ** max(0, math.floor(math.log2(sigma / SLICES)))
-    table, found, missing = _table(sigma, width), [], math.prod(shape)
+    table, accepted, missing = _table(sigma, width), [], math.prod(shape)
     while missing:
         wanted = min(missing, AT_ONCE)
         words = bits((3, wanted + wanted // 16 + 8))  # about one in thirty is rejected
@@ -81,9 +81,9 @@ def discrete_gaussian(sigma: float, shape: tuple[int, ...]) -> Tensor:
         value = first + place
         kept &= ~(negative & (value == 0))
         numbers = torch.where(negative, -value, value)[kept][:wanted]
-        found.append(numbers)
+        accepted.append(numbers)
         missing -= len(numbers)
-    return torch.cat(found).view(shape) if found else torch.zeros(shape, dtype=torch.int64)
+    return torch.cat(accepted).view(shape) if accepted else torch.zeros(shape, dtype=torch.int64)
 
 
 @functools.lru_cache(maxsize=16)

@@ -47,13 +47,13 @@ class Nonzero:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SparseRows:
     """Rows of which only those with a nonzero field ``where`` are sent."""
 
     where: str
 
 
-WireForm = Bits | Nonzero | Rows
+WireForm = Bits | Nonzero | SparseRows
 Arrays = Mapping[str, Tensor]
 
 SIGNS = {_META: Bits(-1.0, 1.0)}
@@ -66,7 +66,7 @@ def rows_where(field: str) -> dict[str, WireForm]:
 
     The leading dimensions of the rows are the shape of ``field``, a tensor of the same message.
     """
-    return {_META: Rows(field)}
+    return {_META: SparseRows(field)}
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def check(kind: type) -> None:
     """Raise TypeError if a wire form of a message type depends on a missing field."""
     names = {field.name for field in dataclasses.fields(kind)}
     for name, form in forms_of(kind).items():
-        if isinstance(form, Rows) and form.where not in names:
+        if isinstance(form, SparseRows) and form.where not in names:
             raise TypeError(
                 f"the rows of {kind.__name__}.{name} are those of {form.where}, which is no field"
             )
@@ -93,32 +93,32 @@ def form_of(kind: type, name: str) -> WireForm | None:
     return forms_of(kind).get(name.split("/", maxsplit=1)[0])
 
 
-def size(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
+def wire_bytes(kind: type, arrays: Arrays, lead: int = 0) -> Tensor:
     """Return the bytes of a message on the wire, (); for a stack (``lead`` = 1) of each, (K,)."""
     total = torch.zeros((), dtype=torch.int64)
     for name, array in arrays.items():
-        form, one = form_of(kind, name), array.shape[lead:]
+        form, shape = form_of(kind, name), array.shape[lead:]
         if isinstance(form, Bits):
-            total = total + _bytes(math.prod(one))
+            total = total + _bytes(math.prod(shape))
         elif isinstance(form, Nonzero):
             there = (array != 0).flatten(lead).sum(-1).cpu()
-            total = total + _bytes(math.prod(one)) + there * array.element_size()
-        elif isinstance(form, Rows):
+            total = total + _bytes(math.prod(shape)) + there * array.element_size()
+        elif isinstance(form, SparseRows):
             there = arrays[form.where] != 0
             row = math.prod(array.shape[there.dim() :]) * array.element_size()
             total = total + there.flatten(lead).sum(-1).cpu() * row
         else:
-            total = total + math.prod(one) * array.element_size()
+            total = total + math.prod(shape) * array.element_size()
     return total
 
 
-def misfit(kind: type, arrays: Arrays) -> str | None:
+def why_not_decodable(kind: type, arrays: Arrays) -> str | None:
     """Return why a message, or a stack of messages, contradicts its wire form, or None."""
     for name, array in arrays.items():
         form = form_of(kind, name)
         if isinstance(form, Bits) and not bool(((array == form.low) | (array == form.high)).all()):
             return f"{name} holds something else than {form.low:g} and {form.high:g}"
-        if isinstance(form, Rows):
+        if isinstance(form, SparseRows):
             left_out = arrays[form.where] == 0
             if array.shape[: left_out.dim()] != left_out.shape:
                 return f"{name} must begin with the shape of {form.where}"
@@ -134,7 +134,7 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
         form = form_of(kind, name)
         if form is None:
             out[name] = array
-        elif isinstance(form, Rows):
+        elif isinstance(form, SparseRows):
             out[name] = array[arrays[form.where] != 0]
         else:
             bits = array == form.high if isinstance(form, Bits) else array != 0
@@ -153,7 +153,7 @@ def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str,
     for name, array in arrays.items():
         bare, _, after = name.rpartition(_AFTER)
         form = form_of(kind, bare) or form_of(kind, name)
-        if form is None or isinstance(form, Rows):
+        if form is None or isinstance(form, SparseRows):
             out[name] = array
         elif after != _NUMBERS:
             bits = _unpacked(bare, array, after, limit)
@@ -162,7 +162,7 @@ def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str,
             else:
                 out[bare] = _spread(bare, arrays[bare + _AFTER + _NUMBERS], bits, limit)
     for name, array in out.items():
-        if isinstance(form := form_of(kind, name), Rows):
+        if isinstance(form := form_of(kind, name), SparseRows):
             out[name] = _spread(name, array, out[form.where] != 0, limit)
     return out
 

@@ -244,10 +244,10 @@ def _check_text(data: Dataset, split: str, x: Tensor, y: Tensor) -> None:
             f"{data.name}: {split} texts and their labels must be int32 numbers of one shape, not "
             f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
         )
-    for what, numbers, least in (("words", x, 0), ("labels", y, -1)):
+    for contents, numbers, least in (("words", x, 0), ("labels", y, -1)):
         if len(x) and not (int(numbers.min()) >= least and int(numbers.max()) < data.num_classes):
             raise DataError(
-                f"{data.name}: {what} of the {split} texts reach {int(numbers.min())}.."
+                f"{data.name}: {contents} of the {split} texts reach {int(numbers.min())}.."
                 f"{int(numbers.max())}, outside {least}..{data.num_classes - 1}"
             )
     if bool((empty := (y < 0).all(1)).any()):

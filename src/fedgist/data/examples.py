@@ -83,8 +83,10 @@ class Examples:
         possible (a model may divide by their norm), and never another client's.
         """
         if keys is not None and self.views > 1:
-            one = replace(self, views=1)
-            drawn = (one.batch(rows, random.fold(keys, "view", v)) for v in range(self.views))
+            single_view = replace(self, views=1)
+            drawn = (
+                single_view.batch(rows, random.fold(keys, "view", v)) for v in range(self.views)
+            )
             views: Batch = map_leaves(lambda *leaf: torch.cat(leaf, 1), *drawn)
             return views
         mask = rows >= 0
@@ -126,9 +128,9 @@ class Examples:
 
 def labels_of(y: Tensor, rows: Tensor) -> Tensor:
     """Return the labels of row numbers (clients, rows), with 0 for absent rows (-1)."""
-    found = y[rows.clamp(min=0)].long()
-    found[rows < 0] = 0
-    return found
+    labels = y[rows.clamp(min=0)].long()
+    labels[rows < 0] = 0
+    return labels
 
 
 def examples(

@@ -44,8 +44,8 @@ def with_moments(
 
 def client_moments(data: Dataset, train: Rows) -> tuple[Tensor, Tensor]:
     """Return the mean and std of each client's training rows: (clients, channels) each."""
-    own = [own_moments(data, train[client]) for client in range(len(train))]
-    mean, std = (torch.tensor(part, dtype=torch.float64) for part in zip(*own, strict=True))
+    by_client = [own_moments(data, train[client]) for client in range(len(train))]
+    mean, std = (torch.tensor(part, dtype=torch.float64) for part in zip(*by_client, strict=True))
     return mean, std
 
 
@@ -62,8 +62,8 @@ def own_moments(data: Dataset, rows: Tensor) -> tuple[tuple[float, ...], tuple[f
 
 def _numbers(data: Dataset) -> tuple[bool, ...]:
     """Return for each channel or column whether it is normalized."""
-    known = tuple(column.categories is None for column in data.columns for _ in column.inputs)
-    return known or (True,) * data.input_shape[0]
+    numeric = tuple(column.categories is None for column in data.columns for _ in column.inputs)
+    return numeric or (True,) * data.input_shape[0]
 
 
 def _spread(values: Sequence[float], used: Sequence[bool], else_: float) -> tuple[float, ...]:

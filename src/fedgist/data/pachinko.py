@@ -64,24 +64,24 @@ def _drawn(
     """Draw each client's rows without replacement, client after client."""
     left = [draw.permutation(np.flatnonzero(y == label)).tolist() for label in range(len(above))]
     counts = [len(part) for part in np.array_split(y, len(shares))]
-    found = []
-    for wanted, own in zip(counts, shares, strict=True):
-        rows = [left[_class(own, above, left, draw)].pop() for _ in range(wanted)]
-        found.append(np.sort(np.array(rows, dtype=np.int64)))
-    return found
+    rows_of_clients = []
+    for wanted, class_shares in zip(counts, shares, strict=True):
+        rows = [left[_class(class_shares, above, left, draw)].pop() for _ in range(wanted)]
+        rows_of_clients.append(np.sort(np.array(rows, dtype=np.int64)))
+    return rows_of_clients
 
 
 def _class(
-    own: NDArray[np.float64], above: Ints, left: list[list[int]], draw: np.random.Generator
+    class_shares: NDArray[np.float64], above: Ints, left: list[list[int]], draw: np.random.Generator
 ) -> int:
     """Draw a superclass and a class in it among those with rows left."""
     there = np.array([len(rows) > 0 for rows in left])
-    groups = np.bincount(above, own)  # a superclass keeps its share until it is empty
+    groups = np.bincount(above, class_shares)  # a superclass keeps its share until it is empty
     groups[np.bincount(above, there) == 0] = 0.0
     if groups.sum() == 0:  # every superclass of this client is exhausted
         return int(draw.choice(np.flatnonzero(there)))
     group = draw.choice(len(groups), p=groups / groups.sum())
-    within = np.where(there & (above == group), own, 0.0)
+    within = np.where(there & (above == group), class_shares, 0.0)
     if within.sum() == 0:
         within = (there & (above == group)).astype(np.float64)
-    return int(draw.choice(len(own), p=within / within.sum()))
+    return int(draw.choice(len(class_shares), p=within / within.sum()))

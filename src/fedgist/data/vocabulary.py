@@ -61,8 +61,8 @@ class Vocabulary:
         if self.tokenizer == "wordpiece":
             made = _word_piece({word: number for number, word in enumerate(self.words)})
             split = [words_of(text) for text in texts]
-            found = made.encode_batch(split, is_pretokenized=True, add_special_tokens=False)
-            return [encoding.ids for encoding in found]
+            encodings = made.encode_batch(split, is_pretokenized=True, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
         number = {word: i for i, word in enumerate(self.words) if i >= len(SPECIAL)}
         return [[number.get(word, UNKNOWN) for word in words_of(text)] for text in texts]
 

@@ -19,13 +19,19 @@ from fedgist.core import random
 from fedgist.core.message import Form, payloads
 from fedgist.core.method import Context, Method, Net, Nothing, Phase, Task
 from fedgist.core.net import Architecture, stacked
-from fedgist.core.objective import Marks
+from fedgist.core.objective import RowPredictions
 from fedgist.core.optim import OptimizerState
 from fedgist.core.tree import Tree, build, map_leaves, named, take
 from fedgist.data.examples import labels_of
-from fedgist.engines.client_requests import MarkRequest, ScoreRequest, Sent, Trained, TrainRequest
+from fedgist.engines.client_requests import (
+    PredictRequest,
+    ScoreRequest,
+    SentCohort,
+    Trained,
+    TrainRequest,
+)
 from fedgist.engines.engine import FINETUNED, TESTS, TRAINED, ScoreTable, Split
-from fedgist.engines.message_form import addable, form_of_stack, settle
+from fedgist.engines.message_form import addable, form_of_stack, screen_uploads
 from fedgist.engines.population import HostSettings, Population
 from fedgist.errors import CheckpointError
 from fedgist.training import cohort as cohorts
@@ -51,18 +57,20 @@ class ClientHost:
         self.settings, self.plans = settings, dict(plans)
         self.key = random.key(settings.seed).to(settings.device)
         self.forms: dict[tuple[bool, str, str], Form] = {}
-        self.laid_out = {n: lay_out(arch, self.plans[n]) for n, arch in task.architectures.items()}
+        self.laid_out_models = {
+            n: with_layout(arch, self.plans[n]) for n, arch in task.architectures.items()
+        }
         self.own_type, self.stores = self._stores()
 
-    def answer(self, request: TrainRequest | ScoreRequest | MarkRequest) -> Any:
+    def answer(self, request: TrainRequest | ScoreRequest | PredictRequest) -> Any:
         """Return the answer to a request, as the request's type describes it."""
         if isinstance(request, TrainRequest):
             return self.train(request.sent)
         if isinstance(request, ScoreRequest):
             return self.score(request.sent, request.split, tuned_only=request.tuned_only)
-        return self.mark(request.sent, request.split, request.rows)
+        return self.predict_rows(request.sent, request.split, request.rows)
 
-    def train(self, sent: Sent) -> Trained:
+    def train(self, sent: SentCohort) -> Trained:
         """Install the downloads, train, make the uploads, and store the clients' state."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -78,11 +86,13 @@ class ClientHost:
         if key not in self.forms:
             self.forms[key] = addable(form_of_stack(message), self.task)
         sizes = payloads(message, len(sent.ids))  # a sum does not show the bytes of its terms
-        message, refused = settle(message, self.forms[key], len(sent.ids))
+        message, refused = screen_uploads(message, self.forms[key], len(sent.ids))
         accepted = tuple(k for k in range(len(sent.ids)) if k not in refused)
         return Trained(accepted, refused, message, losses, sum(sizes[k] for k in accepted))
 
-    def score(self, sent: Sent, split: Split, *, tuned_only: bool = False) -> dict[str, ScoreTable]:
+    def score(
+        self, sent: SentCohort, split: Split, *, tuned_only: bool = False
+    ) -> dict[str, ScoreTable]:
         """Score each client's model and, if there are phases before a test, its trained copies."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -94,10 +104,10 @@ class ClientHost:
         table = self.population.table(split, sent.ids).to(self.settings.device)
         tables = {}
         for name, model in models.items():
-            marks = inference.predict(cohort, model, table, examples)
-            scored = score_table(cohort.ctx, sent.ids, marks, table, examples.y)
-            own = inference.measure(cohort, model, table, examples)
-            tables[name] = replace(scored, values=scored.values | own)
+            predictions = inference.predict(cohort, model, table, examples)
+            scored = score_table(cohort.ctx, sent.ids, predictions, table, examples.y)
+            measured = inference.measure(cohort, model, table, examples)
+            tables[name] = replace(scored, values=scored.values | measured)
         return tables
 
     def second_tests(self, ctx: Context, split: Split) -> dict[str, tuple[Phase, ...]]:
@@ -115,7 +125,7 @@ class ClientHost:
         stages = [replace(ctx, stage=stage) for stage in self.method.stages(ctx)]
         return next((phases for at in stages if (phases := self.method.phases(at))), ())
 
-    def mark(self, sent: Sent, split: Split, rows: Tensor) -> Marks:
+    def predict_rows(self, sent: SentCohort, split: Split, rows: Tensor) -> RowPredictions:
         """Return the per-row results (rows, ...) of rows (rows,) for the model that all share."""
         cohort = self.cohort(sent)
         clients = cohorts.receive(cohort, self.clients(sent))
@@ -123,7 +133,7 @@ class ClientHost:
         examples = self.population.examples_of(split)
         return take(inference.predict(cohort, clients, table, examples), 0)
 
-    def cohort(self, sent: Sent) -> Cohort:
+    def cohort(self, sent: SentCohort) -> Cohort:
         """Return the cohort of a request, for the trainer."""
         device = self.settings.device
         ctx = Context(self.key, self.task, sent.round, sent.stage)
@@ -142,9 +152,9 @@ class ClientHost:
             stack_them,
         )
 
-    def clients(self, sent: Sent) -> Clients:
+    def clients(self, sent: SentCohort) -> Clients:
         """Return the clients' stored state, their first state, or the common initial net."""
-        store, arch = self.stores[sent.architecture], self.laid_out[sent.architecture]
+        store, arch = self.stores[sent.architecture], self.laid_out_models[sent.architecture]
         for client in store.absent(sent.ids):
             first = self._kept(self._newcomer(client, sent.architecture))
             store.put([client], {name: array.unsqueeze(0) for name, array in first.items()})
@@ -158,7 +168,7 @@ class ClientHost:
 
         own = build(self.own_type, under("own/"))
         memory = build(dict[str, OptimizerState], under("memory/"))
-        return Clients(net.having(under("net/")), own, memory)
+        return Clients(net.with_arrays(under("net/")), own, memory)
 
     def state(self) -> dict[str, Tensor]:
         """Return the clients' state, by architecture and name."""
@@ -170,8 +180,8 @@ class ClientHost:
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the clients' state from a checkpoint."""
-        known = tuple(f"{architecture}/" for architecture in self.stores)
-        if strange := [name for name in arrays if not name.startswith(known)]:
+        prefixes = tuple(f"{architecture}/" for architecture in self.stores)
+        if strange := [name for name in arrays if not name.startswith(prefixes)]:
             raise CheckpointError(
                 f"the checkpoint does not fit this run: no architecture keeps {strange[0]!r}"
             )
@@ -185,7 +195,7 @@ class ClientHost:
     def _stores(self) -> tuple[type, dict[str, ClientStore]]:
         stores, own_type = {}, Nothing
         ctx = Context(self.key, self.task, 0, "init")
-        for name, arch in self.laid_out.items():
+        for name, arch in self.laid_out_models.items():
             own = self.method.init_client(self._start_net(arch), ctx)
             own_type = type(own)
             members = [c.id for c in self.population.clients if name in c.architectures]
@@ -195,7 +205,7 @@ class ClientHost:
 
     def _client(self, architecture: str, own: Tree) -> Clients:
         """Return one client in its first state, with the optimizer state that it will keep."""
-        clients = cohorts.begin(self._start_net(self.laid_out[architecture]), own, 1)
+        clients = cohorts.begin(self._start_net(self.laid_out_models[architecture]), own, 1)
         memory: dict[str, OptimizerState] = {}
         for stage in self.method.stages(Context(self.key, self.task, 1, "")):
             ctx = Context(self.key, self.task, 1, stage)
@@ -214,7 +224,7 @@ class ClientHost:
         }
 
     def _newcomer(self, client: int, architecture: str) -> Clients:
-        arch = self.laid_out[architecture]
+        arch = self.laid_out_models[architecture]
         net = self._start_net(arch)
         if self.settings.own_start:
             seed = int(random.key(self.settings.seed, "start", architecture, client))
@@ -227,7 +237,7 @@ class ClientHost:
 
 
 def score_table(
-    ctx: Context, ids: Sequence[int], marks: Marks, table: Tensor, y: Tensor
+    ctx: Context, ids: Sequence[int], predictions: RowPredictions, table: Tensor, y: Tensor
 ) -> ScoreTable:
     """Score the per-row results (K, rows, ...) of a table (K, rows).
 
@@ -239,11 +249,11 @@ def score_table(
     return ScoreTable(
         tuple(ids),
         mask.sum(1),
-        objective.measure(marks, labels, mask),
-        objective.confusion(marks, labels, mask) if last else None,
+        objective.measure(predictions, labels, mask),
+        objective.confusion(predictions, labels, mask) if last else None,
     )
 
 
-def lay_out(arch: Architecture, plan: Plan) -> Architecture:
+def with_layout(arch: Architecture, plan: Plan) -> Architecture:
     """Return the architecture with the plan's layout of convolutions."""
-    return arch.laid_out(each=plan.stack and plan.convolutions == "each")
+    return arch.with_layout(each=plan.stack and plan.convolutions == "each")

@@ -11,7 +11,7 @@ from fedgist.engines.engine import Split
 
 
 @tree
-class Sent:
+class SentCohort:
     """A cohort and its download: plain numbers and messages, so that it can cross processes."""
 
     round: int = field(metadata=STATIC)
@@ -26,7 +26,7 @@ class Sent:
 class TrainRequest:
     """A request to train and upload; answered by :class:`Trained`."""
 
-    sent: Sent
+    sent: SentCohort
 
 
 @tree
@@ -36,19 +36,19 @@ class ScoreRequest:
     With ``tuned_only``, only the copies trained in the phases before a test are scored.
     """
 
-    sent: Sent
+    sent: SentCohort
     split: Split = field(metadata=STATIC)
     tuned_only: bool = field(default=False, metadata=STATIC)
 
 
 @tree
-class MarkRequest:
+class PredictRequest:
     """A request to predict ``rows`` (rows,) with the model that all clients share.
 
     It is answered by the objective's per-row results.
     """
 
-    sent: Sent
+    sent: SentCohort
     split: Split = field(metadata=STATIC)
     rows: Tensor
 

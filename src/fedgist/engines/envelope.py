@@ -127,6 +127,6 @@ def _header(envelope: bytes) -> tuple[Header, memoryview]:
         header = Header.model_validate_json(head)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole header"
-        raise MessageError(f"the header cannot be read: {where}: {first['msg']}") from error
+        field = ".".join(str(part) for part in first["loc"]) or "the whole header"
+        raise MessageError(f"the header cannot be read: {field}: {first['msg']}") from error
     return header, view[start + length :]

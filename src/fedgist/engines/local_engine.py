@@ -17,7 +17,7 @@ from fedgist.core.method import Context, Method, Order, Reply, Task
 from fedgist.core.replies import Asked, Subtotal
 from fedgist.core.tree import Tree, same, stack, take
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.client_requests import ScoreRequest, Sent, Trained, TrainRequest
+from fedgist.engines.client_requests import ScoreRequest, SentCohort, Trained, TrainRequest
 from fedgist.engines.engine import Answer, Scores, ScoreTable, Split, collect
 from fedgist.engines.population import HostSettings, Population
 from fedgist.engines.shared_scoring import score_shared
@@ -42,8 +42,8 @@ class LocalEngine:
         self.method, self.task, self.settings = method, task, settings
         self.host = ClientHost(method, task, population, settings, plans)
         on_cpu = settings.device == "cpu"  # a GPU is used by one process
-        asked = settings.workers if on_cpu else None
-        self.pool = WorkerPool(self.host.answer, asked or default_workers(settings.device))
+        workers = settings.workers if on_cpu else None
+        self.pool = WorkerPool(self.host.answer, workers or default_workers(settings.device))
 
     def start(self) -> None:
         """Fork the workers now; call this before any other code starts a thread."""
@@ -56,11 +56,11 @@ class LocalEngine:
         losses, refused, subtotals, each, sizes = {}, [], [], [], Counter[str]()
         order_of = {(o.client, o.architecture): o for o in orders}
         for sent, trained in zip(cohorts_sent, results, strict=True):
-            asked = [Asked(client, sent.architecture) for client in sent.ids]
-            refused += [(asked[k], reason) for k, reason in sorted(trained.refused.items())]
+            participants = [Asked(client, sent.architecture) for client in sent.ids]
+            refused += [(participants[k], reason) for k, reason in sorted(trained.refused.items())]
             if self.settings.share_measurements:
                 means = trained.losses.tolist()
-                losses.update({asked[k]: means[k] for k in trained.accepted})
+                losses.update({participants[k]: means[k] for k in trained.accepted})
             if not trained.accepted:
                 continue
             sizes[sent.architecture] += trained.payload_bytes
@@ -144,7 +144,7 @@ class LocalEngine:
 
     def _cut(
         self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], split: Split
-    ) -> Iterator[Sent]:
+    ) -> Iterator[SentCohort]:
         """Split orders into cohorts, sorted by the clients' numbers of rows in a split."""
         counts, place = self._counts(split), self.host.population.place
 
@@ -163,9 +163,11 @@ class LocalEngine:
                 down = downs[chosen[0]] if broadcast else stack([downs[i] for i in chosen])
                 yield self._sent(ctx, [orders[i] for i in chosen], down, broadcast=broadcast)
 
-    def _sent(self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool) -> Sent:
+    def _sent(
+        self, ctx: Context, orders: Sequence[Order], down: Tree, *, broadcast: bool
+    ) -> SentCohort:
         ids = tuple(order.client for order in orders)
-        return Sent(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
+        return SentCohort(ctx.round, ctx.stage, ids, orders[0].architecture, broadcast, down)
 
     def _shared(self, downs: Sequence[Tree]) -> bool:
         """Return whether clients of one architecture all have the same model after ``downs``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.tree import Tree, take
-from fedgist.engines.client_requests import Sent
+from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import Answer, Scores, Split
 from fedgist.engines.outline import Outline
 from fedgist.engines.population import HostSettings, Population
@@ -70,7 +70,7 @@ class LoopbackEngine:
         """Return one client's state after this download."""
         host = self.sites[order.client].host
         ids = (order.client,)
-        sent = Sent(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
+        sent = SentCohort(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
         return take(cohorts.receive(host.cohort(sent), host.clients(sent)), 0)
 
     def state(self) -> dict[str, Tensor]:
@@ -85,8 +85,10 @@ class LoopbackEngine:
         """Restore the state of every site from a checkpoint."""
         for client, site in self.sites.items():
             start = f"{client}/"
-            own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-            site.rewind(own)
+            site_arrays = {
+                n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)
+            }
+            site.rewind(site_arrays)
 
     def close(self) -> None:
         """Close the wire."""

@@ -16,16 +16,16 @@ from fedgist.errors import MethodError
 def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -> None:
     """Raise MethodError if the recipe has settings of the task's loss that the method ignores."""
     training = task.training
-    asked = ["train.class_weights = 'balanced'"] if training.balanced else []
-    asked += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
-    if asked and not any(_heeds(trial) for trial in trials(method, task, server, key)):
+    given = ["train.class_weights = 'balanced'"] if training.balanced else []
+    given += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
+    if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
         raise MethodError(
-            f"{asked[0]} would have no effect: {type(method).__name__} does not learn by the "
+            f"{given[0]} would have no effect: {type(method).__name__} does not learn by the "
             "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given"
         )
 
 
-def _heeds(trial: Trial) -> bool:
+def _uses_task_loss(trial: Trial) -> bool:
     """Return whether the loss of a phase changes with the weights of the rows."""
     trial.look()
     batch = trial.batch(0.0)

@@ -16,8 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch, Labels, made_up
-from fedgist.core.message import Form, can_be_summed, misfit, reduction, refuse, unaddable
+from fedgist.core.batch import Batch, Labels, fake_batch
+from fedgist.core.message import (
+    Form,
+    can_be_summed,
+    reduction,
+    refuse,
+    why_not_as_declared,
+    why_not_summable,
+)
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import count_range
@@ -32,7 +39,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
 
     def upload(ctx: Context, net: Any, down: Tree) -> Form:
         task, text = ctx.task, ctx.task.objective.text
-        x, y = made_up(ctx.key, 1, task.input_shape, task.num_classes, text=text)
+        x, y = fake_batch(ctx.key, 1, task.input_shape, task.num_classes, text=text)
         beside = {name: torch.ones(1, device=x.device) for name in ctx.task.annotations}
         there = torch.ones(1, dtype=torch.bool, device=x.device)
         batch = Batch(x, y, there, annotations=beside)
@@ -86,7 +93,7 @@ def addable(form: Form, task: Task) -> Form:
 
     Its counts are limited to possible numbers of rows, plus the clients' own noise.
     """
-    if reason := unaddable(form):
+    if reason := why_not_summable(form):
         raise MethodError(reason)
     counts = count_range(task.privacy, task.max_rows)
     return replace(form, terms=task.num_clients, counts=counts, max_norm=task.max_norm)
@@ -98,7 +105,7 @@ def form_of_stack(message: Tree) -> Form:
     return Form(type(message), arrays)
 
 
-def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
+def screen_uploads(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
     """Validate K stacked uploads; return the accepted ones, and refused clients with reasons.
 
     Messages that are summed are added up first. If the total is finite and can be added to other
@@ -110,7 +117,7 @@ def settle(message: Tree, form: Form, count: int) -> tuple[Any, dict[int, str]]:
         math.isinf(form.max_norm)
         and form_of_stack(message) == form
         and all(can_be_summed(a, form.terms) for a in leaves(seen))
-        and misfit(named(message), form) is None
+        and why_not_as_declared(named(message), form) is None
     ):
         return seen, {}
     reasons = {k: why for k in range(count) if (why := refuse(take(message, k), form))}

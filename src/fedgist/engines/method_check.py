@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.batch import Batch, Labels, made_up, repeated
+from fedgist.core.batch import Batch, Labels, fake_batch, repeated_rows
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import BatchNorm, Pass
-from fedgist.core.message import Form, reduction, unaddable
+from fedgist.core.message import Form, reduction, why_not_summable
 from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
 from fedgist.core.parts import check_part
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.tree import Tree, leaves, map_leaves, named
-from fedgist.core.wire_form import misfit
+from fedgist.core.wire_form import why_not_decodable
 from fedgist.errors import MethodError, first_line
 
 ROWS, PRESENT = 3, 2  # of the made-up batch
@@ -131,7 +131,7 @@ class Trial:
     def batch(self, absent: float) -> Batch:
         """Return made-up rows; the last row is absent and filled with the number ``absent``."""
         task, key, text = self.ctx.task, self.ctx.key, self.ctx.task.objective.text
-        x, y = made_up(key, ROWS, task.input_shape, task.num_classes, text=text)
+        x, y = fake_batch(key, ROWS, task.input_shape, task.num_classes, text=text)
         x[PRESENT:], y[PRESENT:] = absent % task.num_classes if text else absent, 0
         mask = torch.arange(ROWS, device=key.device) < PRESENT
         beside = {name: mask.to(torch.float32) for name in task.annotations}
@@ -208,8 +208,8 @@ class Trial:
         optimizer = self.ctx.task.training.optimizer.name
         layers = [m for m in self.net.arch.module.modules() if not any(True for _ in m.children())]
         pairs = itertools.pairwise(layer for layer in layers if not isinstance(layer, nn.Identity))
-        found = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
-        if not found or optimizer not in {"adam", "adamw"}:
+        idle = [a for a, b in pairs if _has_bias(a) and isinstance(b, BatchNorm)]
+        if not idle or optimizer not in {"adam", "adamw"}:
             return []
         note = f"{self.order.architecture}: batch norm takes off the bias of the convolution before"
         note += f" it, so its gradient is rounding alone, which {optimizer} makes whole steps of: "
@@ -220,7 +220,7 @@ class Trial:
         live = {n: p.detach().clone().requires_grad_() for n, p in self.net.params.items()}
         own = map_leaves(_learnable, self.own)
         with torch.enable_grad():
-            losses = self.losses(self.net.having(live), batch, own)
+            losses = self.losses(self.net.with_arrays(live), batch, own)
         if live and any(not loss.requires_grad for loss in losses):
             self._complain("loss", "returned a number without a gradient: was it detached?")
 
@@ -232,7 +232,7 @@ class Trial:
             if not isinstance(phase, Phase):
                 self._complain("phases", f"returned {kind_of(phase)} among its phases")
             objective = self.ctx.task.objective
-            views = repeated(batch, objective.views)
+            views = repeated_rows(batch, objective.views)
             run = Pass(views.mask, self.ctx.key, objective.norm_parts)
             loss = phase.loss or self.method.loss
             value = self._named("loss", loss, replace(net, run=run), views, own, self.down)
@@ -288,9 +288,9 @@ class Trial:
     def _message(self, function: str, value: Any) -> None:
         try:
             reduction(type(value))
-            reason = misfit(type(value), named(value))
+            reason = why_not_decodable(type(value), named(value))
             if function == "upload":
-                reason = reason or unaddable(Form.of(value))
+                reason = reason or why_not_summable(Form.of(value))
         except (TypeError, ValueError) as error:
             self._complain(function, f"returned {kind_of(value)}: {error}")
         if reason:

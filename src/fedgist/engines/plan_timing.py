@@ -161,7 +161,7 @@ def _code_of(values: Iterable[object]) -> str:
     A class that the user has edited since the measurement may no longer be stackable, even under
     the same name.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     bases = dict.fromkeys(base for value in values for base in type(value).__mro__)
     for base in bases:
         if base.__module__.partition(".")[0] in {"torch", "builtins"}:
@@ -169,5 +169,5 @@ def _code_of(values: Iterable[object]) -> str:
         for name, function in sorted(vars(base).items()):
             if inspect.isfunction(function):
                 code = function.__code__
-                found.update(f"{name} {code.co_names} ".encode() + code.co_code)
-    return found.hexdigest()
+                digest.update(f"{name} {code.co_names} ".encode() + code.co_code)
+    return digest.hexdigest()

@@ -41,7 +41,7 @@ from fedgist.engines.wire import Wire
 from fedgist.errors import MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
-StageKey = tuple[int, str, int, str]  # round, stage, client, architecture
+OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class _Inbox:
 
     parts: list[Subtotal | Reply] = field(default_factory=list)
     refused: list[tuple[Asked, str]] = field(default_factory=list)
-    losses: dict[StageKey, float] = field(default_factory=dict)
-    answered: set[StageKey] = field(default_factory=set)
+    losses: dict[OrderKey, float] = field(default_factory=dict)
+    answered: set[OrderKey] = field(default_factory=set)
     received_bytes: int = 0
 
 
@@ -71,7 +71,7 @@ class RemoteEngine:
     ) -> None:
         """Connect to a wire; ``run`` is the run's own name, which every envelope carries."""
         self.method, self.wire, self.run, self.deadline_s = method, wire, run, deadline_s
-        self.under_way: dict[StageKey, _Asked] = {}
+        self.under_way: dict[OrderKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.largest = 0  # bytes of the largest upload requested so far
         self.inbox = _Inbox()
@@ -82,7 +82,7 @@ class RemoteEngine:
         Late replies of earlier rounds are part of the answer.
         """
         oldest = ctx.round - FORGOTTEN_AFTER
-        self.under_way = {k: asked for k, asked in self.under_way.items() if k[0] > oldest}
+        self.under_way = {k: pending for k, pending in self.under_way.items() if k[0] > oldest}
         for order, down in zip(orders, downs, strict=True):
             self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
         envelopes = self._envelopes("train", ctx, orders, downs, None)
@@ -161,20 +161,20 @@ class RemoteEngine:
     def _receive(self, client: int, blob: bytes) -> None:
         """Validate a reply and add it to the inbox."""
         self.inbox.received_bytes += len(blob)
-        asked: _Asked | None = None
+        pending: _Asked | None = None
         try:
             header, messages = unseal(blob, self.largest + SLACK)
             self._check(client, header)
             key = (header.round, header.stage, client, header.architecture)
-            asked = self.under_way.pop(key, None)
-            if asked is None:
+            pending = self.under_way.pop(key, None)
+            if pending is None:
                 return  # it was counted before, or was not requested
             if header.purpose == "refusal":
-                self.inbox.refused.append((asked.order.asked, printable(header.reason)))
+                self.inbox.refused.append((pending.order.asked, printable(header.reason)))
                 return
-            self._count(asked, key, messages)
+            self._count(pending, key, messages)
         except MessageError as error:
-            who = asked.order.asked if asked else self._waited_for(client)
+            who = pending.order.asked if pending else self._waited_for(client)
             self.inbox.refused.append((who, str(error)))
 
     def _waited_for(self, client: int) -> Asked:
@@ -182,17 +182,17 @@ class RemoteEngine:
         keys = [key for key in self.under_way if key[2] == client]
         return Asked(client, max(keys)[3] if keys else "")
 
-    def _count(self, asked: _Asked, key: StageKey, messages: Mapping[str, Tree]) -> None:
+    def _count(self, pending: _Asked, key: OrderKey, messages: Mapping[str, Tree]) -> None:
         number, stage, client, architecture = key
         upload = messages.get("upload")
-        if reason := refuse(upload, asked.form) if upload is not None else "it holds no upload":
+        if reason := refuse(upload, pending.form) if upload is not None else "it holds no upload":
             raise MessageError(reason)
         self.inbox.answered.add(key)
         if reduction(type(upload)) == "sum":
             part = Subtotal(architecture, (client,), number, stage, upload)
             self.inbox.parts.append(part)
         else:
-            self.inbox.parts.append(Reply(asked.order, number, stage, upload))
+            self.inbox.parts.append(Reply(pending.order, number, stage, upload))
         loss = messages.get("loss")
         if isinstance(loss, TrainingLoss) and loss.loss.shape == () and is_finite(loss.loss):
             self.inbox.losses[key] = float(loss.loss)
@@ -201,7 +201,7 @@ class RemoteEngine:
         self, ctx: Context, orders: Sequence[Order], inbox: _Inbox
     ) -> tuple[tuple[Asked, str], ...]:
         """Return the clients that neither answered nor were refused, each with the reason."""
-        refused, present = {asked for asked, _ in inbox.refused}, self.wire.present()
+        refused, present = {client for client, _ in inbox.refused}, self.wire.present()
         return tuple(
             (o.asked, "no reply in time" if o.client in present else "not connected")
             for o in sorted(orders, key=lambda order: order.asked)
@@ -213,14 +213,18 @@ class RemoteEngine:
     ) -> dict[str, ScoreTable]:
         """Return a client's scores, a table of one row for each of its models, by name."""
         classes = ctx.task.num_classes
-        known = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
+        metrics = {metric.name: metric for metric in metrics_of(self.method, ctx.task)}
         tables = {}
         for name, score in messages.items():
             model = name.removeprefix("score-")
-            if model not in {"", FINETUNED, TRAINED} or not _sound(score, known, classes):
+            if model not in {"", FINETUNED, TRAINED} or not _sound(score, metrics, classes):
                 raise MessageError(f"client {client} sent something that is not a score")
-            told = score.values
-            values = {metric: told[metric].view(1).double() for metric in known if metric in told}
+            received = score.values
+            values = {
+                metric: received[metric].view(1).double()
+                for metric in metrics
+                if metric in received
+            }
             rows = score.rows.view(1)
             tables[model] = ScoreTable((client,), rows, values, score.confusion)
         return tables
@@ -242,18 +246,18 @@ class RemoteEngine:
         return self.forms[key]
 
 
-def _key(ctx: Context, order: Order) -> StageKey:
+def _key(ctx: Context, order: Order) -> OrderKey:
     return ctx.round, ctx.stage, order.client, order.architecture
 
 
-def _sound(score: Any, known: Mapping[str, Metric], classes: int) -> bool:
+def _sound(score: Any, metrics: Mapping[str, Metric], classes: int) -> bool:
     """Return whether a message is a score: possible values of known metrics, and valid counts."""
-    if not isinstance(score, Score) or not set(score.values) <= set(known):
+    if not isinstance(score, Score) or not set(score.values) <= set(metrics):
         return False
     for name, v in score.values.items():
         if not (v.shape == () and v.is_floating_point() and is_finite(v)):
             return False
-        if not known[name].allows(float(v)):
+        if not metrics[name].allows(float(v)):
             return False
     shapes: list[tuple[Tensor, tuple[int, ...]]] = [(score.rows, ())]
     shapes += [] if score.confusion is None else [(score.confusion, (classes, classes))]

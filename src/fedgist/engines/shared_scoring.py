@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from fedgist.core.method import Context
-from fedgist.core.objective import Marks
+from fedgist.core.objective import RowPredictions
 from fedgist.core.tree import map_leaves
 from fedgist.engines.client_host import ClientHost, score_table
-from fedgist.engines.client_requests import MarkRequest, Sent
+from fedgist.engines.client_requests import PredictRequest, SentCohort
 from fedgist.engines.engine import ScoreTable, Split, collect
 from fedgist.engines.worker_pool import WorkerPool
 
 ROWS_PER_REQUEST = 2048  # rows that one worker predicts at a time
-NUMBERS_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
+SCORES_AT_ONCE = 1 << 22  # the most numbers of scores measured together: bounds memory
 
 
 def score_shared(
-    host: ClientHost, pool: WorkerPool, sent: Sent, split: Split, *, alone: bool
+    host: ClientHost, pool: WorkerPool, sent: SentCohort, split: Split, *, alone: bool
 ) -> tuple[ScoreTable, Mapping[str, float] | None]:
     """Score one model on its clients' rows, and on the whole test set if it is the only one.
 
@@ -37,23 +37,24 @@ def score_shared(
     rows_of = None if split == "test" else [lines[place] for place in places]
     everything = torch.arange(len(examples.y))
     on_all = alone and split in {"client", "test"} and examples.complete
-    to_mark = everything if on_all or rows_of is None else torch.unique(torch.cat(rows_of))
+    to_predict = everything if on_all or rows_of is None else torch.unique(torch.cat(rows_of))
     one_client = replace(sent, ids=sent.ids[:1])
-    parts = pool.run(
-        [MarkRequest(one_client, split, piece) for piece in torch.split(to_mark, ROWS_PER_REQUEST)]
+    pieces = torch.split(to_predict, ROWS_PER_REQUEST)
+    parts = pool.run([PredictRequest(one_client, split, piece) for piece in pieces])
+    predictions: RowPredictions = map_leaves(
+        lambda *leaf: torch.cat([a.cpu() for a in leaf]), *parts
     )
-    marks: Marks = map_leaves(lambda *leaf: torch.cat([a.cpu() for a in leaf]), *parts)
     ctx = Context(host.key, host.task, sent.round, sent.stage)
     y = examples.y.cpu()
     whole = None
     if on_all:
-        line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+        line = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
         values = score_table(ctx, (0,), line, everything.unsqueeze(0), y).values
         whole = {name: float(value) for name, value in values.items()}
     if rows_of is None:  # all clients are tested on the whole set with one model
-        line = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+        line = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
         return _repeated(score_table(ctx, (0,), line, everything.unsqueeze(0), y), ids), whole
-    return _measured(ctx, ids, rows_of, to_mark, marks, y), whole
+    return _measured(ctx, ids, rows_of, to_predict, predictions, y), whole
 
 
 def _repeated(table: ScoreTable, ids: Sequence[int]) -> ScoreTable:
@@ -70,21 +71,21 @@ def _measured(
     ctx: Context,
     ids: Sequence[int],
     rows_of: Sequence[Tensor],
-    marked: Tensor,
-    marks: Marks,
+    predicted: Tensor,
+    predictions: RowPredictions,
     y: Tensor,
 ) -> ScoreTable:
     """Measure each client's own rows, for a bounded number of clients at a time."""
     place = torch.zeros(len(y), dtype=torch.int64)
-    place[marked] = torch.arange(len(marked))
+    place[predicted] = torch.arange(len(predicted))
     longest = max(len(rows) for rows in rows_of)
     task = ctx.task
     of_row = math.prod(task.input_shape) if task.objective.text else task.num_classes
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, longest * of_row))
+    at_once = max(1, SCORES_AT_ONCE // max(1, longest * of_row))
     tables = []
     for start in range(0, len(ids), at_once):
         chunk = rows_of[start : start + at_once]
         table = torch.nn.utils.rnn.pad_sequence(list(chunk), batch_first=True, padding_value=-1)
-        lines = map_leaves(lambda leaf, t=table: leaf[place[t.clamp(min=0)]], marks)
+        lines = map_leaves(lambda leaf, t=table: leaf[place[t.clamp(min=0)]], predictions)
         tables.append(score_table(ctx, ids[start : start + at_once], lines, table, y))
     return collect(tables)

@@ -24,7 +24,7 @@ from fedgist.core.message import Form, payload_bytes, reduction, refuse
 from fedgist.core.method import ClientInfo, Context, Method, Order, Task
 from fedgist.core.tree import Tree, take
 from fedgist.engines.client_host import ClientHost
-from fedgist.engines.client_requests import Sent
+from fedgist.engines.client_requests import SentCohort
 from fedgist.engines.engine import EVALUATE, Score, ScoreTable, TrainingLoss
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.message_form import asks_clients, download_form
@@ -115,12 +115,12 @@ class Site:
             architecture="",
         )
         try:
-            asked, messages = unseal(envelope, self._limit(len(envelope)))
-            header = asked.model_copy(update={"purpose": "refusal", "messages": {}})
-            down = self._download(asked, messages)
-            if asked.purpose == "score":
-                return self._score(asked, down)
-            return self._train(asked, down)
+            request, messages = unseal(envelope, self._limit(len(envelope)))
+            header = request.model_copy(update={"purpose": "refusal", "messages": {}})
+            down = self._download(request, messages)
+            if request.purpose == "score":
+                return self._score(request, down)
+            return self._train(request, down)
         except MessageError as error:
             refusal = header.model_copy(update={"purpose": "refusal", "reason": str(error)[:500]})
             return seal(refusal, {})
@@ -165,50 +165,54 @@ class Site:
             self.forms[key] = download_form(self.method, ctx, order)
         return self.forms[key]
 
-    def _download(self, asked: Header, messages: Mapping[str, Any]) -> Any:
+    def _download(self, request: Header, messages: Mapping[str, Any]) -> Any:
         """Return the download that an envelope holds."""
         models = self.client.architectures
-        no_rows = asked.purpose == "score" and asked.split in {None, "test"}
+        no_rows = request.purpose == "score" and request.split in {None, "test"}
         problems = [
-            (asked.run != self.run, f"this site is in run {self.run!r}, not {asked.run!r}"),
-            (asked.client != self.client.id, f"this site has no client {asked.client}"),
-            (asked.purpose not in {"train", "score"}, f"a {asked.purpose} cannot be answered"),
-            (asked.architecture not in models, f"this site has no model {asked.architecture!r}"),
+            (request.run != self.run, f"this site is in run {self.run!r}, not {request.run!r}"),
+            (request.client != self.client.id, f"this site has no client {request.client}"),
+            (request.purpose not in {"train", "score"}, f"a {request.purpose} cannot be answered"),
+            (
+                request.architecture not in models,
+                f"this site has no model {request.architecture!r}",
+            ),
             (set(messages) != {"download"}, f"it holds {sorted(messages)}, not one download"),
-            (no_rows, f"this site has no rows of the split {asked.split!r}"),
+            (no_rows, f"this site has no rows of the split {request.split!r}"),
         ]
         if problem := next((text for wrong, text in problems if wrong), None):
             raise MessageError(problem)
         last = self.task.training.num_rounds
-        if asked.round > last:
-            raise MessageError(f"round {asked.round} is after the last round, {last}")
-        if asked.stage not in self._stages(asked):
+        if request.round > last:
+            raise MessageError(f"round {request.round} is after the last round, {last}")
+        if request.stage not in self._stages(request):
             raise MessageError(
-                f"a client has no stage {asked.stage!r} in round {asked.round} to {asked.purpose}"
+                f"a client has no stage {request.stage!r} in round {request.round} to "
+                f"{request.purpose}"
             )
-        form = self._form(asked.round, asked.stage, asked.architecture)
+        form = self._form(request.round, request.stage, request.architecture)
         if reason := refuse(messages["download"], form):
             raise MessageError(f"the download is not valid: {reason}")
         return messages["download"]
 
-    def _stages(self, asked: Header) -> tuple[str, ...]:
+    def _stages(self, request: Header) -> tuple[str, ...]:
         """Return the stages of a round in which a server may involve a client."""
-        ctx = self._context(asked)
-        if asked.purpose == "score":
+        ctx = self._context(request)
+        if request.purpose == "score":
             return (EVALUATE,)
-        found = []
+        involving = []
         for stage in self.method.stages(ctx):
-            key = (asked.round == 0, stage)
+            key = (request.round == 0, stage)
             if key not in self.asks:
-                order = Order(self.client.id, asked.architecture)
+                order = Order(self.client.id, request.architecture)
                 self.asks[key] = asks_clients(self.method, replace(ctx, stage=stage), order)
-            found += [stage] if self.asks[key] else []
-        return tuple(found)
+            involving += [stage] if self.asks[key] else []
+        return tuple(involving)
 
-    def _train(self, asked: Header, down: Tree) -> bytes:
-        stages = self.method.stages(self._context(asked))
-        key = (asked.round, stages.index(asked.stage), asked.architecture)
-        digest = asked.messages["download"].digest
+    def _train(self, request: Header, down: Tree) -> bytes:
+        stages = self.method.stages(self._context(request))
+        key = (request.round, stages.index(request.stage), request.architecture)
+        digest = request.messages["download"].digest
         if (answered := self.done.get(key)) is not None and answered.digest == digest:
             return answered.reply
         self._check_release(key, digest)
@@ -216,9 +220,9 @@ class Site:
         state = self.state()
         if self.keep:
             self.keep(state)  # the privacy budget is charged before the release exists
-        reply = self._do(asked, down)
+        reply = self._do(request, down)
         self.done[key] = Answered(digest, state.client, reply)
-        self._forget(asked.round - self.rounds_kept)
+        self._forget(request.round - self.rounds_kept)
         if self.keep:
             self.keep(self.state())  # a restart has every reply that a server may have
         return reply
@@ -257,34 +261,34 @@ class Site:
         for key in old:
             del self.done[key]
 
-    def _do(self, asked: Header, down: Tree) -> bytes:
+    def _do(self, request: Header, down: Tree) -> bytes:
         """Train, and return the reply."""
-        trained = self.host.train(self._sent(asked, down))
+        trained = self.host.train(self._sent(request, down))
         if (
             trained.refused
         ):  # the site validates as the server does: it does not send an invalid upload
             reason = f"the upload is not valid: {trained.refused[0]}"
-            return seal(asked.model_copy(update={"purpose": "refusal", "reason": reason}), {})
+            return seal(request.model_copy(update={"purpose": "refusal", "reason": reason}), {})
         summed = reduction(type(trained.message)) == "sum"
         messages = {"upload": trained.message if summed else take(trained.message, 0)}
         if self.settings.share_measurements:
             messages["loss"] = TrainingLoss(trained.losses[0].clone())
-        return seal(asked.model_copy(update={"purpose": "reply"}), messages)
+        return seal(request.model_copy(update={"purpose": "reply"}), messages)
 
-    def _score(self, asked: Header, down: Tree) -> bytes:
+    def _score(self, request: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:
             raise MessageError("this site keeps its scores to itself")
-        assert asked.split is not None  # checked with the download
-        tables = self.host.score(self._sent(asked, down), asked.split)
+        assert request.split is not None  # checked with the download
+        tables = self.host.score(self._sent(request, down), request.split)
         messages = {f"score-{model}": score_of(table) for model, table in tables.items()}
-        return seal(asked.model_copy(update={"purpose": "reply"}), messages)
+        return seal(request.model_copy(update={"purpose": "reply"}), messages)
 
-    def _sent(self, asked: Header, down: Tree) -> Sent:
+    def _sent(self, request: Header, down: Tree) -> SentCohort:
         ids = (self.client.id,)
-        return Sent(asked.round, asked.stage, ids, asked.architecture, True, down)
+        return SentCohort(request.round, request.stage, ids, request.architecture, True, down)
 
-    def _context(self, asked: Header) -> Context:
-        return Context(self.host.key, self.task, asked.round, asked.stage)
+    def _context(self, request: Header) -> Context:
+        return Context(self.host.key, self.task, request.round, request.stage)
 
 
 def score_of(table: ScoreTable) -> Score:

@@ -212,7 +212,7 @@ class Signs:
 
 
 @tree
-class Sent:
+class LastStep:
     """The last step that the server sent, by architecture, if downloads are measurements.
 
     ``measurements`` (m,) are those of the step, and ``key`` is their key. ``rest`` (n,) is the
@@ -233,7 +233,7 @@ class Server:
 
     averages: Averages
     key: Tensor
-    sent: Sent | None = None
+    sent: LastStep | None = None
 
 
 @tree
@@ -309,14 +309,14 @@ class CSFL(Method):
         averages, key = self.exchange.init_server(ctx), ctx.draw("measurements")
         if self.down == "model":
             return Server(averages, key)
-        rest = {n: torch.zeros_like(flat(w.arrays)) for n, w in averages.weights.items()}
+        rest = {n: torch.zeros_like(flat_vector(w.arrays)) for n, w in averages.weights.items()}
         nothing = {n: self._measurement(key, vector)(vector) for n, vector in rest.items()}
         nobody = torch.zeros(ctx.task.num_clients, device=key.device)
-        return Server(averages, key, Sent(nothing, rest, key, nobody, nobody.sum()))
+        return Server(averages, key, LastStep(nothing, rest, key, nobody, nobody.sum()))
 
     def init_client(self, net: Net, ctx: Context) -> Residual:
         """Return an empty residual, and a model without a version."""
-        zero = torch.zeros_like(flat(net.state()))
+        zero = torch.zeros_like(flat_vector(net.state()))
         if self.down == "model":
             return Residual(zero)
         return Residual(zero, Held(zero, torch.full((), -1.0, device=zero.device)))
@@ -327,7 +327,7 @@ class CSFL(Method):
         if sent is None:
             return Model(weights, server.key)
         part = sent.hold[order.client].unsqueeze(0)
-        numbers = flat(weights).unsqueeze(0) * (1 - part)
+        numbers = flat_vector(weights).unsqueeze(0) * (1 - part)
         measured = sent.measurements[order.architecture].unsqueeze(0) * part
         return Change(numbers, 1 - part, measured, part, sent.version, sent.key, server.key)
 
@@ -336,13 +336,13 @@ class CSFL(Method):
     ) -> tuple[Net, Residual]:
         """Return the net with the global weights."""
         if isinstance(down, Model):
-            return net.having(down.arrays), own
+            return net.with_arrays(down.arrays), own
         held = held_by(own)
         numbers = torch.where(down.whole > 0, down.numbers[0], self._moved(held, down))
         before = (held.version == down.version - 1) | (held.version == down.version)
         version = torch.where((down.whole > 0) | before, down.version, -1.0)
         own = replace(own, held=Held(numbers, version.view_as(held.version)))
-        return net.having(unflat(numbers, net.state())), own
+        return net.with_arrays(unflat(numbers, net.state())), own
 
     def _moved(self, held: Held, down: Change) -> Tensor:
         """Return the client's model after the change; a repeated change has no effect."""
@@ -360,8 +360,8 @@ class CSFL(Method):
 
         Without error feedback the residual stays empty.
         """
-        start = flat(down.arrays) if isinstance(down, Model) else held_by(own).numbers
-        update = flat(net.state()) - start + own.rest
+        start = flat_vector(down.arrays) if isinstance(down, Model) else held_by(own).numbers
+        update = flat_vector(net.state()) - start + own.rest
         kept = sparse(update, self._count(update))
         measured = self._measurement(down.key, update)(kept)
         if isinstance(down, Change):
@@ -383,24 +383,26 @@ class CSFL(Method):
             silent = {n: torch.zeros_like(m) for n, m in sent.measurements.items()}
             hold = torch.zeros_like(sent.hold)
             hold[list(replies.clients)] = 1.0
-            sent = Sent(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
+            sent = LastStep(silent, dict(sent.rest), ctx.draw("change"), hold, sent.version + 1)
         for name in replies.architectures:
             old = weights[name].arrays
-            vector = flat(old)
+            vector = flat_vector(old)
             step = self._step(server.key, vector, replies.by(name), ctx)
             if sent is not None:
                 step = self._compressed(name, step, sent)
             weights[name] = Weights(dict(old) | unflat(vector + step, old))
         return Server(Averages(weights), next_key, sent)
 
-    def _compressed(self, name: str, step: Tensor, sent: Sent) -> Tensor:
+    def _compressed(self, name: str, step: Tensor, sent: LastStep) -> Tensor:
         """Return the step that clients reconstruct; ``sent`` stores measurements and the rest."""
         wanted = step + sent.rest[name] if self.error_feedback else step
         kept = sparse(wanted, self._count(wanted))
         sent.measurements[name] = self._measurement(sent.key, wanted)(kept)
-        found = self._reconstructed(sent.key, wanted, sent.measurements[name])
-        sent.rest[name] = wanted - found if self.error_feedback else torch.zeros_like(wanted)
-        return found
+        reconstructed = self._reconstructed(sent.key, wanted, sent.measurements[name])
+        sent.rest[name] = (
+            wanted - reconstructed if self.error_feedback else torch.zeros_like(wanted)
+        )
+        return reconstructed
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model of each architecture."""
@@ -412,8 +414,8 @@ class CSFL(Method):
         steps = self.reconstruction_steps
         if ctx.stage == ONE_BIT:
             majority = replies.total().signs.sign()
-            found = binary_hard_thresholding(measure, majority, count, steps)
-            return self.second_phase_lr * found
+            estimate = binary_hard_thresholding(measure, majority, count, steps)
+            return self.second_phase_lr * estimate
         if self.reconstruct == "mean":
             total = replies.total()
             mean = total.measurements / total.rows.clamp(min=1.0)
@@ -421,8 +423,8 @@ class CSFL(Method):
         moved, rows = torch.zeros_like(like), torch.zeros_like(like[0])
         for reply in replies:
             sent: Measured = reply.message
-            found = hard_thresholding(measure, sent.measurements, count, steps)
-            moved, rows = moved + sent.rows * found, rows + sent.rows
+            estimate = hard_thresholding(measure, sent.measurements, count, steps)
+            moved, rows = moved + sent.rows * estimate, rows + sent.rows
         return moved / rows.clamp(min=1.0)
 
     def _count(self, vector: Tensor) -> int:
@@ -439,7 +441,7 @@ def held_by(own: Residual) -> Held:
     return own.held
 
 
-def flat(arrays: Mapping[str, Tensor]) -> Tensor:
+def flat_vector(arrays: Mapping[str, Tensor]) -> Tensor:
     """Return all float arrays as one vector (n,), ordered by name; integer counters are left out.
 
     The order is by name because arrays from a network or a checkpoint come in another order.

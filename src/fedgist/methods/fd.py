@@ -19,8 +19,8 @@ from fedgist.core.message import message
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Order, Part, Replies
 from fedgist.core.tree import tree
 from fedgist.core.wire_form import FLAGS, rows_where
+from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.common.linear_head import class_means, class_sums
-from fedgist.methods.common.newest import Newest
 
 
 @message(reduce="each")
@@ -57,7 +57,7 @@ class Board:
     ``total`` is (classes, classes) and ``count`` (classes,).
     """
 
-    newest: Newest
+    newest: LatestMessages
     total: Tensor
     count: Tensor
     everyone: ClassLogits
@@ -90,7 +90,7 @@ class FD(Method):
         """Return a board without any client's logits."""
         classes, device = ctx.task.num_classes, ctx.key.device
         mean, there = torch.zeros(classes, classes, device=device), torch.zeros(classes).to(device)
-        newest = Newest.of_nobody(self._message(mean, there), ctx.task.num_clients)
+        newest = LatestMessages.of_nobody(self._message(mean, there), ctx.task.num_clients)
         return Board(newest, mean, there, ClassLogits(mean, there))
 
     def _message(self, mean: Tensor, there: Tensor) -> AnyLogits:
@@ -103,12 +103,12 @@ class FD(Method):
         """
         mean = server.everyone
         if self.leave_own_out:
-            own = take_logits(self._newest(server.newest), order.client)
-            total = server.total - own.mean * own.there.unsqueeze(1)
-            mean = ClassLogits(*class_means(total, server.count - own.there))
+            own_logits = take_logits(self._newest(server.newest), order.client)
+            total = server.total - own_logits.mean * own_logits.there.unsqueeze(1)
+            mean = ClassLogits(*class_means(total, server.count - own_logits.there))
         return self._message(mean.mean, mean.there)
 
-    def _newest(self, newest: Newest) -> AnyLogits:
+    def _newest(self, newest: LatestMessages) -> AnyLogits:
         kind = ClassLogits if self.declare_classes else DenseClassLogits
         logits: AnyLogits = newest.messages(kind)
         return logits
@@ -141,13 +141,13 @@ class FD(Method):
 
     def server_update(self, server: Board, replies: Replies, ctx: Context) -> Board:
         """Store each client's newest logits, and average them by class."""
-        return self._board(server.newest.having(replies))
+        return self._board(server.newest.with_replies(replies))
 
     def forget(self, server: Board, client: int, ctx: Context) -> Board:
         """Return the board without a client's logits."""
         return self._board(server.newest.without(client))
 
-    def _board(self, newest: Newest) -> Board:
+    def _board(self, newest: LatestMessages) -> Board:
         logits = self._newest(newest)
         total, count = logits.mean.sum(0), logits.there.sum(0)
         return Board(newest, total, count, ClassLogits(*class_means(total, count)))

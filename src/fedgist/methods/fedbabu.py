@@ -40,4 +40,4 @@ class FedBABU(Method):
     def models(self, server: Averages, ctx: Context) -> Mapping[str, Net]:
         """Return the global model of each architecture: its body under the initial head."""
         starts = ctx.task.starts
-        return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
+        return {name: starts[name].with_arrays(w.arrays) for name, w in server.weights.items()}

@@ -115,7 +115,7 @@ class FedDBE(Method):
         self, net: Net, own: Bias, down: Common | Nothing, ctx: Context
     ) -> tuple[Net, Bias]:
         """Return the net with the global weights."""
-        return (net if isinstance(down, Nothing) else net.having(down.weights.arrays)), own
+        return (net if isinstance(down, Nothing) else net.with_arrays(down.weights.arrays)), own
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net and the client's bias learn together."""
@@ -129,8 +129,11 @@ class FedDBE(Method):
         present = torch.where(batch.mask.unsqueeze(1), z, 0.0)
         mean = present.sum(0) / batch.mask.sum().clamp(min=1)
         far = (mean - down.consensus.mean()).square().mean()
-        known = down.consensus.rows.clamp(0.0, 1.0)  # 0 if no client has sent a mean
-        return ctx.task.objective.loss(net.logits(z + own.bias), batch) + self.kappa * known * far
+        has_consensus = down.consensus.rows.clamp(0.0, 1.0)  # 0 if no client has sent a mean
+        return (
+            ctx.task.objective.loss(net.logits(z + own.bias), batch)
+            + self.kappa * has_consensus * far
+        )
 
     def summarize(
         self, net: Net, batch: Batch, own: Bias, down: Common | Nothing, ctx: Context

@@ -19,7 +19,7 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.core.tree import LATER, tree
 from fedgist.methods.common import sum_memory
-from fedgist.methods.common.conjugate_head import Sums, feature_sums, gradient_head, map_head
+from fedgist.methods.common.conjugate_head import ClassSums, feature_sums, gradient_head, map_head
 from fedgist.methods.common.linear_head import LinearHead, one_feature_width
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
@@ -98,13 +98,13 @@ class FedLog(Method):
 
     def summarize(
         self, net: Net, batch: Batch, own: Nothing, down: LinearHead | Nothing, ctx: Context
-    ) -> Sums:
+    ) -> ClassSums:
         """Return S over a batch (eq. 2)."""
         return feature_sums(net, batch, ctx.task)
 
     def upload(
-        self, net: Net, own: Nothing, sums: Sums, down: LinearHead | Nothing, ctx: Context
-    ) -> tuple[Sums | ClientSums, Nothing]:
+        self, net: Net, own: Nothing, sums: ClassSums, down: LinearHead | Nothing, ctx: Context
+    ) -> tuple[ClassSums | ClientSums, Nothing]:
         """Return S over all local rows."""
         return sum_memory.sent(self.memory, sums), own
 

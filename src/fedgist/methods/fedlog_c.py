@@ -20,7 +20,12 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Method, Net, Order, Part, Phase, Replies, Task
 from fedgist.errors import MethodError
 from fedgist.methods.common import sum_memory
-from fedgist.methods.common.conjugate_head import Sums, feature_sums, map_head, random_pseudo_sums
+from fedgist.methods.common.conjugate_head import (
+    ClassSums,
+    feature_sums,
+    map_head,
+    random_pseudo_sums,
+)
 from fedgist.methods.common.linear_head import one_feature_width
 from fedgist.methods.common.sum_memory import ClientSums, Memory, Remembered
 
@@ -86,12 +91,12 @@ class FedLogC(Method):
         start = random_pseudo_sums(ctx.draw("head"), shape, self.nu)
         return sum_memory.start(self.memory, start, ctx)
 
-    def download(self, server: Remembered, order: Order, ctx: Context) -> Sums | Nothing:
+    def download(self, server: Remembered, order: Order, ctx: Context) -> ClassSums | Nothing:
         """Return the remembered total; in the exchange before training, nothing."""
-        return Nothing() if ctx.stage == "exchange" else Sums(server.total)
+        return Nothing() if ctx.stage == "exchange" else ClassSums(server.total)
 
     def receive(
-        self, net: Net, own: Nothing, down: Sums | Nothing, ctx: Context
+        self, net: Net, own: Nothing, down: ClassSums | Nothing, ctx: Context
     ) -> tuple[Net, Nothing]:
         """Return the net with the MAP head (eq. 14) of the total installed."""
         if isinstance(down, Nothing):
@@ -105,7 +110,7 @@ class FedLogC(Method):
             return ()
         return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
-    def loss(self, net: Net, batch: Batch, own: Nothing, down: Sums, ctx: Context) -> Tensor:
+    def loss(self, net: Net, batch: Batch, own: Nothing, down: ClassSums, ctx: Context) -> Tensor:
         """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
@@ -113,14 +118,14 @@ class FedLogC(Method):
         return task_loss + self.alpha * pull - self.beta * push
 
     def summarize(
-        self, net: Net, batch: Batch, own: Nothing, down: Sums | Nothing, ctx: Context
-    ) -> Sums:
+        self, net: Net, batch: Batch, own: Nothing, down: ClassSums | Nothing, ctx: Context
+    ) -> ClassSums:
         """Return S over a batch (eq. 2)."""
         return feature_sums(net, batch, ctx.task)
 
     def upload(
-        self, net: Net, own: Nothing, sums: Sums, down: Sums | Nothing, ctx: Context
-    ) -> tuple[Sums | ClientSums, Nothing]:
+        self, net: Net, own: Nothing, sums: ClassSums, down: ClassSums | Nothing, ctx: Context
+    ) -> tuple[ClassSums | ClientSums, Nothing]:
         """Return S over all local rows."""
         return sum_memory.sent(self.memory, sums), own
 
@@ -142,22 +147,22 @@ def pull_and_push(z: Tensor, y: Tensor, mask: Tensor, s: Tensor) -> tuple[Tensor
     squared distance between two class means: without r, eq. 15 has no lower bound. Classes without
     rows in ``s`` are left out.
     """
-    known = s[:, 0] > 0
+    present = s[:, 0] > 0
     means = s[:, 1:] / s[:, :1].clamp(min=1.0)  # a count below 1 is only noise
     distances = z.square().sum(1, keepdim=True) - 2 * z @ means.T + means.square().sum(1)
     own_class = one_hot(y, len(s)).to(z.dtype)
-    pull = (distances * own_class * known).sum(1)
-    push = (distances.clamp(max=mean_distance(means, known)) * (1 - own_class) * known).sum(1)
+    pull = (distances * own_class * present).sum(1)
+    push = (distances.clamp(max=mean_distance(means, present)) * (1 - own_class) * present).sum(1)
     return masked_mean(pull, mask), masked_mean(push, mask)
 
 
-def mean_distance(means: Tensor, known: Tensor) -> Tensor:
+def mean_distance(means: Tensor, present: Tensor) -> Tensor:
     """Return the mean squared distance, (), between two different rows of ``means`` (classes, m).
 
-    Only rows with ``known`` (classes,) are used. For k points the mean is 2 / (k - 1) times the sum
-    of their squared distances to their center.
+    Only rows with ``present`` (classes,) are used. For k points the mean is 2 / (k - 1) times the
+    sum of their squared distances to their center.
     """
-    count, weight = known.sum(), known.unsqueeze(1).to(means.dtype)
+    count, weight = present.sum(), present.unsqueeze(1).to(means.dtype)
     center = (means * weight).sum(0) / count.clamp(min=1)
     spread = ((means - center).square() * weight).sum()
     return 2 * spread / (count - 1).clamp(min=1)

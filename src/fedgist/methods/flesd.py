@@ -40,14 +40,14 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
     check_finite,
-    descended,
     fresh_memory,
+    gradient_step,
     is_server_stage,
     stages_of,
     steps_in,
 )
 
-ROWS_AT_ONCE = 256  # the batch size of an encoder in evaluation
+ENCODED_AT_ONCE = 256  # the batch size of an encoder in evaluation
 NOTHING = torch.finfo(torch.float32).min  # the logarithm of a similarity that no client sent
 Outlook = Literal["projection", "features"]  # the outputs of a net that are compared
 
@@ -67,7 +67,7 @@ def representations(net: Net, task: Task, of: Outlook) -> Tensor:
     if any(p.is_meta for p in net.params.values()):  # only shapes are needed
         x = torch.empty(len(public), *task.input_shape, device="meta")
         return embedding(net, x, of)
-    pieces = torch.split(torch.arange(len(public)), ROWS_AT_ONCE)
+    pieces = torch.split(torch.arange(len(public)), ENCODED_AT_ONCE)
     batches = (take(public.batch(piece.unsqueeze(0)), 0).x for piece in pieces)
     return torch.cat([embedding(net, x, of) for x in batches])
 
@@ -244,9 +244,9 @@ class SimilarityDistillation:
         """Return the student after one step."""
         rows, key = self.rows_of(student, number, ctx.task), ctx.draw("step", number)
         x, run = self._views(rows, key, ctx.task)
-        net, queue = start.having(student.arrays), student.queue
+        net, queue = start.with_arrays(student.arrays), student.queue
         if self.own_anchor:
-            follower = net.having(student.momentum)
+            follower = net.with_arrays(student.momentum)
             queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
         hidden = self.hidden(rows, queue.places)
         target = self.target(ensemble, rows, queue.places, hidden)
@@ -255,11 +255,11 @@ class SimilarityDistillation:
             return self.divergence(embedding(net, x, of), queue.anchors, hidden, target)
 
         optimizer = Optimizer("adam", lr=self.lr, weight_decay=self.weight_decay)
-        arrays, value = descended(net, loss, run, optimizer, student.memory)
+        arrays, value = gradient_step(net, loss, run, optimizer, student.memory)
         zeta = self.momentum
         momentum = {n: zeta * old + (1 - zeta) * arrays[n] for n, old in student.momentum.items()}
         if not self.own_anchor:
-            follower = start.having(arrays | momentum)
+            follower = start.with_arrays(arrays | momentum)
             queue = queue.taking(self._anchors(follower, rows, key, of, ctx.task), rows)
         return replace(
             student,
@@ -323,8 +323,8 @@ class SimilarityDistillation:
 MOST = 127  # of an int8
 
 
-@message(reduce="each")
-class Representations:
+@message(reduce="each", name="fedgist.methods.flesd:Representations")
+class PublicRepresentations:
     """R_k (N, d), float32 or float16, and a digest of the public rows, ()."""
 
     values: Tensor
@@ -357,7 +357,7 @@ class Nearest:
     digest: Tensor
 
 
-Sent: TypeAlias = Representations | Quantized | Similarities | Nearest
+Upload: TypeAlias = PublicRepresentations | Quantized | Similarities | Nearest
 
 
 @tree
@@ -398,9 +398,9 @@ class FLESD(Method):
                 "flesd needs public data: give [data.public] with client, rows or a name"
             )
         if self.student and self.student not in task.starts:
-            known = ", ".join(task.starts)
+            choices = ", ".join(task.starts)
             raise MethodError(
-                f"method.student = {self.student!r} is no architecture; there are: {known}"
+                f"method.student = {self.student!r} is no architecture; there are: {choices}"
             )
         if self.sends == "representations" and self.top != 1.0:
             raise MethodError("method.top is read only with method.sends = 'similarities'")
@@ -451,11 +451,11 @@ class FLESD(Method):
 
     def receive(self, net: Net, own: Nothing, down: Weights, ctx: Context) -> tuple[Net, Nothing]:
         """Return the net with the global weights, or unchanged if there are none."""
-        return net.having(down.arrays), own
+        return net.with_arrays(down.arrays), own
 
     def upload(
         self, net: Net, own: Nothing, sums: Count, down: Weights, ctx: Context
-    ) -> tuple[Sent, Nothing]:
+    ) -> tuple[Upload, Nothing]:
         """Return the encoder's representations of the public rows, or their similarities."""
         r, digest = representations(net, ctx.task, self.of), torch.tensor(ctx.task.public_digest)
         if self.sends == "similarities":
@@ -466,9 +466,9 @@ class FLESD(Method):
             scales = r.abs().amax(1).clamp(min=torch.finfo(r.dtype).tiny) / MOST
             values = (r / scales.unsqueeze(1)).round().to(torch.int8)
             return Quantized(values, scales, digest), own
-        return Representations(r.to(getattr(torch, self.wire)), digest), own
+        return PublicRepresentations(r.to(getattr(torch, self.wire)), digest), own
 
-    def objection(self, message: Sent, ctx: Context) -> str:
+    def objection(self, message: Upload, ctx: Context) -> str:
         """Object to an upload about other public rows than the server's."""
         if int(message.digest) == ctx.task.public_digest:
             return ""
@@ -486,7 +486,7 @@ class FLESD(Method):
             return replace(server, student=replace(server.student, losses=zero, steps=zero))
         start, student, stages = self._start(ctx.task), server.student, self.stages(ctx)
         if ctx.stage == stages[1]:
-            student = self.distillation.begin(start.having(student.arrays), self.of, ctx)
+            student = self.distillation.begin(start.with_arrays(student.arrays), self.of, ctx)
         student = self.distillation.learn(student, server.ensemble, start, self.of, ctx)
         ensemble = server.ensemble
         if ctx.stage == stages[-1]:
@@ -499,7 +499,7 @@ class FLESD(Method):
 
     def models(self, server: Server, ctx: Context) -> Mapping[str, Net]:
         """Return the global model."""
-        return {self._name(ctx.task): self._start(ctx.task).having(server.student.arrays)}
+        return {self._name(ctx.task): self._start(ctx.task).with_arrays(server.student.arrays)}
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Return the mean loss of the last distillation."""
@@ -510,7 +510,7 @@ class FLESD(Method):
         """Return an ensemble of these replies only."""
         new = _emptied(server.ensemble)
         for place, reply in enumerate(replies):
-            sent: Sent = reply.message
+            sent: Upload = reply.message
             new.filled[place] = 1.0
             if isinstance(sent, Similarities | Nearest):
                 _add(new.total, sent, self.distillation.target_temperature)
@@ -542,15 +542,15 @@ def _emptied(ensemble: Ensemble) -> Ensemble:
 
 def _nearest(r: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return each row's largest similarities (eq. 4) and their columns, both (N, count)."""
-    found = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ROWS_AT_ONCE)]
-    values, places = (torch.cat([part[i] for part in found]) for i in (0, 1))
+    best = [(piece @ r.mT).topk(count, dim=1) for piece in torch.split(r, ENCODED_AT_ONCE)]
+    values, places = (torch.cat([part[i] for part in best]) for i in (0, 1))
     order = places.argsort(1)
     return values.gather(1, order), places.gather(1, order).to(torch.int32)
 
 
 def _add(total: Tensor, sent: Similarities | Nearest, temperature: float) -> None:
     """Add ``exp(M_k / tau_T)`` (eq. 5) to sums whose logarithms ``total`` (N, N) are, in place."""
-    for at in torch.split(torch.arange(len(total)), ROWS_AT_ONCE):
+    for at in torch.split(torch.arange(len(total)), ENCODED_AT_ONCE):
         rows, values = total[at], sent.values[at] / temperature
         if isinstance(sent, Similarities):
             total[at] = torch.logaddexp(rows, values)

@@ -56,11 +56,11 @@ class SharedLayers:
         first, *others = ((name, self.state(net)) for name, net in task.starts.items())
         for name, arrays in others:
             for array in {**first[1], **arrays}:
-                found = [_shape(state, array) for state in (first[1], arrays)]
-                if found[0] != found[1]:
+                shapes = [_shape(state, array) for state in (first[1], arrays)]
+                if shapes[0] != shapes[1]:
                     raise MethodError(
                         f"{key} = {self.count} needs last layers of the same shapes; {array!r} "
-                        f"is {found[0]} in {first[0]}, {found[1]} in {name}"
+                        f"is {shapes[0]} in {first[0]}, {shapes[1]} in {name}"
                     )
 
     def state(self, net: Net) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class SharedLayers:
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
         """Return the net with the averaged layers."""
         places = net.arch.layers.last(self.count)
-        return net.having({name: down.arrays[place] for place, name in places.items()}), own
+        return net.with_arrays({name: down.arrays[place] for place, name in places.items()}), own
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context

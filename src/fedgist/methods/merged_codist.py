@@ -31,7 +31,7 @@ from fedgist.methods.common import codistillation
 from fedgist.methods.common.averaging import Averages, Weights, proximal_loss
 from fedgist.methods.common.codistillation import Distillation, Students
 from fedgist.methods.common.server_optimizer import ServerMoments, ServerOptimizer
-from fedgist.methods.common.server_steps import ServerSteps, Update, norm
+from fedgist.methods.common.server_steps import PseudoGradient, ServerSteps, norm
 from fedgist.methods.common.server_training import is_server_stage
 
 
@@ -134,13 +134,13 @@ class MergedCodist(Method):
         """Store the updates of pools that answered; without distillation, step along them."""
         if len(self.stages(ctx)) == 1:
             return self.exchange.server_update(server, replies, ctx)
-        found = self.exchange.updates(server, replies, ctx)
-        one = torch.ones((), device=ctx.key.device)
+        updates = self.exchange.updates(server, replies, ctx)
+        answered = torch.ones((), device=ctx.key.device)
         return replace(
             server,
-            grads=server.grads | {name: update.grads for name, update in found.items()},
-            buffers=server.buffers | {name: update.buffers for name, update in found.items()},
-            answered=server.answered | dict.fromkeys(found, one),
+            grads=server.grads | {name: update.grads for name, update in updates.items()},
+            buffers=server.buffers | {name: update.buffers for name, update in updates.items()},
+            answered=server.answered | dict.fromkeys(updates, answered),
         )
 
     def _merged(self, server: Server, ctx: Context) -> Server:
@@ -154,7 +154,7 @@ class MergedCodist(Method):
             student, g = server.students.weights[name].arrays, server.grads[name]
             merged = merge(g, {n: old[n] - student[n] for n in g}, alpha)
             buffers = server.buffers.get(name, {})  # a checkpoint holds no empty tables
-            server = self.exchange.step(server, name, Update(merged, buffers), ctx)
+            server = self.exchange.step(server, name, PseudoGradient(merged, buffers), ctx)
         silent = dict.fromkeys(server.answered, torch.zeros((), device=ctx.key.device))
         return replace(server, answered=silent)
 

@@ -39,8 +39,8 @@ from fedgist.core.sampling import drawn_of_each_class
 from fedgist.core.tree import take, tree
 from fedgist.core.wire_form import FLAGS, NONZERO, rows_where
 from fedgist.errors import MethodError
+from fedgist.methods.common.latest_messages import LatestMessages
 from fedgist.methods.common.linear_head import class_means, one_feature_width
-from fedgist.methods.common.newest import Newest
 
 Draw = Literal["client", "class", "nearest"]
 LEAST = 1e-6  # the smallest total weight of a class that divides its sum
@@ -78,7 +78,7 @@ class Released:
 
 
 @message(reduce="each", name="fedgist.core.representation_relay:Representations")
-class Representations:
+class PeerRepresentations:
     """A client's download: the global mean of each class, and other clients' observations.
 
     ``mean`` is (classes, m) and ``known`` (classes,). ``seen`` is (M_down, classes, m) and
@@ -98,8 +98,8 @@ class Representations:
         """
         total = (self.seen * self.there.unsqueeze(2)).sum(0)
         stand_in, some = class_means(total, self.there.sum(0))
-        known = self.known.unsqueeze(1) > 0
-        return torch.where(known, self.mean, stand_in), torch.maximum(self.known, some)
+        has_mean = self.known.unsqueeze(1) > 0
+        return torch.where(has_mean, self.mean, stand_in), torch.maximum(self.known, some)
 
 
 @tree
@@ -109,12 +109,12 @@ class Relay:
     ``mean`` is (classes, m) and ``known`` (classes,).
     """
 
-    newest: Newest
+    newest: LatestMessages
     mean: Tensor
     known: Tensor
 
     @staticmethod
-    def of(newest: Newest, ctx: Context) -> Relay:
+    def of(newest: LatestMessages, ctx: Context) -> Relay:
         """Return the state with the mean of each class, weighted by clients' numbers of rows."""
         total, rows = (newest.arrays[name][:, 0].sum(0) for name in ("total", "rows"))
         floor = noise_floor(ctx.task.privacy) * math.sqrt(ctx.task.num_clients)
@@ -128,13 +128,13 @@ class Relay:
 
     def of_client(self, client: int) -> Released | None:
         """Return a client's last release, or None."""
-        one: Released = take(self.released, client)
-        return one if bool(one.rows.any()) else None
+        release: Released = take(self.released, client)
+        return release if bool(release.rows.any()) else None
 
 
 def download(
     relay: Relay, order: Order, m_down: int, draw: Draw, key: Tensor, floor: float = 0.0
-) -> Representations:
+) -> PeerRepresentations:
     """Return a client's download: the global means, and ``m_down`` observations of others.
 
     ``draw`` selects the observations: all classes of one other client, each class from its own
@@ -152,9 +152,9 @@ def download(
     missing = m_down - len(flags)
     seen, flags = pad(seen, (0, 0, 0, 0, 0, missing)), pad(flags, (0, 0, 0, missing))
     if order.hears is None:
-        return Representations(relay.mean, relay.known, seen, flags)
+        return PeerRepresentations(relay.mean, relay.known, seen, flags)
     nothing = torch.zeros_like(relay.known)
-    return Representations(torch.zeros_like(relay.mean), nothing, seen, flags)
+    return PeerRepresentations(torch.zeros_like(relay.mean), nothing, seen, flags)
 
 
 def _audible(released: Released, relay: Relay, order: Order, floor: float) -> Tensor:
@@ -190,10 +190,10 @@ def _distances(released: Released, client: int) -> Tensor:
 
     The distance is the mean square over features and over the classes that both have.
     """
-    own, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
+    own_means, has = class_means(released.total[client, 0], released.rows[client, 0], least=LEAST)
     theirs, have = class_means(released.total[:, 1:], released.rows[:, 1:], least=LEAST)
     both = have * has
-    far = ((theirs - own).square().mean(3) * both).sum(2) / both.sum(2)
+    far = ((theirs - own_means).square().mean(3) * both).sum(2) / both.sum(2)
     return far.nan_to_num(torch.finfo(far.dtype).max).flatten()
 
 
@@ -210,7 +210,7 @@ def _observations(released: Released, there: Tensor, places: Tensor) -> tuple[Te
 
 
 @tree
-class Sums:
+class ReleaseSums:
     """Sums of features by class, and their numbers of rows, in the shapes of a release."""
 
     total: Tensor
@@ -330,7 +330,7 @@ class RepShare(PeerMethod):
         rows = torch.zeros(1 + self.m_up, classes, device=device)
         wishes = self._wishes(Release(), ctx)
         nothing = Released(rows.unsqueeze(2).expand(-1, -1, width), rows, *wishes)
-        return Relay.of(Newest.of_nobody(nothing, ctx.task.num_clients), ctx)
+        return Relay.of(LatestMessages.of_nobody(nothing, ctx.task.num_clients), ctx)
 
     def init_client(self, net: Net, ctx: Context) -> Own:
         """Return the client's releases and wishes, and the first matrix of its discriminator.
@@ -355,18 +355,18 @@ class RepShare(PeerMethod):
         hears[list(settings.hears or range(len(hears)))] = 1.0
         return torch.full((1,), float(m_down), device=hears.device), hears
 
-    def download(self, server: Relay, order: Order, ctx: Context) -> Representations:
+    def download(self, server: Relay, order: Order, ctx: Context) -> PeerRepresentations:
         """Return the global means, and M_down observations of other clients, drawn by key."""
         key = ctx.draw("download", order.client)
         if self.start == "random" and not bool((server.newest.round >= 0).any()):
             return self._random(server, key)
         return download(server, order, self.m_down, self.draw, key, noise_floor(ctx.task.privacy))
 
-    def _random(self, server: Relay, key: Tensor) -> Representations:
+    def _random(self, server: Relay, key: Tensor) -> PeerRepresentations:
         seen = random.normal(random.fold(key, "seen"), (self.m_down, *server.mean.shape))
         mean = random.normal(random.fold(key, "mean"), tuple(server.mean.shape))
         there = torch.ones_like(seen[:, :, 0])
-        return Representations(mean, there[0], seen, there)
+        return PeerRepresentations(mean, there[0], seen, there)
 
     def phases(self, ctx: Context) -> tuple[Phase, ...]:
         """Return one phase in which the net and a learned discriminator learn together."""
@@ -378,16 +378,16 @@ class RepShare(PeerMethod):
         net: Net,
         batch: Batch,
         own: Own,
-        down: Representations,
+        down: PeerRepresentations,
         ctx: Context,
     ) -> Tensor:
         """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
         z = net.features(batch.x)
         logits = net.logits(z)
-        mean, known = down.targets()
+        mean, has_target = down.targets()
         far = (z[:, : mean.shape[1]] - mean[batch.y]).square()
         far = far.mean(1) if self.reduction == "mean" else far.sum(1)
-        kd = masked_mean(far * known[batch.y], batch.mask)
+        kd = masked_mean(far * has_target[batch.y], batch.mask)
         # one m for each row, among the observations that have any class
         lots = down.there.amax(1).sum().clamp(min=1.0)
         m = (random.uniform(ctx.draw("observation"), (len(batch.y),)) * lots).to(torch.int64)
@@ -414,7 +414,7 @@ class RepShare(PeerMethod):
         return (INFORMATION,) if self.log_bound else ()
 
     def measure(
-        self, net: Net, batch: Batch, own: Own, down: Representations, ctx: Context
+        self, net: Net, batch: Batch, own: Own, down: PeerRepresentations, ctx: Context
     ) -> dict[str, Tensor]:
         """Return the bound on I(Phi_s; Phi_t) of each row (theorem 1), mean over observations."""
         log_h = self._log_h(net, own, net.features(batch.x), down.seen)
@@ -444,9 +444,9 @@ class RepShare(PeerMethod):
         net: Net,
         batch: Batch,
         own: Own,
-        down: Representations,
+        down: PeerRepresentations,
         ctx: Context,
-    ) -> Sums:
+    ) -> ReleaseSums:
         """Return sums of features by class, over all rows and over each observation's rows."""
         z = bounded(net.features(batch.x)[:, : down.mean.shape[1]], ctx.task.privacy)
         assert batch.picks is not None  # for the type checker
@@ -455,14 +455,14 @@ class RepShare(PeerMethod):
         if self.release_weight:
             members = members * batch.annotations[self.release_weight].unsqueeze(1)
         members = chosen.T.unsqueeze(2) * members  # (1 + M_up, batch, classes)
-        return Sums(members.transpose(1, 2) @ z, members.sum(1))
+        return ReleaseSums(members.transpose(1, 2) @ z, members.sum(1))
 
     def upload(
         self,
         net: Net,
         own: Own,
-        sums: Sums,
-        down: Representations,
+        sums: ReleaseSums,
+        down: PeerRepresentations,
         ctx: Context,
     ) -> tuple[Released, Own]:
         """Return the released part of the client's sums, and its wishes."""
@@ -472,7 +472,7 @@ class RepShare(PeerMethod):
 
     def server_update(self, server: Relay, replies: Replies, ctx: Context) -> Relay:
         """Store each client's last release, and average the releases."""
-        return Relay.of(server.newest.having(replies), ctx)
+        return Relay.of(server.newest.with_replies(replies), ctx)
 
     def forget(self, server: Relay, client: int, ctx: Context) -> Relay:
         """Return the relay without a client's release."""

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import nn
 
 Last = Literal["relu", "tanh", "clamp", "none"]
-LARGEST = 1e30  # the largest allowed bound; float32 ends at 3e38
+LARGEST_BOUND = 1e30  # the largest allowed bound; float32 ends at 3e38
 BOUND = 2.0  # default bound of "clamp": FedLog's b
 LAYERS = MappingProxyType({"relu": nn.ReLU, "tanh": nn.Tanh, "none": nn.Identity})
 
@@ -24,7 +24,9 @@ def last_activation(last: Last, bound: float | None) -> nn.Module:
         raise ValueError(
             f"model.last_bound = {bound!r}: model.last = {last!r} does not read it, 'clamp' does"
         )
-    if bound is not None and (isinstance(bound, bool) or not 0 < bound <= LARGEST):
-        raise ValueError(f"model.last_bound must be above 0 and at most {LARGEST:g}, not {bound!r}")
+    if bound is not None and (isinstance(bound, bool) or not 0 < bound <= LARGEST_BOUND):
+        raise ValueError(
+            f"model.last_bound must be above 0 and at most {LARGEST_BOUND:g}, not {bound!r}"
+        )
     bound = BOUND if bound is None else bound
     return nn.Hardtanh(-bound, bound) if last == "clamp" else LAYERS[last]()

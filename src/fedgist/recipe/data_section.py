@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
-from fedgist.recipe.section import CLOSED, OpenSection, Positive, known
+from fedgist.recipe.section import CLOSED, OpenSection, PositiveInt, known
 
 
 class PublicSection(OpenSection):
@@ -22,12 +22,12 @@ class PublicSection(OpenSection):
 
     Without a name, the public rows come from the training set.
     """
-    rows: Positive | None = None
+    rows: PositiveInt | None = None
     """Number of public rows. They are drawn from the run's seed.
 
     If no value is given, all rows of another source or of a client are public.
     """
-    unused_rows: Positive | None = None
+    unused_rows: PositiveInt | None = None
     """With another source: number of training rows to remove and not use.
 
     Clients then hold the same rows as in a run with ``rows`` of the training set. Set it to compare
@@ -65,11 +65,11 @@ class WordsSection(BaseModel):
 
     model_config = CLOSED
 
-    length: Positive = 20
+    length: PositiveInt = 20
     """Maximum number of tokens per text. Longer texts are cut."""
     tokenizer: Literal["words", "wordpiece"] = "words"
     """How a text is split: into whole words, or into pieces of words (WordPiece)."""
-    size: Positive = 10_000
+    size: PositiveInt = 10_000
     """Vocabulary size: the most frequent tokens of all training texts are kept."""
     file: str | None = None
     """A file with the vocabulary, one token per line. It replaces a vocabulary built from the data.
@@ -103,7 +103,7 @@ class Data(OpenSection):
     """
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Standard deviations to normalize with, in the same form as ``data.mean``."""
-    train_rows: Positive | None = None
+    train_rows: PositiveInt | None = None
     """Use only this number of training rows. The default is all."""
     draw: Literal["first", "random"] = "first"
     """Which rows ``data.train_rows`` keeps: the first, or random rows drawn from the run's seed."""

@@ -15,10 +15,10 @@ from fedgist.models import MODELS
 from fedgist.options import check_options, checked, options_of
 from fedgist.recipe.own_code import load_own
 from fedgist.recipe.schema import ModelSection, check_named
-from fedgist.recipe.section import Positive
+from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
-Clients = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+ClientNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 def model_factory(name: str) -> Factory:
@@ -85,7 +85,7 @@ def architecture_tables(tables: Mapping[str, Mapping[str, Any] | float]) -> dict
         if clients is None or share is not None:
             share = _share(share, clients, where)
         else:
-            clients = checked(Clients, clients, f"{where}.clients")
+            clients = checked(ClientNumbers, clients, f"{where}.clients")
         model = _model_of_table(table, name, where)
         models[name] = ModelTable(model, 1.0 if share is None else share, clients)
     if not any(model.share for model in models.values()):
@@ -106,11 +106,11 @@ def pool_tables(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
             raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
-            kinds: dict[type, object] = {list: Clients, tuple: Clients, str: str}
-            kind = kinds.get(type(clients), Positive)
+            kinds: dict[type, object] = {list: ClientNumbers, tuple: ClientNumbers, str: str}
+            kind = kinds.get(type(clients), PositiveInt)
             clients = checked(kind, clients, f"{where}.clients")
         if per_round is not None:
-            per_round = checked(Positive, per_round, f"{where}.per_round")
+            per_round = checked(PositiveInt, per_round, f"{where}.per_round")
         pools[name] = PoolTable(_model_of_table(table, name, where), clients, per_round)
     return pools
 

@@ -17,14 +17,14 @@ from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import ModelSection, Partitioning
 from fedgist.recipe.section import GIVEN
 
-RowLists = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
+RowsOfClients = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name
 TestSets = Mapping[str, tuple[object, object]]  # x and y by name
 Build = Callable[[], nn.Module]
 ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read beside any data
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """Clients of one architecture: their model's builder, and their numbers or their share of all.
 
     ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
@@ -43,9 +43,9 @@ class Overrides:
     """A user's own objects, which replace what a recipe names."""
 
     data: Dataset | None = None
-    clients: RowLists | None = None  # each client's training rows
-    clients_test: RowLists | None = None
-    groups: Mapping[str, Group] | None = None
+    clients: RowsOfClients | None = None  # each client's training rows
+    clients_test: RowsOfClients | None = None
+    groups: Mapping[str, ClientGroup] | None = None
     method: Method | None = None
     test_sets: TestSets | None = None  # further test sets of the server
     public: object | None = None  # rows that all may see

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from fedgist.errors import FedgistError, RecipeError, first_line, shown
-from fedgist.registry import load
+from fedgist.registry import load_attribute
 
 # called with the key and the place that it names; it may refuse by an error
 _before: ContextVar[Callable[[str, str], None]] = ContextVar("before", default=lambda _k, _p: None)
@@ -32,7 +32,7 @@ def load_own(key: str, place: str) -> Any:
     """Import what the recipe's ``key`` names as ``package.module:thing``, and return it."""
     _before.get()(key, place)
     try:
-        return load(place)
+        return load_attribute(place)
     except FedgistError:
         raise
     except Exception as error:  # a user's module may fail in any way

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.recipe.section import CLOSED, Positive
+from fedgist.recipe.section import CLOSED, PositiveInt
 
 Unit = Literal["none", "record", "client"]
 Accounting = Literal["tight", "paper"]
@@ -22,7 +22,7 @@ class PrivacySection(BaseModel):
 
     model_config = CLOSED
 
-    min_replies: Positive = 1
+    min_replies: PositiveInt = 1
     """Minimum number of clients behind anything the server sees.
 
     Totals and single messages from fewer clients are withheld from the server. Raise it to keep the

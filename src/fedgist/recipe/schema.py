@@ -31,7 +31,7 @@ from fedgist.recipe.section import (
     GIVEN,
     Device,
     OpenSection,
-    Positive,
+    PositiveInt,
     Share,
     known,
 )
@@ -61,7 +61,7 @@ class Partitioning(OpenSection):
 class ClientsSection(_Section):
     """The clients: their number, models, random start, and when they are online."""
 
-    num_clients: Positive = 10
+    num_clients: PositiveInt = 10
     """Number of clients. With a natural partition, the data determine it."""
     architectures: dict[str, dict[str, Any] | float] = {}
     """Several model architectures: ``{mlp = 0.5, lenet5 = 0.5}``, or one table per architecture.
@@ -91,7 +91,7 @@ class ClientsSection(_Section):
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """Maximum norm (L2) of a message to the server, noise included. Larger messages are rejected.
     """
-    max_rows: Positive | None = None
+    max_rows: PositiveInt | None = None
     """Maximum number of rows a client may report. Messages that report more are rejected.
 
     The default is 2,147,483,648.
@@ -195,7 +195,7 @@ class TestSet(_Section):
 class EvaluateSection(_Section):
     """What is evaluated, when, and which models are kept."""
 
-    every: Annotated[Positive, _role("record")] = 1
+    every: Annotated[PositiveInt, _role("record")] = 1
     """Number of rounds between evaluations. The last round is always evaluated.
 
     Raise it if evaluation takes longer than training.
@@ -229,7 +229,7 @@ class EvaluateSection(_Section):
     """Further test sets of the server's models, by name: ``eval/global/MODEL/NAME/...``."""
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
     """Number of test rows per client whose features are saved at the end, for pictures."""
-    save_features_at: Annotated[tuple[Positive, ...], _role("record")] = ()
+    save_features_at: Annotated[tuple[PositiveInt, ...], _role("record")] = ()
     """Rounds after which features are saved as well, in ``features-ROUND.safetensors``."""
 
     @model_validator(mode="after")
@@ -265,18 +265,18 @@ class EngineSection(_Section):
 
     Never more than one per client or four per core are started.
     """
-    cohort_size: Literal["auto"] | Positive = "auto"
+    cohort_size: Literal["auto"] | PositiveInt = "auto"
     """Number of clients trained together as one stack. ``auto`` is measured before round 1.
 
     Another value changes the last bits of results.
     """
     memory_limit: Annotated[int, Field(ge=1)] | None = None
     """Memory for stacks of clients, in bytes. The default is half of the machine's memory."""
-    checkpoint_every: Positive = 10
+    checkpoint_every: PositiveInt = 10
     """Number of rounds between checkpoints."""
     plans: dict[str, Plan] = {}
     """The execution plan of each architecture. It is measured and written into ``recipe.toml``."""
-    server_threads: Literal["auto"] | Positive = "auto"
+    server_threads: Literal["auto"] | PositiveInt = "auto"
     """Number of threads with which the server trains and tests its own models.
 
     ``auto`` is one per core, or 1 in a sweep. Another value changes the last bits of results.

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from fedgist.errors import InputError, one_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _device(name: str) -> str:

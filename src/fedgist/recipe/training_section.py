@@ -12,7 +12,7 @@ from fedgist.core.optimizer import Optimizer, OptimizerName
 from fedgist.core.schedules import Schedule, ScheduleName
 from fedgist.core.training import Life, Precision, Sampling, Training
 from fedgist.errors import RecipeError
-from fedgist.recipe.section import CLOSED, Positive, Share
+from fedgist.recipe.section import CLOSED, PositiveInt, Share
 
 MOMENTUM = 0.9  # of the optimizer that has one, where a recipe does not say
 ADAMW_DECAY = 0.01  # torch's default; without decay it would be adam
@@ -36,7 +36,7 @@ class ScheduleSection(BaseModel):
     """How the learning rate changes from round to round."""
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
     """Number of first rounds in which the learning rate rises evenly. For any schedule."""
-    step_rounds: Positive | None = None
+    step_rounds: PositiveInt | None = None
     """For ``step``: number of rounds between two drops of the learning rate. Default 10."""
     step_factor: Annotated[float, Field(gt=0, lt=1)] | None = None
     """For ``step``: the learning rate is multiplied by this factor at each drop. Default 0.1."""
@@ -74,7 +74,7 @@ class TrainSection(BaseModel):
 
     model_config = CLOSED
 
-    num_rounds: Positive = 20
+    num_rounds: PositiveInt = 20
     """Number of rounds of the run."""
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of all clients selected in each round."""
@@ -85,12 +85,12 @@ class TrainSection(BaseModel):
     with probability ``fraction_train``, so that a round may select no client. Privacy amplification
     needs ``poisson``.
     """
-    local_epochs: Positive = 1
+    local_epochs: PositiveInt = 1
     """Number of passes over its training rows that a client makes in a round.
 
     More epochs mean fewer messages, but local models drift further apart.
     """
-    batch_size: Positive = 10
+    batch_size: PositiveInt = 10
     """Number of training rows per local step."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate of the clients' optimizer. Tune it first."""

@@ -15,14 +15,14 @@ MOST_PROBLEMS = 5  # number of unusable lines of a file that are named
 
 
 @dataclass(frozen=True)
-class Lines:
+class CheckedLines:
     """The usable lines of a file, and a sentence about each unusable line."""
 
     lines: list[Line]
     problems: tuple[str, ...] = ()
 
 
-def read_table(
+def read_checked_table(
     path: Path,
     parse: Callable[[str], object],
     problems: list[str],
@@ -50,17 +50,17 @@ def blob_of_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
+def read_checked(path: Path, fault: Callable[[object], str]) -> CheckedLines:
     """Read a file of JSON lines; return the valid lines, and what is wrong with the others.
 
     A last line without a line end is still being written and is skipped silently.
     """
     if not path.exists():
-        return Lines([])
+        return CheckedLines([])
     try:
         *texts, _ = blob_of_file(path).split(b"\n")
     except (OSError, ValueError) as error:
-        return Lines([], (f"{path} cannot be read: {first_line(error)}",))
+        return CheckedLines([], (f"{path} cannot be read: {first_line(error)}",))
     lines: list[Line] = []
     problems = []
     for number, text in enumerate(texts, 1):
@@ -77,7 +77,7 @@ def read_checked(path: Path, fault: Callable[[object], str]) -> Lines:
             lines.append(line)
     more = len(problems) - MOST_PROBLEMS
     rest = [f"{path}: {more} more lines cannot be used, and are left out"] if more > 0 else []
-    return Lines(lines, (*problems[:MOST_PROBLEMS], *rest))
+    return CheckedLines(lines, (*problems[:MOST_PROBLEMS], *rest))
 
 
 def _refuse(constant: str) -> float:

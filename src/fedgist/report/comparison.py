@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.report.run_files import RunFiles, readable
-from fedgist.report.run_groups import Group, common_column, group
-from fedgist.report.stats import Better, Estimate, compare, estimate, holm
+from fedgist.report.run_files import RunFiles, usable_runs
+from fedgist.report.run_groups import RunGroup, common_column, group
+from fedgist.report.stats import Better, Estimate, estimate, holm, paired_difference
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import EPSILON, measured
@@ -45,7 +45,7 @@ def study(
     two_sided
         Test whether a row differs from the reference, not whether the reference is better.
     """
-    runs, problems = readable(runs)
+    runs, problems = usable_runs(runs)
     metric = common_column(runs) if metric is None else metric
     measure = measured(metric, runs[0].metrics)
     better: Better = measure.better
@@ -71,12 +71,18 @@ def _compared(
     """Return the rows with their differences from the reference, and p-values corrected by Holm."""
     values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
     versus = {
-        row.label: found
+        row.label: difference
         for row in rows
         if row.label != reference
-        and (found := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
+        and (
+            difference := paired_difference(
+                _finals(row.runs, metric), values, better, two_sided=two_sided
+            )
+        )
     }
-    tested = {label: found.p for label, found in versus.items() if found.p is not None}
+    tested = {
+        label: difference.p for label, difference in versus.items() if difference.p is not None
+    }
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     return tuple(
         replace(row, versus=replace(versus[row.label], p_holm=corrected.get(row.label)))
@@ -104,7 +110,7 @@ def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
     return None if percent is None else float(percent) / 100
 
 
-def _reference(name: str, groups: Sequence[Group]) -> Group:
+def _reference(name: str, groups: Sequence[RunGroup]) -> RunGroup:
     by_label = [members for members in groups if members.label == name]
     by_method = [members for members in groups if members.method == name]
     if by_label:
@@ -120,7 +126,7 @@ def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:
 
 
 def _row(
-    members: Group,
+    members: RunGroup,
     metric: str,
     better: Better,
     target_accuracy: float | None,

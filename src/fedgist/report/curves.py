@@ -13,8 +13,8 @@ from fedgist.report.drawing import (
     HEIGHT,
     INK,
     STYLE,
+    FigureTable,
     Picture,
-    Table,
     color,
     dashes,
     matplotlib,
@@ -34,7 +34,7 @@ BAND = "Line: mean over seeds; band: its standard error, or with one seed the sp
 
 
 @dataclass(frozen=True)
-class Lines:
+class RunLines:
     """The data of a figure: runs that differ only in their seed, by label, and a metric.
 
     ``low`` is the start of the metric's axis; None leaves the start to matplotlib.
@@ -47,19 +47,19 @@ class Lines:
     low: float | None = None
 
 
-def lines_of(study: Study) -> Lines:
+def lines_of(study: Study) -> RunLines:
     """Return the lines to draw for a study: one per row."""
     rows = tuple((row.label, row.runs) for row in study.rows)
-    return Lines(rows, study.metric, study.measure, study.target_accuracy)
+    return RunLines(rows, study.metric, study.measure, study.target_accuracy)
 
 
-def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
+def lines_of_runs(runs: Sequence[RunFiles]) -> RunLines:
     """Return the lines to draw for runs: one per setting over all seeds, in their main metric."""
     whole = [run for run in runs if run.recipe]
     metric = common_column(whole) if whole else ACCURACY
     measure = measured(metric, whole[0].metrics) if whole else measured(metric)
     groups, _ = group(whole)
-    return Lines(tuple((one.label, one.runs) for one in groups), metric, measure)
+    return RunLines(tuple((row.label, row.runs) for row in groups), metric, measure)
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
     return Curve(rounds, means, low, high, sent)
 
 
-def by_round(lines: Lines) -> Picture:
+def by_round(lines: RunLines) -> Picture:
     """Return the figure of the metric by round."""
     figure, axes = new_figure(height=_height(lines))
     table = _draw(lines, axes, by_bytes=False)
     return Picture("by-round", "By round", BAND, figure, table)
 
 
-def by_bytes(lines: Lines) -> Picture | None:
+def by_bytes(lines: RunLines) -> Picture | None:
     """Return the figure of the metric by bytes sent; None if no row sends anything."""
     figure, axes = new_figure(height=_height(lines))
     table = _draw(lines, axes, by_bytes=True)
@@ -113,7 +113,7 @@ def by_bytes(lines: Lines) -> Picture | None:
     return Picture("by-bytes", "By communication", caption, figure, table)
 
 
-def curves_png(lines: Lines, path: Path) -> None:
+def curves_png(lines: RunLines, path: Path) -> None:
     """Write a metric by round and by bytes sent, side by side, to a PNG."""
     with matplotlib().rc_context(STYLE):
         figure, (left, right) = new_figure(10, max(3.8, _height(lines)), columns=2)
@@ -124,27 +124,27 @@ def curves_png(lines: Lines, path: Path) -> None:
         write_png(figure, path)
 
 
-def _height(lines: Lines) -> float:
+def _height(lines: RunLines) -> float:
     return max(HEIGHT, 0.2 * len(lines.rows) + 1.2)
 
 
-def _draw(lines: Lines, axes: Axes, *, by_bytes: bool) -> Table:
+def _draw(lines: RunLines, axes: Axes, *, by_bytes: bool) -> FigureTable:
     """Draw the curves and names of the rows; return their numbers as a table."""
     in_percent = lines.measure.unit == "fraction"
     scale = 100.0 if in_percent else 1.0
-    table: Table = [["row", "round", "bytes", "mean", "low", "high"]]
+    table: FigureTable = [["row", "round", "bytes", "mean", "low", "high"]]
     ends, silent, sent = [], [], [0.0]
     for i, (label, runs) in enumerate(lines.rows):
-        found = curve(runs, lines.metric)
-        if found is None or not found.rounds:
+        values = curve(runs, lines.metric)
+        if values is None or not values.rounds:
             continue
-        columns = (found.rounds, found.sent, found.mean, found.low, found.high)
+        columns = (values.rounds, values.sent, values.mean, values.low, values.high)
         table += [[label, *line] for line in zip(*columns, strict=True)]
-        last = scale * found.mean[-1]
-        if by_bytes and not any(found.sent):
+        last = scale * values.mean[-1]
+        if by_bytes and not any(values.sent):
             silent.append((i, last, label))
             continue
-        x: Sequence[float] = found.sent if by_bytes else found.rounds
+        x: Sequence[float] = values.sent if by_bytes else values.rounds
         _line(axes, i, x, [[scale * v for v in column] for column in columns[2:]])
         ends.append(End(i, x[-1], last, label))
         sent += [value for value in x if by_bytes and value]

@@ -47,7 +47,7 @@ STYLE = {
     "savefig.facecolor": "none",
 }
 
-Table = list[list[Any]]
+FigureTable = list[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Picture:
     title: str
     caption: str
     figure: Figure
-    table: Table
+    table: FigureTable
 
     def csv(self) -> str:
         """Return the numbers of the figure as CSV."""
@@ -103,9 +103,9 @@ def write(pictures: Iterable[Picture], folder: Path) -> None:
 def write_png(figure: Figure, path: Path) -> None:
     """Write a figure to a file, in the format of the file's suffix."""
     form = path.suffix.removeprefix(".").lower() or "png"
-    known = figure.canvas.get_supported_filetypes()
-    if form not in known:
-        raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(known))}")
+    formats = figure.canvas.get_supported_filetypes()
+    if form not in formats:
+        raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(formats))}")
     atomic_files.write(path, _saved(figure, form, dpi=150, facecolor="white"))
 
 

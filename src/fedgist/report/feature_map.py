@@ -23,7 +23,7 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedFeatures:
     """The saved features of a run: ``features`` (points, width), ``clients``, ``labels`` (points,).
 
     ``heads`` are the weights (clients, classes, width) and biases (clients, classes) of the
@@ -37,7 +37,7 @@ class Saved:
     heads: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def saved(folder: Path, name: str = FEATURES) -> Saved | None:
+def saved(folder: Path, name: str = FEATURES) -> SavedFeatures | None:
     """Return the features saved in a run's folder, or None if the file is damaged."""
     blob = (folder / name).read_bytes()
     try:
@@ -49,26 +49,26 @@ def saved(folder: Path, name: str = FEATURES) -> Saved | None:
     fits = _fit_each_other(features, clients, labels)
     if not fits or (heads and not _are_heads_of(*heads, features, clients)):
         return None
-    return Saved(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
+    return SavedFeatures(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
 
 
-def embedding(folder: Path) -> tuple[Points, list[int], list[int]] | None:
+def tsne_points(folder: Path) -> tuple[Points, list[int], list[int]] | None:
     """Return t-SNE points (van der Maaten and Hinton 2008), their clients and their classes.
 
     The points are computed once and cached in the folder. None if the features are damaged.
     """
-    found = saved(folder)
-    if found is None:
+    saved_features = saved(folder)
+    if saved_features is None:
         return None
-    count = len(found.features)
+    count = len(saved_features.features)
     picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
-    points = _cached_points(folder / CACHE, found.digest)
+    points = _cached_points(folder / CACHE, saved_features.digest)
     if points is None or len(points) != len(picks):
-        points = arranged(found.features[picks])
+        points = arranged(saved_features.features[picks])
         with contextlib.suppress(OSError, ValueError):  # the folder may be read-only
-            text = to_json({"of": found.digest, "points": points}) + "\n"
+            text = to_json({"of": saved_features.digest, "points": points}) + "\n"
             atomic_files.write(folder / CACHE, text)
-    return points, found.clients[picks].tolist(), found.labels[picks].tolist()
+    return points, saved_features.clients[picks].tolist(), saved_features.labels[picks].tolist()
 
 
 def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarray) -> bool:

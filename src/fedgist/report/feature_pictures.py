@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedgist.report.drawing import Picture, Table, new_figure
-from fedgist.report.feature_map import Points, embedding
-from fedgist.report.feature_plane import Plane, draw, plane
+from fedgist.report.drawing import FigureTable, Picture, new_figure
+from fedgist.report.feature_map import Points, tsne_points
+from fedgist.report.feature_plane import Plane, draw_plane, plane
 from fedgist.report.plot_elements import groups
 from fedgist.report.study_rows import Row, Study
 from fedgist.runs.record import FEATURES
 
-MOST_ROWS = 6  # number of rows with figures of features
+MOST_FIGURE_ROWS = 6  # number of rows with figures of features
 
 
 def of_features(study: Study) -> Iterator[Picture]:
     """Yield figures of the saved features of each row's first seed."""
     rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
-    for number, row in enumerate(rows[:MOST_ROWS], 1):
+    for number, row in enumerate(rows[:MOST_FIGURE_ROWS], 1):
         run = row.runs[0]
         split = run.split or {}
         names = (split.get("classes"), split.get("clients"))
         if as_they_are := plane(run.folder):
             yield _plane(f"features-{number}", row, as_they_are, *names)
-        elif arranged := embedding(run.folder):
+        elif arranged := tsne_points(run.folder):
             points, clients, labels = arranged
             classes, owners = _named(labels, names[0]), _named(clients, names[1])
             yield _embedding(f"features-{number}-class", "class", row, points, classes)
@@ -31,8 +31,8 @@ def of_features(study: Study) -> Iterator[Picture]:
 
 
 def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
-    known = names or ()
-    return [str(known[i]) if 0 <= i < len(known) else str(i) for i in numbers]
+    labels = names or ()
+    return [str(labels[i]) if 0 <= i < len(labels) else str(i) for i in numbers]
 
 
 def _embedding(
@@ -41,7 +41,7 @@ def _embedding(
     figure, axes = new_figure(height=4.6)
     groups(axes, points, [str(group) for group in groups_of])
     caption = f"t-SNE of test rows of {row.label}, seed {row.runs[0].seed}; colour and sign: {by}."
-    table: Table = [["x", "y", by]]
+    table: FigureTable = [["x", "y", by]]
     table += [[*point, group] for point, group in zip(points, groups_of, strict=True)]
     return Picture(name, f"Features of {row.label}, by {by}", caption, figure, table)
 
@@ -54,7 +54,7 @@ def _plane(
     clients: Sequence[object] | None,
 ) -> Picture:
     figure, axes = new_figure(height=4.6)
-    table = draw(axes, shown, classes or (), clients or ())
+    table = draw_plane(axes, shown, classes or (), clients or ())
     caption = (
         f"The 2 features of test rows of {row.label}, seed {row.runs[0].seed}. Colour: class; "
         "sign: client. Lines: where a head gives two classes the same chance."

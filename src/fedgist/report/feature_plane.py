@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgist.report.drawing import INK, Table, color, short
+from fedgist.report.drawing import INK, FigureTable, color, short
 from fedgist.report.feature_map import MOST_POINTS, Points, saved
 from fedgist.report.plot_elements import SIGNS, legend_of
 
@@ -49,25 +49,31 @@ class Plane:
 
 def plane(folder: Path) -> Plane | None:
     """Return a run's features and its heads' borders; None unless features have 2 dimensions."""
-    found = saved(folder)
-    if found is None or found.heads is None or found.features.shape[1] != AXES:
+    saved_features = saved(folder)
+    if (
+        saved_features is None
+        or saved_features.heads is None
+        or saved_features.features.shape[1] != AXES
+    ):
         return None
-    count = len(found.features)
+    count = len(saved_features.features)
     picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
-    box = box_of(found.features)
+    box = box_of(saved_features.features)
     by_head: dict[bytes, list[int]] = {}
-    clients = np.unique(found.clients)
-    for place, (weight, bias) in enumerate(zip(*found.heads, strict=True)):
+    clients = np.unique(saved_features.clients)
+    for place, (weight, bias) in enumerate(zip(*saved_features.heads, strict=True)):
         by_head.setdefault(weight.tobytes() + bias.tobytes(), []).append(place)
     borders = [
         border
         for number, places in enumerate(by_head.values())
-        for border in borders_of(found.heads[0][places[0]], found.heads[1][places[0]], box, number)
+        for border in borders_of(
+            saved_features.heads[0][places[0]], saved_features.heads[1][places[0]], box, number
+        )
     ]
     return Plane(
-        [(float(x), float(y)) for x, y in found.features[picks]],
-        found.clients[picks].tolist(),
-        found.labels[picks].tolist(),
+        [(float(x), float(y)) for x, y in saved_features.features[picks]],
+        saved_features.clients[picks].tolist(),
+        saved_features.labels[picks].tolist(),
         tuple(borders),
         tuple(tuple(int(clients[place]) for place in places) for places in by_head.values()),
     )
@@ -110,8 +116,8 @@ def borders_of(weight: np.ndarray, bias: np.ndarray, box: Box, head: int = 0) ->
         first, last = _between(at_least)
         if first < last:
             ends = (start + t * step for t in (first, last))
-            one, two = ((float(x), float(y)) for x, y in ends)
-            yield Border(head, (i, j), one, two)
+            start_point, end_point = ((float(x), float(y)) for x, y in ends)
+            yield Border(head, (i, j), start_point, end_point)
 
 
 def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -127,19 +133,19 @@ def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(first), float(last)
 
 
-def draw(
+def draw_plane(
     axes: Axes, shown: Plane, classes: Sequence[object] = (), clients: Sequence[object] = ()
-) -> Table:
+) -> FigureTable:
     """Draw points, coloured by class and marked by client, and the borders; return the numbers.
 
     ``classes`` and ``clients`` are names for the legend; numbers are shown without them.
     """
-    table: Table = [["what", "client", "class", "x", "y", "to x", "to y"]]
+    table: FigureTable = [["what", "client", "class", "x", "y", "to x", "to y"]]
     groups = list(zip(shown.clients, shown.labels, strict=True))
     for (client, label), point in zip(groups, shown.points, strict=True):
         table.append(["point", client, label, *point, "", ""])
     for group in sorted(set(groups)):
-        some = [point for point, own in zip(shown.points, groups, strict=True) if own == group]
+        some = [point for point, other in zip(shown.points, groups, strict=True) if other == group]
         x, y = zip(*some, strict=True)
         sign, hue = SIGNS[group[0] % len(SIGNS)], color(group[1])
         axes.scatter(x, y, s=14, color=hue, marker=sign, alpha=0.6, linewidths=0)

@@ -12,7 +12,7 @@ from typing import Any
 from fedgist.errors import shown
 from fedgist.runs.columns import is_confusion
 
-LARGEST = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
+LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
 LARGEST_ROUND = 10**9
 # prefixes of columns that are never negative
 COUNTED = ("comm/", "time/", "clients/")
@@ -30,10 +30,10 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
-def _is_number(value: object, least: float = -LARGEST) -> bool:
+def _is_number(value: object, least: float = -LARGEST_NUMBER) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return least <= value <= LARGEST  # false for NaN and infinity
+    return least <= value <= LARGEST_NUMBER  # false for NaN and infinity
 
 
 def _is_entry(value: object) -> bool:

@@ -19,15 +19,15 @@ def printed(numbers: Iterable[float]) -> str:
     return " ± ".join(f"{number:.2f}" for number in numbers)
 
 
-def size(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Return a number of bytes with a decimal unit (powers of 1000)."""
     power = min(int(math.log10(count) // 3), len(UNITS) - 1) if count >= 1 else 0
     return f"{count / 1000**power:.{0 if power == 0 else 1}f} {UNITS[power]}"
 
 
-def bits(count: float) -> str:
+def bits_text(count: float) -> str:
     """Return a number of bits with a decimal unit, as in papers."""
-    return size(count).removesuffix("B") + "b"
+    return bytes_text(count).removesuffix("B") + "b"
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.recipe.reading import Recipe
-from fedgist.report.formatting import bits, printed
+from fedgist.report.formatting import bits_text, printed
 from fedgist.report.sheet import Sheet
 from fedgist.report.study_rows import Row, Study
 
@@ -65,8 +65,8 @@ def _communication(row: Row | None, recipe: Recipe, method: str) -> list[str]:
     mark = "" if target is None or target.by_all else " †"
     printed = recipe.paper.communication.get(method)
     return [
-        bits(8 * target.both.mean) + mark if target else "-",
-        bits(printed) if printed else "-",
+        bits_text(8 * target.both.mean) + mark if target else "-",
+        bits_text(printed) if printed else "-",
     ]
 
 

@@ -14,8 +14,8 @@ from fedgist.report.drawing import (
     HEIGHT,
     STYLE,
     WIDTH,
+    FigureTable,
     Picture,
-    Table,
     color,
     dashes,
     matplotlib,
@@ -63,7 +63,7 @@ def pictures(study: Study) -> list[Picture]:
 
 
 def _over_clients(study: Study) -> Picture | None:
-    table: Table = [["row", "seed", "client", "accuracy"]]
+    table: FigureTable = [["row", "seed", "client", "accuracy"]]
     rows = []
     for i, row in enumerate(study.rows):
         lines = [(run.seed, line) for run in row.runs for line in _last_of_clients(run)]
@@ -111,7 +111,7 @@ def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Pic
     others = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
     caption = f"Training rows of {owners[0]}{others}."
     lines = [[client, *line] for client, line in zip(clients, counts, strict=True)]
-    table: Table = [["client", *classes], *lines]
+    table: FigureTable = [["client", *classes], *lines]
     figure = _bubble_figure(split)
     return Picture(f"partition-{number}", title, caption, figure, table)
 
@@ -132,7 +132,7 @@ def _bubble_figure(split: Mapping[str, Any]) -> Figure:
 
 def _traffic(study: Study) -> Picture | None:
     figure, both = new_figure(height=max(4.6, 0.36 * len(study.rows) + 2.0), rows=2)
-    table: Table = [["row", "round", "up_bytes", "down_bytes"]]
+    table: FigureTable = [["row", "round", "up_bytes", "down_bytes"]]
     for row in study.rows:
         columns = [_by_number(row.runs[0], key) for key in (UP_BYTES, DOWN_BYTES)]
         table += [[row.label, r, *(column[r] for column in columns)] for r in columns[0]]
@@ -176,7 +176,7 @@ def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> None:
 
 def _privacy(study: Study) -> Picture | None:
     figure, axes = new_figure()
-    table: Table = [["row", "round", "epsilon"]]
+    table: FigureTable = [["row", "round", "epsilon"]]
     ends = []
     for i, row in enumerate(study.rows):
         rounds, spent = row.runs[0].column(EPSILON)
@@ -195,7 +195,7 @@ def _privacy(study: Study) -> Picture | None:
 
 def _times(study: Study) -> Picture | None:
     parts = ("start", "training", "evaluation")
-    rows: Table = []
+    rows: FigureTable = []
     for row in study.rows:
         seconds = [
             _seconds(run) for run in row.runs if any("time/round_s" in line for line in run.rounds)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedgist.report.drawing import COLORS, INK, PAPER, Table, color, dashes, short
-from fedgist.report.formatting import size
+from fedgist.report.drawing import COLORS, INK, PAPER, FigureTable, color, dashes, short
+from fedgist.report.formatting import bytes_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,11 +56,11 @@ def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
     data = axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
     places = axes.transAxes.inverted().transform(data)  # fractions of the axes, for any layout
     wanted = [float(height * y) for _, y in places]
-    found = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
+    label_places = spread(wanted, [LINE * (1 + text.count("\n")) for text in texts], height)
     crowded = len(ends) > MOST_AT_ENDS
     far = crowded and min(x for x, _ in places) < 1 - FAR
     column = 1.12 if far else 1.04
-    for end, text, (x, _), y in zip(ends, texts, places, found, strict=True):
+    for end, text, (x, _), y in zip(ends, texts, places, label_places, strict=True):
         drawn = axes.annotate(
             text,
             (1.02, y / height) if far else (end.x, end.y),
@@ -96,13 +96,13 @@ def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> li
             members = [*blocks.pop()[0], *block[0]]
             block = _stacked(members, wanted, heights, room)
         blocks.append(block)
-    found = [0.0] * len(wanted)
+    positions = [0.0] * len(wanted)
     for members, middle, height in blocks:
         bottom = middle - height / 2
         for place in members:
-            found[place] = bottom + heights[place] / 2
+            positions[place] = bottom + heights[place] / 2
             bottom += heights[place]
-    return found
+    return positions
 
 
 def _stacked(
@@ -127,7 +127,7 @@ def byte_ticks(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) ->
     axis = axes.xaxis if which == "x" else axes.yaxis
     steps = (1.0,) if math.log10(high / low) > DECADES else (1.0, 2.0, 5.0)
     axis.set_major_locator(ticker.LogLocator(subs=steps))
-    axis.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
+    axis.set_major_formatter(lambda value, _: bytes_text(value).replace(".0 ", " "))
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
@@ -191,7 +191,7 @@ def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
     axes.invert_yaxis()
 
 
-def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
+def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
     """Draw a horizontal stacked bar per row: its label, then the length of each part."""
     left = [0.0] * len(rows)
     for place, shade in enumerate(SHADES[: len(names)], 1):
@@ -208,9 +208,9 @@ def stacked_bars(axes: Axes, names: Sequence[str], rows: Table) -> None:
 
 def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Draw points with a colour and a marker per group name, and a legend below."""
-    known = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
+    distinct = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
     entries = []
-    for number, name in enumerate(known):
+    for number, name in enumerate(distinct):
         of_group = [point for point, other in zip(points, names, strict=True) if other == name]
         sign = SIGNS[number // len(COLORS) % len(SIGNS)]
         axes.scatter(

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.report.formatting import duration, percent, size
+from fedgist.report.formatting import bytes_text, duration, percent
 from fedgist.report.terminal import column, say, words
 from fedgist.runs.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
 from fedgist.runs.record import Line, to_json
@@ -64,7 +64,9 @@ class Plain:
         """Print the round."""
         accuracy = f"  {self.score} {percent(line[self.column])}" if self.column in line else ""
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
-        sent = f"  up {size(line['comm/up_bytes'])}  down {size(line['comm/down_bytes'])}"
+        sent = (
+            f"  up {bytes_text(line['comm/up_bytes'])}  down {bytes_text(line['comm/down_bytes'])}"
+        )
         sent += f"  epsilon {line[EPSILON]:.3g}" if EPSILON in line else ""
         say(
             f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
@@ -113,7 +115,7 @@ class Live:
         self.progress.update(
             self.bar,
             completed=line["round"],
-            sent=size(self.sent),
+            sent=bytes_text(self.sent),
             accuracy=self.accuracy,
             description=self.name,
             refresh=True,
@@ -162,11 +164,11 @@ def main_column(server: ServerContext) -> tuple[str, str]:
 
 def title(server: ServerContext, folder: str) -> str:
     """Return a one-line title: method, data, number of clients, models, seed and folder."""
-    where = f" -> {folder}" if folder else ""
+    suffix = f" -> {folder}" if folder else ""
     clients = f"{server.num_clients} clients"
     models = ", ".join(server.task.architectures)
     method, seed = server.setup.method_name, server.setup.seed
-    return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{where}"
+    return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
 
 
 def troubles(line: Line) -> list[str]:

@@ -12,7 +12,12 @@ from typing import Any
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import DataError, ReportError, SealError, listed
-from fedgist.report.checked_files import MOST_PROBLEMS, Lines, read_checked, read_table
+from fedgist.report.checked_files import (
+    MOST_PROBLEMS,
+    CheckedLines,
+    read_checked,
+    read_checked_table,
+)
 from fedgist.report.file_checks import (
     fault_of_client,
     fault_of_recipe,
@@ -86,7 +91,7 @@ class RunFiles:
         return seed
 
     @functools.cached_property
-    def clients(self) -> Lines:
+    def clients(self) -> CheckedLines:
         """Lines for each client and evaluation, read at first use because the file may be long."""
         return read_checked(self.folder / CLIENTS, fault_of_client)
 
@@ -141,7 +146,9 @@ class RunFiles:
     @functools.cached_property
     def _split(self) -> tuple[dict[str, Any], list[str]]:
         problems: list[str] = []
-        return read_table(self.folder / PARTITION, json.loads, problems, fault_of_split), problems
+        return read_checked_table(
+            self.folder / PARTITION, json.loads, problems, fault_of_split
+        ), problems
 
     @functools.cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -152,7 +159,7 @@ class RunFiles:
     def _described(self) -> Mapping[str, object]:
         if self.described is not None:
             return self.described
-        return read_table(self.folder / METRICS_FILE, json.loads, [])
+        return read_checked_table(self.folder / METRICS_FILE, json.loads, [])
 
     @property
     def first(self) -> str:
@@ -230,7 +237,7 @@ def _natural(path: Path) -> tuple[str, int, str]:
     return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
 
 
-def readable(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
+def usable_runs(runs: Sequence[RunFiles]) -> tuple[list[RunFiles], list[str]]:
     """Return the usable runs, and a sentence about each problem; raise ReportError without runs."""
     problems = problems_of(runs)
     usable = [run for run in runs if run.usable]
@@ -265,7 +272,9 @@ def not_sealed(runs: Iterable[RunFiles]) -> list[str]:
         "table sealed": "of these archived runs, what is above the table is not checked",
     }
     named = {kind: [run.folder for run in runs if run.seal.state == kind] for kind in why}
-    return [f"{kind} ({why[kind]}): {listed(found, 3)}" for kind, found in named.items() if found]
+    return [
+        f"{kind} ({why[kind]}): {listed(folders, 3)}" for kind, folders in named.items() if folders
+    ]
 
 
 def _read(folder: Path) -> RunFiles:
@@ -274,7 +283,7 @@ def _read(folder: Path) -> RunFiles:
         return _read_archived(folder)
     problems: list[str] = []
     seal = seal_of(folder)
-    recipe = read_table(folder / RECIPE, _toml, problems, fault_of_recipe)
+    recipe = read_checked_table(folder / RECIPE, _toml, problems, fault_of_recipe)
     if not recipe:
         faults = [] if seal.problems else problems
         left_out = tuple(f"{fault}: this run is left out" for fault in faults)
@@ -284,14 +293,14 @@ def _read(folder: Path) -> RunFiles:
     lines = read_checked(folder / ROUNDS, fault_of_round)
     rounds, order_problems = _each_round_once(lines.lines, folder / ROUNDS)
     problems += [*lines.problems, *order_problems]
-    told = () if seal.is_broken else tuple(problems)  # the seal's message covers them
-    return RunFiles(folder, recipe, rounds, result, told, seal=seal)
+    reported = () if seal.is_broken else tuple(problems)  # the seal's message covers them
+    return RunFiles(folder, recipe, rounds, result, reported, seal=seal)
 
 
 def _if_there(
     path: Path, problems: list[str], fault: Callable[[Mapping[str, object]], str] = lambda _: ""
 ) -> Line:
-    return read_table(path, json.loads, problems, fault) if path.exists() else {}
+    return read_checked_table(path, json.loads, problems, fault) if path.exists() else {}
 
 
 def _read_archived(path: Path) -> RunFiles:

@@ -12,18 +12,18 @@ from fedgist.recipe.reading import defaults, flat, role_of
 from fedgist.report.run_files import RunFiles
 from fedgist.runs.columns import TRAIN_LOSS
 
-Settings = Mapping[str, Any]  # by dotted key
+KeyedSettings = Mapping[str, Any]  # by dotted key
 BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
 BROKEN = "seal"  # marks runs that do not match their seal: they form their own group
 MARKS = (BEFORE, BROKEN)
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs with the same settings, sorted by seed."""
 
     label: str
-    settings: Settings
+    settings: KeyedSettings
     runs: tuple[RunFiles, ...]
 
     @property
@@ -32,9 +32,9 @@ class Group:
         return str(self.settings["method.name"])
 
 
-def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+def group(runs: Sequence[RunFiles]) -> tuple[list[RunGroup], list[str]]:
     """Return the groups, and a note on each run that repeats the settings and seed of another."""
-    settings_by_text: dict[str, Settings] = {}
+    settings_by_text: dict[str, KeyedSettings] = {}
     members: dict[str, dict[int, RunFiles]] = {}
     notes = []
     for run in runs:
@@ -51,9 +51,9 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
             notes.append(
                 f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
             )
-    names = labels(list(settings_by_text.values()))
+    names = group_labels(list(settings_by_text.values()))
     groups = [
-        Group(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
+        RunGroup(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
         for label, settings, by_seed in zip(
             names, settings_by_text.values(), members.values(), strict=True
         )
@@ -61,7 +61,7 @@ def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
     return groups, notes
 
 
-def labels(groups: Sequence[Settings]) -> list[str]:
+def group_labels(groups: Sequence[KeyedSettings]) -> list[str]:
     """Label each group by its method and the settings that differ between groups of the method."""
     short = [_label(settings, groups, briefly=True) for settings in groups]
     return [
@@ -70,7 +70,7 @@ def labels(groups: Sequence[Settings]) -> list[str]:
     ]
 
 
-def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> str:
+def _label(settings: KeyedSettings, groups: Sequence[KeyedSettings], *, briefly: bool) -> str:
     same_method = [other for other in groups if other["method.name"] == settings["method.name"]]
     differing = [
         key

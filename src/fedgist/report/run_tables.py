@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
-from fedgist.report.formatting import duration, percent, size
+from fedgist.report.formatting import bytes_text, duration, percent
 from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import common_metric
 from fedgist.report.sheet import Sheet
@@ -38,8 +38,8 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     clients, the score of the server's models, and the bytes sent.
     """
     metric = common_metric(runs) if runs else ""
-    known = {name: one for run in runs for name, one in run.metrics.items()}
-    score = known[metric].title.lower() if metric in known else metric or "accuracy"
+    metrics = {name: run_metric for run in runs for name, run_metric in run.metrics.items()}
+    score = metrics[metric].title.lower() if metric in metrics else metric or "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
     groups = [list(seeds) for _, seeds in by_folder]
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
@@ -49,9 +49,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
-        (_name(seeds), *(found[title] for title in titles), *_costs(seeds))
-        + ((spent(seeds[0].last(EPSILON)),) if private else ())
-        for seeds, found in zip(groups, cells, strict=True)
+        (_name(seeds), *(row[title] for title in titles), *_costs(seeds))
+        + ((epsilon_text(seeds[0].last(EPSILON)),) if private else ())
+        for seeds, row in zip(groups, cells, strict=True)
     )
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
@@ -63,9 +63,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
 
 def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
     over = "mean and spread over clients" if "spread" in titles else "mean of the server's models"
-    one = ["one model: a global one, all test rows"] if "one model" in titles else []
-    own = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
-    return "; ".join([over, *one, *own])
+    single_model = ["one model: a global one, all test rows"] if "one model" in titles else []
+    several_models = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
+    return "; ".join([over, *single_model, *several_models])
 
 
 def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:
@@ -83,7 +83,7 @@ def simulated(runs: Iterable[RunFiles]) -> list[str]:
     return [f"epsilon: simulated, noise from {whose}, which anyone can subtract"]
 
 
-def spent(epsilon: float | None) -> str:
+def epsilon_text(epsilon: float | None) -> str:
     """Return a spent privacy budget epsilon as text."""
     return NONE if epsilon is None else f"{epsilon:.3g}"
 
@@ -113,8 +113,8 @@ def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
     rounds = [run.done for run in seeds]
     return (
         str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
-        size(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
-        size(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
+        bytes_text(statistics.fmean([run.total(UP_BYTES) for run in seeds])),
+        bytes_text(statistics.fmean([run.total(DOWN_BYTES) for run in seeds])),
     )
 
 
@@ -160,7 +160,7 @@ def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most
     lines = tuple(
         (str(rounds[place]["round"]), *(cells[place][title] for title in titles))
         + _rest_of(rounds[place])
-        + ((spent(rounds[place].get(EPSILON)),) if private else ())
+        + ((epsilon_text(rounds[place].get(EPSILON)),) if private else ())
         for place in places
     )
     rest = ("train loss", "sent up", "sent down", "time") + (("epsilon",) if private else ())
@@ -171,7 +171,7 @@ def _rest_of(line: Line) -> tuple[str, ...]:
     loss = line.get(TRAIN_LOSS)
     return (
         NONE if loss is None else f"{loss:.4f}",
-        size(line.get(UP_BYTES) or 0),
-        size(line.get(DOWN_BYTES) or 0),
+        bytes_text(line.get(UP_BYTES) or 0),
+        bytes_text(line.get(DOWN_BYTES) or 0),
         duration(line.get("time/round_s") or 0.0),
     )

@@ -66,7 +66,7 @@ def estimate(values: Sequence[float], *, interval: bool = False) -> Estimate | N
     return replace(mean, low=float(bounds.low), high=float(bounds.high))
 
 
-def compare(
+def paired_difference(
     values: Mapping[int, float],
     reference: Mapping[int, float],
     better: Better = "higher",

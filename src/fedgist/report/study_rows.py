@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedgist.core.metrics import Metric
 from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import Settings
+from fedgist.report.run_groups import KeyedSettings
 from fedgist.report.stats import Comparison, Estimate
 
 
@@ -46,7 +46,7 @@ class Row:
 
     label: str
     method: str
-    settings: Settings
+    settings: KeyedSettings
     runs: tuple[RunFiles, ...]
     final: Estimate | None
     last10: Estimate | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedgist.core.metrics import Metric
-from fedgist.report.formatting import bits, percent, printed, size
+from fedgist.report.formatting import bits_text, bytes_text, percent, printed
 from fedgist.report.run_tables import simulated
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
@@ -88,9 +88,11 @@ def _chance(p: float | None) -> str:
 def _communication(study: Study) -> Sheet:
     columns: dict[str, Cell] = {
         "method": lambda row: row.label,
-        "in all": lambda row: size(row.up.mean + row.down.mean) if row.up and row.down else "-",
-        "sent up": lambda row: _mean(row.up, size),
-        "sent down": lambda row: _mean(row.down, size),
+        "in all": lambda row: (
+            bytes_text(row.up.mean + row.down.mean) if row.up and row.down else "-"
+        ),
+        "sent up": lambda row: _mean(row.up, bytes_text),
+        "sent down": lambda row: _mean(row.down, bytes_text),
     }
     caption = "payload bytes of a whole run, mean over seeds"
     return _sheet("Communication", columns, study, caption)
@@ -101,7 +103,9 @@ def _to_target(study: Study) -> Sheet | None:
         return None
     columns = _target_columns()
     if any(row.paper and row.paper.bits for row in study.rows):
-        columns["paper"] = lambda row: bits(row.paper.bits) if row.paper and row.paper.bits else "-"
+        columns["paper"] = lambda row: (
+            bits_text(row.paper.bits) if row.paper and row.paper.bits else "-"
+        )
     missed = any(row.target and not row.target.by_all for row in study.rows)
     caption = f"{TARGET}. {TARGET_MISSED}" if missed else TARGET
     title = f"Communication to {percent(study.target_accuracy, 1)}"
@@ -119,10 +123,10 @@ def _target_columns() -> dict[str, Cell]:
         "method": lambda row: row.label,
         "reached": of(reached),
         "rounds": of(lambda target: _with_error(target.rounds, lambda v: f"{v:.1f}")),
-        "up": of(lambda target: _mean(target.up, size)),
-        "down": of(lambda target: _mean(target.down, size)),
-        "both ways": of(lambda target: _with_error(target.both, size)),
-        "bits": of(lambda target: bits(8 * target.both.mean)),
+        "up": of(lambda target: _mean(target.up, bytes_text)),
+        "down": of(lambda target: _mean(target.down, bytes_text)),
+        "both ways": of(lambda target: _with_error(target.both, bytes_text)),
+        "bits": of(lambda target: bits_text(8 * target.both.mean)),
     }
 
 

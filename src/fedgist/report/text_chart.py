@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedgist.errors import printable
-from fedgist.report.curves import Lines, curve
+from fedgist.report.curves import RunLines, curve
 from fedgist.runs.columns import is_of_clients
 
 MARKS = "●○▲△■□◆◇"
 
 MARGIN = 8  # columns left of the chart, for the numbers of the y axis
 
-Curve = Sequence[tuple[float, float]]
+ChartCurve = Sequence[tuple[float, float]]
 
 
-def chart_of(lines: Lines, width: int = 78) -> str:
+def chart_of(lines: RunLines, width: int = 78) -> str:
     """Return a chart in characters of the mean over seeds by round, with one curve per row."""
     in_percent = lines.measure.unit == "fraction"
-    curves: dict[str, Curve] = {}
+    curves: dict[str, ChartCurve] = {}
     for label, runs in lines.rows:
-        if found := curve(runs, lines.metric):
-            points = zip(found.rounds, found.mean, strict=True)
+        if values := curve(runs, lines.metric):
+            points = zip(values.rounds, values.mean, strict=True)
             curves[label] = [(float(r), (100 if in_percent else 1) * v) for r, v in points]
     whose = "mean of clients" if is_of_clients(lines.metric) else "of the server's models"
     y_label = f"{lines.measure.title.lower()}, {whose}{', %' if in_percent else ''}"
@@ -29,7 +29,7 @@ def chart_of(lines: Lines, width: int = 78) -> str:
 
 
 def chart(
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, ChartCurve],
     width: int = 78,
     height: int = 14,
     x_label: str = "",

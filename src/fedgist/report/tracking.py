@@ -45,9 +45,9 @@ def _columns(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
 class TensorBoard:
     """Writes event files to ``tensorboard`` below each run, or to a chosen folder."""
 
-    def __init__(self, where: str | None = None) -> None:
-        """Write to one folder per run below ``where``; the default is below the runs."""
-        self.where = where
+    def __init__(self, folder: str | None = None) -> None:
+        """Write to one folder per run below ``folder``; the default is below the runs."""
+        self.folder = folder
         self.module = _need("torch.utils.tensorboard", "tensorboard")
         self.writers: dict[Path, Any] = {}
         self.sent: dict[Path, int] = {}
@@ -78,16 +78,16 @@ class TensorBoard:
 
     def _open(self, run: RunFiles) -> Any:
         name = "-".join(run.folder.parts[-3:]).strip("/")
-        if not self.where and run.folder.is_file():
+        if not self.folder and run.folder.is_file():
             raise ReportError(
                 f"{run.folder} is a file: name a folder for its events, tensorboard:FOLDER"
             )
-        folder = Path(self.where) / name if self.where else run.folder / "tensorboard"
+        folder = Path(self.folder) / name if self.folder else run.folder / "tensorboard"
         if folder.is_symlink():
             raise ReportError(
                 f"{folder} is a link: event files are written into folders, never through a link"
             )
-        mark = f".fedgist-{digest_of(run.folder)[:12]}"  # suffix of the run's own event files
+        mark = f".fedgist-{folder_digest(run.folder)[:12]}"  # suffix of the run's own event files
         for old in folder.glob(f"events.out.tfevents.*{mark}"):
             if old.is_file() and not old.is_symlink():
                 old.unlink()  # all rounds are written again, and none may appear twice
@@ -102,13 +102,13 @@ class TensorBoard:
 class MLflow:
     """Logs to an MLflow tracking server or store."""
 
-    def __init__(self, where: str | None = None) -> None:
-        """Log to the tracking URI ``where``; the default is ``MLFLOW_TRACKING_URI``."""
+    def __init__(self, uri: str | None = None) -> None:
+        """Log to the tracking URI ``uri``; the default is ``MLFLOW_TRACKING_URI``."""
         module = _need("mlflow", "mlflow-skinny")
         self.entities = _need("mlflow.entities", "mlflow-skinny")
         self.error: type[Exception] = _need("mlflow.exceptions", "mlflow-skinny").MlflowException
         with self._answering():
-            self.client = module.MlflowClient(tracking_uri=where)
+            self.client = module.MlflowClient(tracking_uri=uri)
         self.ids: dict[Path, str] = {}
         self.sent: dict[Path, int] = {}
         self.running: set[Path] = set()
@@ -153,7 +153,7 @@ class MLflow:
         experiment = self.client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
         # a digest, because a path may contain quotes, which a filter cannot
-        mark = digest_of(run.folder)
+        mark = folder_digest(run.folder)
         earlier = self.client.search_runs([number], f"tags.`fedgist.id` = '{mark}'")
         if earlier:
             run_id = earlier[0].info.run_id
@@ -192,7 +192,7 @@ def name_for_mlflow(key: str) -> str:
     return "/".join(part for part in parts if part.strip(".")) or "_"
 
 
-def digest_of(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Return a digest that identifies a run's folder."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
 
@@ -205,7 +205,7 @@ TRACKERS: dict[str, Callable[[str | None], Tracker]] = {
 
 def tracker(text: str) -> Tracker:
     """Return the tracker of ``tensorboard[:FOLDER]`` or ``mlflow[:URI]``."""
-    name, _, where = text.partition(":")
+    name, _, target = text.partition(":")
     if name not in TRACKERS:
         raise ReportError(f"unknown tracker {name!r}{did_you_mean(name, TRACKERS)}")
-    return TRACKERS[name](where or None)
+    return TRACKERS[name](target or None)

@@ -12,15 +12,15 @@ from fedgist.errors import ReportError, did_you_mean, shown
 from fedgist.report.drawing import (
     HEIGHT,
     STYLE,
+    FigureTable,
     Picture,
-    Table,
     color,
     dashes,
     matplotlib,
     new_figure,
 )
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_groups import labels
+from fedgist.report.run_groups import group_labels
 from fedgist.report.stats import Estimate
 from fedgist.report.study_rows import Row, Study
 
@@ -31,7 +31,7 @@ MOST_TIMES = 50  # ratio of largest to smallest value above which the axis is lo
 
 
 @dataclass(frozen=True)
-class Line:
+class VariedLine:
     """Estimates at each value of the setting, in order, and the estimate without the setting."""
 
     label: str
@@ -39,7 +39,7 @@ class Line:
     without: Estimate | None = None
 
 
-def varied(study: Study, key: str) -> list[Line]:
+def varied(study: Study, key: str) -> list[VariedLine]:
     """Return one line for each group of rows that differ only in the setting ``key``."""
     keys = {name for row in study.rows for name in row.settings}
     if key not in keys:
@@ -48,11 +48,11 @@ def varied(study: Study, key: str) -> list[Line]:
     for row in study.rows:
         text = json.dumps({**row.settings, key: None}, sort_keys=True, default=str)
         groups.setdefault(text, []).append(row)
-    names = labels([{**rows[0].settings, key: None} for rows in groups.values()])
+    names = group_labels([{**rows[0].settings, key: None} for rows in groups.values()])
     return [_line(name, rows, key) for name, rows in zip(names, groups.values(), strict=True)]
 
 
-def _line(label: str, rows: Sequence[Row], key: str) -> Line:
+def _line(label: str, rows: Sequence[Row], key: str) -> VariedLine:
     points, without = [], None
     for row in rows:
         value = row.settings.get(key)
@@ -64,26 +64,28 @@ def _line(label: str, rows: Sequence[Row], key: str) -> Line:
             without = row.final
         elif row.final:
             points.append((float(value or 0), row.final))
-    return Line(label, tuple(sorted(points, key=lambda point: point[0])), without)
+    return VariedLine(label, tuple(sorted(points, key=lambda point: point[0])), without)
 
 
 def over(study: Study, key: str) -> Picture:
     """Return the figure of the study's metric against a setting."""
-    found = varied(study, key)
+    varied_lines = varied(study, key)
     with matplotlib().rc_context(STYLE):
-        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(found) + 1.2))
-        table = draw(axes, found, study.measure, HEIGHT)
+        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(varied_lines) + 1.2))
+        table = draw_varied(axes, varied_lines, study.measure, HEIGHT)
         axes.set_xlabel(key)
     caption = "Mean over seeds in the last round; band: its standard error."
-    if any(line.without for line in found):
+    if any(line.without for line in varied_lines):
         caption += " A level: without the setting."
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 
 
-def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> Table:
+def draw_varied(
+    axes: Axes, lines: Sequence[VariedLine], measure: Metric, inches: float
+) -> FigureTable:
     """Draw and name the lines; return the numbers. ``inches`` is the height of the axes."""
     scale, title = 100.0 if measure.unit == "fraction" else 1.0, measure.title.lower()
-    table: Table = [["row", "value", "mean", "error"]]
+    table: FigureTable = [["row", "value", "mean", "error"]]
     ends, values = [], [value for line in lines for value, _ in line.points]
     if values and min(values) > 0 and max(values) > MOST_TIMES * min(values):
         axes.set_xscale("log")
@@ -101,7 +103,7 @@ def draw(axes: Axes, lines: Sequence[Line], measure: Metric, inches: float) -> T
     return table
 
 
-def _curve(axes: Axes, number: int, line: Line, scale: float) -> End:
+def _curve(axes: Axes, number: int, line: VariedLine, scale: float) -> End:
     """Draw the means and errors of a line; return its end."""
     x = [value for value, _ in line.points]
     y = [scale * mean.mean for _, mean in line.points]

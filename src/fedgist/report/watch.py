@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.report.formatting import duration, percent, size
+from fedgist.report.formatting import bytes_text, duration, percent
 from fedgist.report.run_files import RunFiles
 from fedgist.report.sheet import Sheet
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
@@ -62,7 +62,7 @@ def _state(run: RunFiles) -> tuple[str, ...]:
         sparkline(run.column(_metric(run))[1]),
         f"{run.done}/{run.planned}",
         bar(run.done / max(1, run.planned)),
-        size(run.total(UP_BYTES) + run.total(DOWN_BYTES)),
+        bytes_text(run.total(UP_BYTES) + run.total(DOWN_BYTES)),
         time_left,
     )
 

@@ -17,7 +17,7 @@ from fedgist.methods import base_name
 from fedgist.models import MODELS
 from fedgist.recipe.reading import Recipe, flat
 
-Table = Mapping[str, Any]  # a run's resolved recipe, as TOML has it, or a part of it
+RecipeTable = Mapping[str, Any]  # a run's resolved recipe, as TOML has it, or a part of it
 FIRST = 1  # of runs whose result says nothing
 
 
@@ -31,8 +31,8 @@ class Correction:
     number: int
     methods: frozenset[str] | None  # None: all
     what: str
-    concerns: Callable[[Table], bool]
-    before: Table = field(default_factory=dict)
+    concerns: Callable[[RecipeTable], bool]
+    before: RecipeTable = field(default_factory=dict)
 
 
 def computes(method: str) -> int:
@@ -41,13 +41,13 @@ def computes(method: str) -> int:
     return max((c.number for c in CORRECTIONS if _is_of(c, name)), default=FIRST)
 
 
-def computed_by(result: Table) -> int:
+def computed_by(result: RecipeTable) -> int:
     """Return the number of the last correction that a run has, by its result."""
     number = result.get("computes", FIRST)
     return number if isinstance(number, int) and not isinstance(number, bool) else FIRST
 
 
-def lacking(recipe: Table, computed: int) -> list[Correction]:
+def lacking(recipe: RecipeTable, computed: int) -> list[Correction]:
     """Return the corrections that a run lacks and that change its numbers.
 
     ``computed`` is what :func:`computed_by` says of its result. A run that states how it computes
@@ -85,7 +85,7 @@ def _is_of(correction: Correction, method: str) -> bool:
     return correction.methods is None or method in correction.methods
 
 
-def _unstated(correction: Correction, options: Table) -> dict[str, object]:
+def _unstated(correction: Correction, options: RecipeTable) -> dict[str, object]:
     """Return those of the hyper-parameters of before a correction that a recipe leaves open."""
     stated = [f"{key}." for key in flat(options)]  # a table of pools states its key as well
     return {
@@ -95,17 +95,17 @@ def _unstated(correction: Correction, options: Table) -> dict[str, object]:
     }
 
 
-def _with(options: Table, path: Sequence[str], value: object) -> dict[str, object]:
+def _with(options: RecipeTable, path: Sequence[str], value: object) -> dict[str, object]:
     """Return options with a value in its place, which may be in tables of them."""
     first, *rest = path
     return {**options, first: _with(options.get(first, {}), rest, value) if rest else value}
 
 
-def _drops_before_the_head(recipe: Table) -> bool:
+def _drops_before_the_head(recipe: RecipeTable) -> bool:
     return any(_dropout(name, options) > 0 for name, options in _models(recipe))
 
 
-def _models(recipe: Table) -> Iterator[tuple[str, Table]]:
+def _models(recipe: RecipeTable) -> Iterator[tuple[str, RecipeTable]]:
     tables = recipe.get("clients", {}).get("architectures", {})
     for table in tables.values():
         yield table.get("model", ""), table
@@ -114,7 +114,7 @@ def _models(recipe: Table) -> Iterator[tuple[str, Table]]:
         yield model.get("name", ""), model
 
 
-def _dropout(model: str, options: Table) -> float:
+def _dropout(model: str, options: RecipeTable) -> float:
     if model not in MODELS:  # a user's own: it may have any layers
         return 1.0
     parameters = inspect.signature(MODELS[model]).parameters
@@ -122,7 +122,7 @@ def _dropout(model: str, options: Table) -> float:
     return float(options.get("dropout", default))
 
 
-def _clients_may_be_absent(recipe: Table) -> bool:
+def _clients_may_be_absent(recipe: RecipeTable) -> bool:
     train, clients = recipe.get("train", {}), recipe.get("clients", {})
     shares = train.get("fraction_train", 1.0), clients.get("availability", 1.0)
     return any(share != 1.0 for share in shares) or clients.get("delay", 0.0) != 0.0

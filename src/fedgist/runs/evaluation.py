@@ -12,7 +12,7 @@ from fedgist.core import random
 from fedgist.core.batch import Batch, RowSet
 from fedgist.core.method import Context, Net, Task
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT, LOSS
-from fedgist.core.objective import Marks, Objective
+from fedgist.core.objective import Objective, RowPredictions
 from fedgist.core.tree import map_leaves, take
 from fedgist.engines.engine import Scores
 from fedgist.errors import RecipeError
@@ -23,7 +23,7 @@ from fedgist.runs.record import Line
 from fedgist.training.inference import rows_at_once
 from fedgist.world.data import check_moments
 from fedgist.world.server_context import ServerContext
-from fedgist.world.server_sets import Part
+from fedgist.world.server_sets import PartialTestSet
 
 MOST_ROWS = 1024  # that are evaluated together
 
@@ -141,9 +141,9 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
 
 def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
     """Return the metrics of one net on each test set; a row of several is predicted once."""
-    marked: dict[str, tuple[Marks, Tensor]] = {}
+    marked: dict[str, tuple[RowPredictions, Tensor]] = {}
     for name, rows in ctx.task.test_sets.items():
-        if isinstance(rows, Part):  # of all rows, which come first
+        if isinstance(rows, PartialTestSet):  # of all rows, which come first
             marks, y = marked[ALL_ROWS]
             marked[name] = take(marks, rows.rows), y[rows.rows]
         else:
@@ -151,7 +151,7 @@ def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
     return {name: _measured(*found, ctx.task.objective) for name, found in marked.items()}
 
 
-def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[Marks, Tensor]:
+def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
     pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
     batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
     return _marks(net, batches, ctx.task.objective)
@@ -175,18 +175,18 @@ def score_rows(
 
 def _marks(
     model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
-) -> tuple[Marks, Tensor]:
-    """Return the marks of the rows of batches, and their labels."""
+) -> tuple[RowPredictions, Tensor]:
+    """Return the predictions of the rows of batches, and their labels."""
     marks, labels = [], []
     with torch.no_grad():
         for batch in batches:
-            marks.append(objective.mark(model(batch.x), batch))
+            marks.append(objective.predict_rows(model(batch.x), batch))
             labels.append(batch.y)
     return map_leaves(lambda *leaf: torch.cat(leaf), *marks), torch.cat(labels)
 
 
-def _measured(marks: Marks, y: Tensor, objective: Objective) -> dict[str, float]:
-    one: Marks = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+def _measured(marks: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
+    one: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
     everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
     measured = objective.measure(one, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

@@ -31,7 +31,7 @@ from fedgist.runs.round import context, start_server
 from fedgist.runs.run_seals import MENDING, seal_of
 from fedgist.runs.sealing import features_in, of_file
 from fedgist.world.server_context import ServerContext
-from fedgist.world.server_sets import Part
+from fedgist.world.server_sets import PartialTestSet
 from fedgist.world.world import World
 
 TEST_SETS = "the server's test sets"
@@ -86,7 +86,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
     own = {
         f"{name}/{part}": getattr(rows, part)
         for name, rows in task.test_sets.items()
-        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | Part)
+        if name not in {ALL_ROWS, HELD_OUT} and isinstance(rows, Examples | PartialTestSet)
         for part in ("x", "y")
     }
     # a file's content is no part of the recipe

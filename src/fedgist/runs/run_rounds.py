@@ -171,7 +171,7 @@ def _going_on(folder: Path | None) -> Iterator[None]:
         yield
     except DiskFullError as full:
         if folder and (folder / STATE).exists():
-            raise DiskFullError(full.what, resume_command(folder)) from full
+            raise DiskFullError(full.reason, resume_command(folder)) from full
         raise
 
 

@@ -32,7 +32,7 @@ from fedgist.runs.run_directory import is_held
 from fedgist.runs.sealing import DIGESTS, files_in, header_of, is_sealed, of_file
 
 State = Literal["sealed", "table sealed", "not sealed", "running", "stopped", "broken"]
-Table = Mapping[str, object]
+ResultTable = Mapping[str, object]
 IN_JSON = re.compile(rb'"format"\s*:')
 IN_TOML = re.compile(rb"^#\s*format\s*=", re.MULTILINE)
 MENDING = "put the file back from a copy, or start the run again with --overwrite"
@@ -152,7 +152,7 @@ def _stopped(folder: Path) -> Seal:
     return Seal("stopped", behind=behind if later else "")
 
 
-def _faults_of_stopped(folder: Path, header: Table) -> Iterator[str]:
+def _faults_of_stopped(folder: Path, header: ResultTable) -> Iterator[str]:
     if problem := _fault_of_seal(str(STATE), header):
         yield problem
         return
@@ -178,12 +178,12 @@ def _numbers_after(folder: Path, done: int) -> Iterator[int]:
             yield int(number)
 
 
-def _done(header: Table) -> int:
+def _done(header: ResultTable) -> int:
     done = header.get("round")
     return done if isinstance(done, int) else -1
 
 
-def _names(folder: Path, digests: Table) -> list[str]:
+def _names(folder: Path, digests: ResultTable) -> list[str]:
     """Return the files that are in a folder or in a seal, those of lines aside."""
     return [name for name in dict.fromkeys([*digests, *files_in(folder)]) if name not in LINES]
 
@@ -192,7 +192,7 @@ def _nonempty(fault: str) -> list[str]:
     return [fault] if fault else []
 
 
-def _fault_of_seal(name: str, table: Table) -> str:
+def _fault_of_seal(name: str, table: ResultTable) -> str:
     if not table:
         return f"{name} is empty, or no table of JSON"
     if FORMAT_KEY not in table:

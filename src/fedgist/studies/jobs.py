@@ -251,12 +251,12 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
     keep_memory()
     try:
         recipe = read(folder / RECIPE)
-        one = {"engine.workers": 1}
+        settings = {"engine.workers": 1}
         if recipe.engine.server_threads == "auto":
-            one["engine.server_threads"] = 1
+            settings["engine.server_threads"] = 1
         anew = anew or is_stale(folder)
         runner.run(
-            recipe.changed(one),
+            recipe.changed(settings),
             Overrides(root=data_root),
             _EventSender(connection),
             folder=folder,
@@ -269,7 +269,7 @@ def _do(folder: Path, data_root: Path | None, connection: Connection, *, anew: b
     except KeyboardInterrupt:
         connection.send(Event("stopped"))
     except DiskFullError as full:
-        connection.send(Event("failed", text=full.what))
+        connection.send(Event("failed", text=full.reason))
     except Exception as error:  # noqa: BLE001  # the parent reports every error
         text = exhausted(error) or f"{type(error).__name__}: {error}"
         connection.send(Event("failed", text=text))

@@ -35,7 +35,7 @@ class Seeds(_Part):
     paper: Annotated[int, Field(ge=1)] = 10
 
 
-class Header(_Part):
+class PaperHeader(_Part):
     """Section ``[table]``: the paper, the compared methods, and the number of seeds."""
 
     source: str
@@ -44,7 +44,7 @@ class Header(_Part):
     seeds: Seeds = Seeds()
 
 
-class Column(_Part):
+class PaperColumn(_Part):
     """One experiment of the table: its recipe, and the settings that override the recipe.
 
     ``set`` holds the paper's settings, ``paper`` the accuracies that it reports, and ``small`` the
@@ -64,11 +64,11 @@ class Column(_Part):
         return self.set | ({"paper.accuracy": self.paper} if self.paper else {})
 
 
-class Table(_Part):
+class PaperTable(_Part):
     """A paper's table: its header and its experiments by name."""
 
-    table: Header
-    columns: dict[str, Column]
+    table: PaperHeader
+    columns: dict[str, PaperColumn]
 
 
 def is_table(path: Path) -> bool:
@@ -76,21 +76,21 @@ def is_table(path: Path) -> bool:
     return "\n[table]\n" in "\n" + path.read_text(encoding="utf-8", errors="replace")
 
 
-def read_table(path: Path) -> Table:
+def read_paper_table(path: Path) -> PaperTable:
     """Return the table in a file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path}: {first_line(error)}") from error
     try:
-        table: Table = checked(Table, raw)
+        table: PaperTable = checked(PaperTable, raw)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     return table
 
 
 def cells(
-    table: Table,
+    table: PaperTable,
     scale: Scale,
     find: Callable[[str], Path],
     out: Path,
@@ -128,7 +128,7 @@ def cells(
 
 
 def _check_names(
-    columns: Sequence[str], methods: Sequence[str], table: Table, available: Sequence[str]
+    columns: Sequence[str], methods: Sequence[str], table: PaperTable, available: Sequence[str]
 ) -> None:
     for name in columns:
         if name not in table.columns:

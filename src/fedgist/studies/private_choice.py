@@ -79,7 +79,7 @@ def check_search(recipe: Recipe) -> None:
         f"privacy.unit = {unit!r}: a search chooses by validation rows, which costs epsilon beside "
         "that of its trials: state it as tune.epsilon (--set tune.epsilon=0.5)": epsilon is None,
     }
-    if problem := next((problem for problem, found in problems.items() if found), ""):
+    if problem := next((problem for problem, applies in problems.items() if applies), ""):
         raise RecipeError(problem)
 
 
@@ -131,10 +131,11 @@ def source_of_bits(recipe: Recipe, choice: int) -> Callable[[int], int]:
 
 def promise(runs: Sequence[Recipe], choices: Sequence[Choice]) -> str:
     """Return the privacy budget that a search spent: its runs composed, plus each choice."""
-    (found,) = compositions(runs)
+    (composed,) = compositions(runs)
     paid = " + ".join(f"{choice['epsilon']:g}" for choice in choices)
-    total = found.epsilon + sum(choice["epsilon"] for choice in choices)
+    total = composed.epsilon + sum(choice["epsilon"] for choice in choices)
     return (
-        f"{found.described()}; the choice among them costs tune.epsilon = {paid}; in all epsilon "
-        f"{total:.4g}, delta {found.delta:.4g}{PUBLIC_NOISE if found.simulated else ''}"
+        f"{composed.described()}; the choice among them costs tune.epsilon = {paid}; in all "
+        f"epsilon {total:.4g}, delta {composed.delta:.4g}"
+        f"{PUBLIC_NOISE if composed.simulated else ''}"
     )

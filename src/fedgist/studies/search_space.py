@@ -113,9 +113,9 @@ def own_values(settings: Mapping[str, object], space: Mapping[str, Range]) -> di
 
     Keys at their defaults and values that are no choice of the space are left out.
     """
-    said = {key: _at(settings, key.split(".")) for key in space}
-    found = {key: _nearest(value, space[key]) for key, value in said.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    stated = {key: _at(settings, key.split(".")) for key in space}
+    nearest = {key: _nearest(value, space[key]) for key, value in stated.items()}
+    return {key: value for key, value in nearest.items() if value is not None}
 
 
 def _at(settings: object, path: list[str]) -> object:

@@ -24,7 +24,7 @@ class Numbered(Protocol):
         """Index of the trial in its search, from 0."""
 
 
-class Trial(Protocol):
+class SearchTrial(Protocol):
     """A trial that requests its values."""
 
     def suggest_categorical(self, name: str, choices: object) -> object:
@@ -94,7 +94,7 @@ class Sampler:
         """Do nothing: nothing is kept between draws."""
 
 
-def suggest(trial: Trial, space: Mapping[str, Range]) -> None:
+def suggest(trial: SearchTrial, space: Mapping[str, Range]) -> None:
     """Suggest a value of each key in a space to a trial; existing values of the trial are kept."""
     for key, values in space.items():
         if "choices" in values:

@@ -162,8 +162,8 @@ class Tuner:
             if twin is not None:
                 twin.trials.append(trial)
                 continue
-            known = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            opened = _OpenTrial([trial], jobs, set(known))
+            reported = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+            opened = _OpenTrial([trial], jobs, set(reported))
             self.open |= {job.name: opened for job in jobs}
             for job in jobs:
                 if not opened.over:
@@ -187,8 +187,8 @@ class Tuner:
         opened = self.open[job.name]
         if opened.over:
             return True
-        told = _rounds_told(opened, job, event)
-        if any(self._is_bad(opened, line) for line in told):
+        lines = _rounds_told(opened, job, event)
+        if any(self._is_bad(opened, line) for line in lines):
             self._close(opened, state=states.PRUNED)
             return True
         if event.kind == "failed":

@@ -7,6 +7,6 @@
 """
 
 from fedgist.testing.laws import LAWS, Law, LawError, check_laws
-from fedgist.testing.subject import Subject
+from fedgist.testing.method_under_test import MethodUnderTest
 
-__all__ = ["LAWS", "Law", "LawError", "Subject", "check_laws"]
+__all__ = ["LAWS", "Law", "LawError", "MethodUnderTest", "check_laws"]

@@ -264,8 +264,8 @@ class SharedBodies(Method):
     def select(self, server: Tree, online: Sequence[ClientInfo], ctx: Context) -> list[Order]:
         """Return orders for all clients but one, drawn independently in every round."""
         left_out = random.choice(ctx.draw("left out"), len(online), 1) if len(online) > 1 else []
-        asked = [client for i, client in enumerate(online) if i not in left_out]
-        return [Order(client.id, client.architectures[0]) for client in asked]
+        invited = [client for i, client in enumerate(online) if i not in left_out]
+        return [Order(client.id, client.architectures[0]) for client in invited]
 
 
 @message(reduce="sum")

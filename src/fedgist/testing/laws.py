@@ -25,6 +25,7 @@ from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.method_check import check_method
 from fedgist.engines.server_check import sums_of
 from fedgist.errors import FedgistError, MethodError, TooFewRepliesError, first_line, one_of
+from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import (
     federation,
     local_engine,
@@ -33,7 +34,6 @@ from fedgist.testing.small_worlds import (
     without_times,
 )
 from fedgist.testing.stages import stages
-from fedgist.testing.subject import Subject
 from fedgist.testing.upload_validation_laws import GATE_LAWS
 from fedgist.testing.wire_laws import WIRE_LAWS
 from fedgist.training.stacking_plan import Plan
@@ -52,7 +52,7 @@ class Law:
     """A law: its number and statement in one text, and a function that tries it."""
 
     name: str
-    try_on: Callable[[Subject], None]
+    try_on: Callable[[MethodUnderTest], None]
 
 
 def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
@@ -75,7 +75,7 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     numbers = [law.name.split()[0] for law in LAWS]
     for number in only:
         one_of(number, numbers, "law")
-    subject = Subject(method)
+    subject = MethodUnderTest(method)
     try_law(Law("0 every function keeps to the vocabulary", keeps_to_the_vocabulary), subject)
     chosen = [law for law, number in zip(LAWS, numbers, strict=True) if not only or number in only]
     for law in chosen:
@@ -83,7 +83,7 @@ def check_laws(method: Method, only: Sequence[str] = ()) -> list[str]:
     return [law.name for law in chosen]
 
 
-def try_law(law: Law, subject: Subject) -> None:
+def try_law(law: Law, subject: MethodUnderTest) -> None:
     """Try one law.
 
     Raises
@@ -110,16 +110,16 @@ def _described(error: Exception) -> str:
 
 def _function_of(error: BaseException | None, method: Method) -> str:
     """Return ``.function`` for the method's function in which an error was raised, if any."""
-    found = ""
+    name = ""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_locals.get("self") is method:
-                found = f".{frame.f_code.co_name}"
+                name = f".{frame.f_code.co_name}"
         error = error.__cause__
-    return found
+    return name
 
 
-def keeps_to_the_vocabulary(subject: Subject) -> None:
+def keeps_to_the_vocabulary(subject: MethodUnderTest) -> None:
     """Call each function of the method once and check what it returns."""
     small_world = subject.world()
     server = federation(small_world).server
@@ -138,7 +138,7 @@ def equal(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def stacking_changes_nothing(subject: Subject) -> None:
+def stacking_changes_nothing(subject: MethodUnderTest) -> None:
     """Compare unstacked clients with stacked clients."""
     alone = subject.alone
     column = "eval/client/accuracy_mean"
@@ -167,7 +167,7 @@ def reversed_engine(small_world: World, plan: Plan) -> Engine:
     return _Reversed(local_engine(small_world, plan))
 
 
-def order_does_not_matter(subject: Subject) -> None:
+def order_does_not_matter(subject: MethodUnderTest) -> None:
     """Compare runs with opposite orders of the clients."""
     straight = subject.in_pairs.until(2)
     other = trace(subject.world(), rounds=2, make_engine=reversed_engine)
@@ -184,7 +184,7 @@ class _Padded(Rows):
         return torch.cat([tight, tight.new_full((len(tight), 9), -1)], dim=1)
 
 
-def padding_changes_nothing(subject: Subject) -> None:
+def padding_changes_nothing(subject: MethodUnderTest) -> None:
     """Add absent rows to every table, and put other numbers into absent rows."""
     tight = subject.world()
     server = federation(tight).server
@@ -199,7 +199,7 @@ def padding_changes_nothing(subject: Subject) -> None:
     assert close(expected, trace(padded).state, 1e-6), "absent rows weigh something"
 
 
-def any_subset_may_answer(subject: Subject) -> None:
+def any_subset_may_answer(subject: MethodUnderTest) -> None:
     """Let only some of the clients answer, in every stage."""
     for stage in stages(federation(subject.world())):
         for kept in ([0], [1, 3], list(range(len(stage.orders)))):
@@ -210,7 +210,7 @@ def any_subset_may_answer(subject: Subject) -> None:
             assert shapes(server) == shapes(stage.fed.server), "the server's state changes shape"
 
 
-def messages_cost_their_fields(subject: Subject) -> None:
+def messages_cost_their_fields(subject: MethodUnderTest) -> None:
     """Pack and unpack every message, and count its bytes."""
     for stage in stages(federation(subject.world())):
         sent = [message for _, message in stage.uploads()]
@@ -225,7 +225,7 @@ def messages_cost_their_fields(subject: Subject) -> None:
             assert payload_bytes(message) == sent_bytes, "its bytes are not those that travel"
 
 
-def sums_are_totals(subject: Subject) -> None:
+def sums_are_totals(subject: MethodUnderTest) -> None:
     """Try to look at single messages, and at a total over too few clients."""
     for stage in stages(federation(subject.world())):
         answer = stage.ask()
@@ -247,7 +247,7 @@ def sums_are_totals(subject: Subject) -> None:
         raise AssertionError("messages that sum can be looked at one by one")
 
 
-def seeds_decide(subject: Subject) -> None:
+def seeds_decide(subject: MethodUnderTest) -> None:
     """Run twice with one seed, and once with another."""
     first = subject.in_pairs.until(3)
     again, other = trace(subject.world()), trace(subject.world(seed=1), rounds=1)
@@ -256,7 +256,7 @@ def seeds_decide(subject: Subject) -> None:
     assert not close(first.until(1).state, other.state), "another seed gives the same state"
 
 
-def inputs_stay(subject: Subject) -> None:
+def inputs_stay(subject: MethodUnderTest) -> None:
     """Check that no stage changes its inputs."""
     for stage in stages(federation(subject.world())):
         nets = stage.fed.task.starts.values()
@@ -280,7 +280,7 @@ def _same(first: Sequence[Arrays], second: Sequence[Arrays]) -> bool:
     return all(equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def resumed_equals_uninterrupted(subject: Subject) -> None:
+def resumed_equals_uninterrupted(subject: MethodUnderTest) -> None:
     """Compare a run that resumes from a checkpoint with an uninterrupted run."""
     whole = subject.in_pairs
     second = federation(subject.world())

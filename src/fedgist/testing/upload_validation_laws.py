@@ -13,9 +13,9 @@ from fedgist.core.counts import CountRange, count_fields
 from fedgist.core.message import refuse
 from fedgist.core.tree import Tree, map_leaves, named
 from fedgist.data.dataset import Dataset
+from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import FEATURES, blobs, federation
 from fedgist.testing.stages import stages
-from fedgist.testing.subject import Subject
 
 BROKEN = (12, 19)  # rows of client 2
 
@@ -28,7 +28,7 @@ def canaries() -> Dataset:
     return replace(data, x=x, mean=(0.0,) * FEATURES, std=(1.0,) * FEATURES)
 
 
-def no_example_leaves(subject: Subject) -> None:
+def no_example_leaves(subject: MethodUnderTest) -> None:
     """Look for raw numbers of examples in every upload."""
     data = canaries()
     for stage in stages(federation(subject.world(given={"data": data}))):
@@ -53,7 +53,7 @@ def spoiled(message: Tree, how: str) -> Any:
     return map_leaves(change, message)
 
 
-def bad_uploads_are_refused(subject: Subject) -> None:
+def bad_uploads_are_refused(subject: MethodUnderTest) -> None:
     """Validate corrupted uploads of every stage, which must be refused."""
     for stage in stages(federation(subject.world())):
         (_, message), form = stage.uploads()[0], stage.form(0)
@@ -70,7 +70,7 @@ def bad_uploads_are_refused(subject: Subject) -> None:
             assert names_array, f"an upload that is {how} was not refused by name: {reason}"
 
 
-def broken_data_stop_nobody(subject: Subject) -> None:
+def broken_data_stop_nobody(subject: MethodUnderTest) -> None:
     """Run three rounds with one client whose rows are not finite."""
     healthy = subject.world()
     x = healthy.population.examples.x.clone()
@@ -86,7 +86,7 @@ def broken_data_stop_nobody(subject: Subject) -> None:
     assert finite or subject.method.merges_clients, "the server's state is no longer finite"
 
 
-GATE_LAWS: Mapping[str, Callable[[Subject], None]] = {
+GATE_LAWS: Mapping[str, Callable[[MethodUnderTest], None]] = {
     "10 no raw example appears in a message": no_example_leaves,
     "11 bad uploads are refused by name": bad_uploads_are_refused,
     "11b broken data of one client stop nobody": broken_data_stop_nobody,

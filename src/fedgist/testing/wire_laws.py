@@ -23,6 +23,7 @@ from fedgist.engines.loopback_engine import LoopbackEngine, outlined
 from fedgist.engines.wire import LoopbackWire
 from fedgist.runs.record import Line
 from fedgist.runs.round import start_server
+from fedgist.testing.method_under_test import MethodUnderTest
 from fedgist.testing.small_worlds import (
     ALONE,
     Trace,
@@ -34,7 +35,6 @@ from fedgist.testing.small_worlds import (
     without_times,
 )
 from fedgist.testing.stages import stages
-from fedgist.testing.subject import Subject
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
 
@@ -130,7 +130,7 @@ def clients_apart(small_world: World, state: Mapping[str, Tensor]) -> dict[str, 
     return apart
 
 
-def compare(small_world: World, local: Trace, remote: Trace) -> None:
+def compare_engines(small_world: World, local: Trace, remote: Trace) -> None:
     """Compare the results of two engines."""
     expected, seen = clients_apart(small_world, local.state), remote.state
     names = {name for name in seen if not name.startswith("clients/delayed")}
@@ -151,37 +151,39 @@ def _lines(line: Line) -> dict[str, Any]:
     return {k: round(v, 9) if isinstance(v, float) else v for k, v in kept.items()}
 
 
-def over_a_wire(subject: Subject) -> None:
+def over_a_wire(subject: MethodUnderTest) -> None:
     """Compare the loop-back with the local engine, and with only outlines at the server."""
     if subject.method.merges_clients:
         return
-    local, known = subject.alone, subject.world()
-    compare(known, local, subject.over_a_wire)
-    less = replace(known, server=replace(known.server, task=outlined(known.server.task)))
-    if shares_heads_alone(known, less):  # the server need not know the bodies
-        compare(known, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(known, plan)))
+    local, world = subject.alone, subject.world()
+    compare_engines(world, local, subject.over_a_wire)
+    less = replace(world, server=replace(world.server, task=outlined(world.server.task)))
+    if shares_heads_alone(world, less):  # the server need not know the bodies
+        compare_engines(
+            world, local, trace(less, ALONE, make_engine=lambda _, plan: loopback(world, plan))
+        )
 
 
-def shares_heads_alone(known: World, less: World) -> bool:
+def shares_heads_alone(world: World, less: World) -> bool:
     """Return whether a server that has only outlines begins with the same state."""
-    if known.server.method.keeps not in {"all", "body"}:
+    if world.server.method.keeps not in {"all", "body"}:
         return False
     try:
-        return _equal(named(start_server(known.server)), named(start_server(less.server)))
+        return _equal(named(start_server(world.server)), named(start_server(less.server)))
     except (ValueError, KeyError):
         return False  # it asks for weights that an outline does not have
 
 
-def with_faults(subject: Subject) -> None:
+def with_faults(subject: MethodUnderTest) -> None:
     """Compare both engines with clients that are absent, late and asked twice."""
     if subject.method.merges_clients:
         return
     local = trace(subject.world(), ALONE, make_engine=unreliable_local)
     remote = trace(subject.world(), ALONE, make_engine=unreliable_loopback)
-    compare(subject.world(), local, remote)
+    compare_engines(subject.world(), local, remote)
 
 
-def asked_again(subject: Subject) -> None:
+def asked_again(subject: MethodUnderTest) -> None:
     """Repeat the request of every stage: with the same download, and with another."""
     if subject.method.merges_clients:
         return
@@ -229,7 +231,7 @@ def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def resumes(subject: Subject) -> None:
+def resumes(subject: MethodUnderTest) -> None:
     """Compare a run over the loop-back that resumes from a checkpoint, bit for bit."""
     if subject.method.merges_clients:
         return
@@ -241,7 +243,7 @@ def resumes(subject: Subject) -> None:
     assert _equal(whole.state, state_of(second)), "the resumed run ends in another state"
 
 
-WIRE_LAWS: Mapping[str, Callable[[Subject], None]] = {
+WIRE_LAWS: Mapping[str, Callable[[MethodUnderTest], None]] = {
     "12 over a wire the result is the local engine's": over_a_wire,
     "12b absent, late and repeated: nothing counts twice, nothing is lost": with_faults,
     "12c asked again, a site gives the same reply or goes back": asked_again,

@@ -64,17 +64,17 @@ class ClientStore:
             array.copy_(arrays[name])
 
 
-def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], subject: str) -> None:
     """Raise CheckpointError if names, types or shapes of the arrays differ from those expected."""
     if strange := sorted(arrays.keys() ^ expected.keys()):
         state = "does not know" if strange[0] in arrays else "misses"
         raise CheckpointError(
-            f"the checkpoint does not fit this run: {what} {state} the array {strange[0]!r}"
+            f"the checkpoint does not fit this run: {subject} {state} the array {strange[0]!r}"
         )
     for name, array in arrays.items():
         kinds = [f"{list(a.shape)} of {a.dtype}" for a in (array, expected[name])]
         if kinds[0] != kinds[1]:
             raise CheckpointError(
-                f"the checkpoint does not fit this run: {what} has {name!r} as {kinds[1]}, the "
+                f"the checkpoint does not fit this run: {subject} has {name!r} as {kinds[1]}, the "
                 f"checkpoint as {kinds[0]}"
             )

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import made_up
+from fedgist.core.batch import fake_batch
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
-from fedgist.core.objective import Marks
+from fedgist.core.objective import RowPredictions
 from fedgist.core.peer_method import PeerMethod
-from fedgist.core.privacy import clipped, noised
+from fedgist.core.privacy import clipped_message, noised
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples, labels_of
 from fedgist.training.cohort import Clients, Cohort
 
 Columns = dict[str, Tensor]
-ROWS_AT_ONCE = 1024  # the most rows of a stack that are evaluated together: bounds memory
+EVALUATED_AT_ONCE = 1024  # the most rows of a stack that are evaluated together: bounds memory
 OUTPUTS_AT_ONCE = 1 << 22  # the most numbers in the outputs of its models
 INPUTS_AT_ONCE = (
     1 << 20
@@ -51,7 +51,7 @@ def protected_upload(cohort: Cohort, message: Tree) -> Tree:
 
     with torch.no_grad():
         if privacy.unit == "client":
-            message = cohort.lift(lambda one: clipped(one, privacy), (0,))(message)
+            message = cohort.lift(lambda single: clipped_message(single, privacy), (0,))(message)
         if privacy.where == "local":
             keys = cohort.private_keys("upload")
             message = noised(message, privacy.deviation, keys, privacy.grid)
@@ -113,7 +113,7 @@ def rows_at_once(task: Task) -> int:
     """Return the number of rows evaluated together: fewer for large inputs or outputs."""
     inputs = math.prod(task.input_shape)
     outputs = (inputs if task.objective.text else 1) * task.objective.outputs
-    return max(1, min(ROWS_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
+    return max(1, min(EVALUATED_AT_ONCE, INPUTS_AT_ONCE // inputs, OUTPUTS_AT_ONCE // outputs))
 
 
 def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
@@ -130,20 +130,20 @@ def _pieces(table: Tensor, at_once: int) -> Iterator[tuple[int, Tensor]]:
         yield count, rows[:count]
 
 
-def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Marks:
+def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> RowPredictions:
     """Predict the rows of a table (K, rows); return the per-row results, (K, rows, ...).
 
     The results of absent rows (-1) are zeros.
     """
     objective = cohort.ctx.task.objective
 
-    def one_client(net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor) -> Marks:
+    def one_client(net: Net, own: Tree, down: Tree, batch: Batch, key: Tensor) -> RowPredictions:
         logits = cohort.method.predict(net, own, down, batch.x, cohort.at(key))
-        return objective.mark(logits, batch)
+        return objective.predict_rows(logits, batch)
 
     lifted = cohort.lift(one_client, (0, 0, cohort.down_dim, 0, 0))
     if not table.shape[1]:
-        return _no_marks(cohort)
+        return _no_predictions(cohort)
     pieces = []
     with torch.no_grad():
         for count, rows in _pieces(table, rows_at_once(cohort.ctx.task)):
@@ -151,9 +151,9 @@ def predict(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
             batch = examples.batch(rows)
             piece = lifted(first.net, first.own, down, batch, cohort.keys[:count])
             pieces.append(map_leaves(lambda leaf: _filled(leaf, len(table)), piece))
-    whole: Marks = map_leaves(lambda *leaf: torch.cat(leaf, 1), *pieces)
-    marks: Marks = map_leaves(lambda leaf: leaf[:, : table.shape[1]], whole)
-    return marks
+    whole: RowPredictions = map_leaves(lambda *leaf: torch.cat(leaf, 1), *pieces)
+    predictions: RowPredictions = map_leaves(lambda leaf: leaf[:, : table.shape[1]], whole)
+    return predictions
 
 
 def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples) -> Columns:
@@ -182,15 +182,15 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
     return {name: total[:, 0] / total[:, 1] for name, total in sums.items()}
 
 
-def _no_marks(cohort: Cohort) -> Marks:
+def _no_predictions(cohort: Cohort) -> RowPredictions:
     """Return the per-row results of no rows, (K, 0, ...), in the objective's shapes."""
     task, key = cohort.ctx.task, cohort.ctx.key
-    x, y = made_up(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
+    x, y = fake_batch(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
     logits = torch.zeros(*y.shape, task.objective.outputs, device=key.device)
     absent = torch.zeros(1, dtype=torch.bool, device=key.device)
-    marks = task.objective.mark(logits, Batch(x, y, absent))
+    predictions = task.objective.predict_rows(logits, Batch(x, y, absent))
     clients = len(cohort.ids)
-    return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), marks)
+    return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), predictions)
 
 
 def _filled(leaf: Tensor, clients: int) -> Tensor:

@@ -64,21 +64,21 @@ def _life(phase: Phase, ctx: Context) -> Life:
 def _learned(phase: Phase, clients: Clients) -> dict[str, Tensor]:
     layers = clients.net.arch.layers
     parts = [part for part in phase.learns if is_part(part)]
-    own = {_own_name(path): value for path, value in named(clients.own).items()}
+    own_arrays = {_own_name(path): value for path, value in named(clients.own).items()}
     wanted = [name for name in phase.learns if name not in parts]
-    if unknown := [p for p in wanted if p not in own]:
-        known = ", ".join([*KNOWN, *own])
-        raise ValueError(f"a phase learns {unknown[0]!r}, which does not exist; known: {known}")
+    if unknown := [p for p in wanted if p not in own_arrays]:
+        choices = ", ".join([*KNOWN, *own_arrays])
+        raise ValueError(f"a phase learns {unknown[0]!r}, which does not exist; known: {choices}")
     net = {
         name: value
         for name, value in clients.net.params.items()
         if any(layers.holds(part, name) for part in parts)
     }
-    return net | {name: own[name] for name in wanted}
+    return net | {name: own_arrays[name] for name in wanted}
 
 
 def _install(net: Net, own: Tree, values: Mapping[str, Tensor]) -> tuple[Net, Tree]:
-    net = net.having({name: v for name, v in values.items() if not name.startswith(OWN)})
+    net = net.with_arrays({name: v for name, v in values.items() if not name.startswith(OWN)})
     own_arrays = {path: values.get(_own_name(path), value) for path, value in named(own).items()}
     return net, build(type(own), own_arrays)
 
@@ -209,12 +209,14 @@ class _Step:
         values = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         with torch.enable_grad():
             losses, updates = self.loss(values, self.net, self.own, self.down, batch, keys)
-            found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
-        grads = dict(zip(self.params, found, strict=True))
+            gradients = torch.autograd.grad(
+                losses.sum(), list(values.values()), materialize_grads=True
+            )
+        grads = dict(zip(self.params, gradients, strict=True))
         for name, new in updates.items():
             self.clients.net.buffers[name][: len(keys)] = new
         if self.training.clip_norm:
-            grads = optim.clipped(grads, self.training.clip_norm)
+            grads = optim.clipped_gradients(grads, self.training.clip_norm)
         return losses.detach(), grads
 
     def _private_gradients(

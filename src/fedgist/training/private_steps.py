@@ -21,7 +21,7 @@ from fedgist.core.privacy import PrivateSteps, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
-NUMBERS_AT_ONCE = 1 << 25  # the most numbers in stored per-example gradients: bounds memory
+GRADIENTS_AT_ONCE = 1 << 25  # the most numbers in stored per-example gradients: bounds memory
 EXACT_AT_ONCE = 1 << 17  # the most of these in float64 at once, so that they stay in the cache
 Tensors = dict[str, Tensor]
 Loss = Callable[[Tensors, Net, Tree, Tree, Batch, Tensor], tuple[Tensor, Tree]]
@@ -76,9 +76,9 @@ def private_gradients(
         rows = map_leaves(operator.itemgetter((slice(None), piece)), batch)
         place = torch.arange(piece.start, piece.stop, device=keys.device)
         row_keys = random.fold(keys.unsqueeze(1), "row", place).flatten()
-        losses, found = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
-        weight = torch.where(rows.mask, _scale(found, steps).view(rows.mask.shape), 0.0)
-        for name, gradient in found.items():
+        losses, row_gradients = _of_rows(loss, params, state, rows, row_keys, broadcast=broadcast)
+        weight = torch.where(rows.mask, _scale(row_gradients, steps).view(rows.mask.shape), 0.0)
+        for name, gradient in row_gradients.items():
             by_client = gradient.reshape(*weight.shape, -1)
             present = torch.where(rows.mask.unsqueeze(2), by_client, 0.0)
             sums[name] += _summed(present, weight, steps.grid).view_as(sums[name])
@@ -111,7 +111,7 @@ def _summed(rows: Tensor, weight: Tensor, grid: float) -> Tensor:
 def _pieces(params: Mapping[str, Tensor], shape: torch.Size, *, stack: bool) -> Iterator[slice]:
     clients, width = shape
     numbers = clients * sum(p[0].numel() for p in params.values())
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, numbers)) if stack else 1
+    at_once = max(1, GRADIENTS_AT_ONCE // max(1, numbers)) if stack else 1
     return (slice(start, min(start + at_once, width)) for start in range(0, width, at_once))
 
 
@@ -137,8 +137,8 @@ def _of_rows(
     values = {name: repeated(p.detach()).requires_grad_() for name, p in params.items()}
     with torch.enable_grad():
         losses, _ = loss(values, net, own, down, alone, keys)
-    found = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
-    return losses.detach(), dict(zip(values, found, strict=True))
+    gradients = torch.autograd.grad(losses.sum(), list(values.values()), materialize_grads=True)
+    return losses.detach(), dict(zip(values, gradients, strict=True))
 
 
 def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:

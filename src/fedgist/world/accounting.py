@@ -30,7 +30,7 @@ BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReleaseSchedule:
     """The numbers of releases and of private steps in each round of a run, from round 0.
 
     ``chance`` is that of a client to be in a round, where it is drawn by itself; ``rate`` that of a
@@ -50,7 +50,7 @@ class Schedule:
 
 
 def multiplier(
-    schedule: Schedule,
+    schedule: ReleaseSchedule,
     epsilon: float,
     delta: float,
     say: Callable[[str], None] = lambda _: None,
@@ -75,7 +75,7 @@ def multiplier(
     return _searched(enough, most, say)
 
 
-def spent(schedule: Schedule, noise: float, delta: float, number: int) -> float:
+def spent(schedule: ReleaseSchedule, noise: float, delta: float, number: int) -> float:
     """Return the epsilon spent up to a round with a noise multiplier."""
     releases, steps = schedule.until(number)
     if not releases and not steps:

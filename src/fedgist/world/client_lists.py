@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import RecipeError, listed, shown
-from fedgist.recipe.overrides import RowLists
+from fedgist.recipe.overrides import RowsOfClients
 
 
 def own_rows(
-    clients: RowLists, clients_test: RowLists | None, count: int, test_count: int
+    clients: RowsOfClients, clients_test: RowsOfClients | None, count: int, test_count: int
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
     """Return each client's training rows and test rows, and what the clients are called.
 
@@ -41,7 +41,7 @@ def own_rows(
     return list(train.values()), list(tests.values()), names
 
 
-def _rows_of_each(clients: RowLists, count: int, argument: str) -> dict[str, Tensor]:
+def _rows_of_each(clients: RowsOfClients, count: int, argument: str) -> dict[str, Tensor]:
     """Return each client's rows by the client's name in messages."""
     if isinstance(clients, Mapping):
         named = {f"{argument}[{name!r}]": rows for name, rows in clients.items()}

@@ -21,10 +21,10 @@ from fedgist.core.method import Method, Settings, Task
 from fedgist.core.peer_method import PeerMethod
 from fedgist.errors import MethodError, RecipeError, first_line
 from fedgist.options import check_options, checked
-from fedgist.recipe.model_factories import Clients
+from fedgist.recipe.model_factories import ClientNumbers
 
 Tables = Mapping[str, Mapping[str, object]]
-Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
 WHOSE = ("share", "clients")
 EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 
@@ -60,8 +60,8 @@ def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, .
     if ("share" in table) == ("clients" in table):
         raise RecipeError(f"{where}: give share or clients: whose settings are these?")
     if "share" in table:
-        return checked(Share, table["share"], f"{where}.share"), ()
-    return 0.0, checked(Clients, table["clients"], f"{where}.clients")
+        return checked(Fraction, table["share"], f"{where}.share"), ()
+    return 0.0, checked(ClientNumbers, table["clients"], f"{where}.clients")
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:

@@ -15,7 +15,7 @@ from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset, check, with_classes
 from fedgist.data.normalization import own_moments, with_moments
 from fedgist.data.partition import Partition, hold_out, partition
-from fedgist.data.sources.loading import load
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.errors import RecipeError, listed, nearest
 from fedgist.recipe.data_section import Data
@@ -39,7 +39,7 @@ def read_data(
         data = with_classes(check(own), section.classes)
     else:
         check_named("data", section.name, "data=")
-        data = load(
+        data = load_data(
             section.name,
             root=root,
             classes=section.classes,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.net import Architecture, Net, head_of, split
+from fedgist.core.net import Architecture, Net, head_of, split_head
 from fedgist.core.objective import Objective
 from fedgist.core.training import Pool
 from fedgist.core.tree import map_leaves
@@ -31,7 +31,7 @@ from fedgist.data.sources.locations import existing
 from fedgist.data.sources.weights_file import classes_of, read_weights
 from fedgist.errors import DataError, InputError, RecipeError, first_line, listed, printable, shown
 from fedgist.recipe.model_factories import Factory, ModelTable, NamedModel, PoolTable
-from fedgist.recipe.overrides import Build, Group
+from fedgist.recipe.overrides import Build, ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.world.client_lists import named_like
 
@@ -317,7 +317,7 @@ def _check_size(build: Build, where: str) -> None:
 
 def groups_of_recipe(
     models: Mapping[str, ModelTable], pools: Mapping[str, PoolTable], sizes: Sizes
-) -> dict[str, Group]:
+) -> dict[str, ClientGroup]:
     """Return the groups of clients by architecture, from a recipe's models or its pools."""
     if pools:
         return {name: _group(pool.model, sizes) for name, pool in pools.items()}
@@ -327,24 +327,24 @@ def groups_of_recipe(
     }
 
 
-def _group(model: NamedModel, sizes: Sizes) -> Group:
+def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:
     """Return the group of clients that have a model, whose start may be read from a file."""
     section = model.section
     build = builder(model.factory, sizes, model.options, f"model {section.name}")
     if section.weights is None:
         start = truncated_normal(build) if section.init == "truncated_normal" else build
-        return Group(start, head=section.head)
+        return ClientGroup(start, head=section.head)
     build, note = pretrained(build, section.weights, sizes, section.head)
-    return Group(build, head=section.head, note=note)
+    return ClientGroup(build, head=section.head, note=note)
 
 
 def module_group(
     module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
-) -> Group:
+) -> ClientGroup:
     """Return the group of a user's module, whose numbers are the start, or of a factory."""
     members = None if clients is None else tuple(clients)
     if not isinstance(module, nn.Module):
-        return Group(module, clients=members)
+        return ClientGroup(module, clients=members)
 
     def build() -> nn.Module:
         fresh = copy.deepcopy(module)
@@ -353,10 +353,10 @@ def module_group(
                 reset()
         return fresh
 
-    return Group(build, clients=members)
+    return ClientGroup(build, clients=members)
 
 
-def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
+def fitted(groups: Mapping[str, ClientGroup], sizes: Sizes) -> dict[str, ClientGroup]:
     """Return a user's groups of clients, whose factories may take the sizes of the data."""
     return {
         name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
@@ -365,13 +365,13 @@ def fitted(groups: Mapping[str, Group], sizes: Sizes) -> dict[str, Group]:
 
 
 def architectures_of(
-    groups: Mapping[str, Group], sizes: Sizes, seed: int, device: str
+    groups: Mapping[str, ClientGroup], sizes: Sizes, seed: int, device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
     """Return each group's architecture and its common start, on a device."""
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
-            arch = split(
+            arch = split_head(
                 group.build,
                 sizes.input_shape,
                 sizes.outputs,
@@ -390,7 +390,7 @@ def architectures_of(
     return architectures, starts
 
 
-def members_of(groups: Mapping[str, Group], num_clients: int, key: Tensor) -> list[str]:
+def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:
     """Return the name of each client's architecture.
 
     Groups have the clients that they list or, drawn at random, their shares of all clients, rounded

@@ -21,7 +21,7 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.training_section import TrainSection
-from fedgist.world.accounting import Schedule, multiplier, spent
+from fedgist.world.accounting import ReleaseSchedule, multiplier, spent
 from fedgist.world.noise_grid import check_noise, grids
 
 CONDITION = (
@@ -57,7 +57,7 @@ class PrivacyBudget:
     """
 
     section: PrivacySection
-    schedule: Schedule
+    schedule: ReleaseSchedule
     noise: float
     seed: int = 0
 
@@ -100,7 +100,7 @@ class PrivacyBudget:
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
 
 
-def repeated(schedule: Schedule, again: int, number: int) -> Schedule:
+def repeated(schedule: ReleaseSchedule, again: int, number: int) -> ReleaseSchedule:
     """Return the schedule up to a round, preceded by ``again`` repeats of the costliest round."""
     releases, steps = schedule.releases, schedule.steps
     return replace(
@@ -137,7 +137,7 @@ def private_task(
     releases = _releases(setup, trial, clients)
     drawn = type(method).select is Method.select and section.where == "central"
     amplified = drawn and setup.train.sampling == "poisson" and silent.steps is None
-    schedule = Schedule(
+    schedule = ReleaseSchedule(
         releases,
         _private_steps(method, trial),
         setup.train.fraction_train if amplified and section.accounting == "tight" else 1.0,

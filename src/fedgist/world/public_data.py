@@ -18,15 +18,14 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import examples_like
-from fedgist.data.sources.loading import load
 from fedgist.data.sources.text_rows import Reading
-from fedgist.data.sources.unlabelled import fitted
+from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import PublicSection
 from fedgist.recipe.resolve import Setup
 from fedgist.world.data import check_augment, client_number
 
-ROWS_AT_ONCE = 1024  # of which a digest is made
+DIGESTED_AT_ONCE = 1024  # of which a digest is made
 PUBLIC_ROWS = "data.public.rows"  # names the draw, and the key in messages
 LARGEST = "largest"  # names the client with most training rows
 NO_LABEL = 0  # stands where labels are not known; nothing reads it
@@ -106,7 +105,7 @@ def client_of(setup: Setup, parts: Partition) -> int | None:
 def digest_of(rows: Examples) -> int:
     """Return a digest of rows as models see them, in their order: a whole number of 63 bits."""
     seen = hashlib.sha256()
-    for piece in torch.split(torch.arange(len(rows)), ROWS_AT_ONCE):
+    for piece in torch.split(torch.arange(len(rows)), DIGESTED_AT_ONCE):
         seen.update(rows.batch(piece.unsqueeze(0)).x.cpu().numpy().tobytes())
     return int.from_bytes(seen.digest()[:8], "big") >> 1
 
@@ -167,10 +166,10 @@ def _of_source(setup: Setup, section: PublicSection, data: Dataset) -> Public:
     assert section.name is not None  # the caller's
     # texts are read as the clients' are
     words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
-    other = load(
+    other = load_data(
         section.name, root=setup.given.root, seed=setup.seed, words=words, **section.options
     )
-    other = replace(other, x=fitted(other.x, f"data.public: {section.name}", data))
+    other = replace(other, x=fitted_rows(other.x, f"data.public: {section.name}", data))
     if section.rows is None:
         return _seen(other)
     if section.rows > len(other.x):

@@ -19,7 +19,7 @@ from fedgist.world.client_lists import named_like
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialTestSet:
     """A part of the test rows, ``rows`` (rows,); predictions of all rows serve it."""
 
     whole: Examples
@@ -57,7 +57,7 @@ def server_sets(
         sets[HELD_OUT] = held_out
     for name, part in setup.evaluate.sets.items():
         chosen = _rows_of(part, f"evaluate.sets.{name}", data, on_test)
-        sets[name] = Part(on_test, chosen.nonzero().squeeze(1))
+        sets[name] = PartialTestSet(on_test, chosen.nonzero().squeeze(1))
     for name, (x, y) in (setup.given.test_sets or {}).items():
         sets[name] = on_test.others(*labelled_like(data, x, y, f"test_sets[{name!r}]"))
     if empty := [name for name, rows in sets.items() if name != ALL_ROWS and not len(rows)]:

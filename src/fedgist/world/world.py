@@ -23,7 +23,7 @@ from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.partition import Partition
 from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
-from fedgist.recipe.overrides import Group
+from fedgist.recipe.overrides import ClientGroup
 from fedgist.recipe.resolve import Setup
 from fedgist.recipe.training_section import training_of
 from fedgist.world.availability import availability
@@ -100,7 +100,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
 
 
 def _notes(
-    groups: Mapping[str, Group], lonely: Sequence[str], spending: PrivacyBudget | None
+    groups: Mapping[str, ClientGroup], lonely: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
     """Return notes for the user before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
@@ -115,7 +115,7 @@ def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
     return data, public, central
 
 
-def _groups(setup: Setup, sizes: Sizes) -> dict[str, Group]:
+def _groups(setup: Setup, sizes: Sizes) -> dict[str, ClientGroup]:
     """Return the groups of clients with one model each: the user's own, or the recipe's."""
     if setup.given.groups:
         return fitted(setup.given.groups, sizes)
@@ -145,7 +145,7 @@ def _held_out(
 
 
 def _clients(
-    setup: Setup, groups: Mapping[str, Group], parts: Partition
+    setup: Setup, groups: Mapping[str, ClientGroup], parts: Partition
 ) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
     """Return the clients with their architectures and training rows, and the pools they are in."""
     if setup.method.merges_clients:

@@ -50,18 +50,18 @@ def read_arff(path: Path) -> dict[str, Values]:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    found = re.search(r"^@data[^\n]*$", text, re.IGNORECASE | re.MULTILINE)
-    if found is None:
+    data_line = re.search(r"^@data[^\n]*$", text, re.IGNORECASE | re.MULTILINE)
+    if data_line is None:
         return text, "", ""
-    return text[: found.start()], found[0], text[found.end() :].removeprefix("\n")
+    return text[: data_line.start()], data_line[0], text[data_line.end() :].removeprefix("\n")
 
 
-def _cells(where: str, line: str) -> list[str]:
+def _cells(location: str, line: str) -> list[str]:
     """Return the cells between the commas of a line, without quotes."""
     try:
         cells = next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error as error:
-        raise DataError(f"{where}: {first_line(error)}") from error
+        raise DataError(f"{location}: {first_line(error)}") from error
     return [cell.strip().strip("\"'") for cell in cells]
 
 
@@ -70,40 +70,40 @@ def _kinds(path: Path, head: str) -> Kinds:
     for number, line in enumerate(head.split("\n"), 1):
         if not line.lower().lstrip().startswith("@attribute"):
             continue
-        found = _ATTRIBUTE.fullmatch(line.strip())
-        if not found or not (found[2].lower() in _NUMBERS or found[2].startswith("{")):
+        attribute = _ATTRIBUTE.fullmatch(line.strip())
+        if not attribute or not (attribute[2].lower() in _NUMBERS or attribute[2].startswith("{")):
             raise DataError(
                 f"{path}, line {number}: {line.strip()!r:.80}: a column is numeric or has values"
                 " in braces"
             )
-        name = found[1].strip("\"'")
+        name = attribute[1].strip("\"'")
         if name in kinds:
             raise DataError(f"{path}, line {number}: there are two columns {name!r:.80}")
-        values = _cells(f"{path}, line {number}", found[2].strip("{}"))
-        kinds[name] = tuple(values) if found[2].startswith("{") else None
+        values = _cells(f"{path}, line {number}", attribute[2].strip("{}"))
+        kinds[name] = tuple(values) if attribute[2].startswith("{") else None
     if not kinds:
         raise DataError(f"{path} has no line @attribute: it is no ARFF file")
     return kinds
 
 
-def _row(where: str, cells: list[str], kinds: Kinds) -> list[float | str]:
+def _row(location: str, cells: list[str], kinds: Kinds) -> list[float | str]:
     if len(cells) != len(kinds):
-        raise DataError(f"{where} has {len(cells)} cells; there are {len(kinds)} columns")
+        raise DataError(f"{location} has {len(cells)} cells; there are {len(kinds)} columns")
     return [
-        _cell(f"{where}: {name}", cell, values)
+        _cell(f"{location}: {name}", cell, values)
         for cell, (name, values) in zip(cells, kinds.items(), strict=True)
     ]
 
 
-def _cell(where: str, cell: str, values: tuple[str, ...] | None) -> float | str:
+def _cell(location: str, cell: str, values: tuple[str, ...] | None) -> float | str:
     if values is not None:
         if cell not in values:
-            raise DataError(f"{where} is {cell!r:.80}, which is not among its values")
+            raise DataError(f"{location} is {cell!r:.80}, which is not among its values")
         return cell
     try:
         number = float("nan") if cell == _MISSING else float(cell)
     except ValueError:
         number = float("inf")
     if np.isinf(number) or (cell != _MISSING and np.isnan(number)):
-        raise DataError(f"{where} is {cell!r:.80}, not a finite number")
+        raise DataError(f"{location} is {cell!r:.80}, not a finite number")
     return number

@@ -69,20 +69,22 @@ def read_arrays(file: Path, wanted: Callable[[list[str]], list[str]]) -> dict[st
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file_name: str) -> Values:
-    what = f"{file_name}: the array {info.filename.removesuffix('.npy')!r}"
+    subject = f"{file_name}: the array {info.filename.removesuffix('.npy')!r}"
     try:
         if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise ValueError("it is packed by a method that NumPy does not use")
-        check_packing(info.compress_size, info.file_size, what, "save it by numpy.savez, unpacked")
+        check_packing(
+            info.compress_size, info.file_size, subject, "save it by numpy.savez, unpacked"
+        )
         with archive.open(info) as stream:
-            return _array(stream, info.file_size, what)
+            return _array(stream, info.file_size, subject)
     except DataError:
         raise
     except _BROKEN as error:
-        raise DataError(f"{what} cannot be read: {first_line(error)}") from error
+        raise DataError(f"{subject} cannot be read: {first_line(error)}") from error
 
 
-def _array(stream: IO[bytes], size: int, what: str) -> Values:
+def _array(stream: IO[bytes], size: int, subject: str) -> Values:
     """Read an array in NumPy's format of ``size`` bytes, including its header."""
     version = array_format.read_magic(stream)
     if version not in _HEADERS:
@@ -95,7 +97,7 @@ def _array(stream: IO[bytes], size: int, what: str) -> Values:
         raise ValueError(
             f"its header says {kind} of shape {list(shape)}, {promised} bytes, but it has {held}"
         )
-    check_memory(promised, what)
+    check_memory(promised, subject)
     content = read_up_to(stream, promised)
     return np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
 
@@ -106,7 +108,7 @@ def no_array(file: Path, name: str, stored: list[str]) -> DataError:
     return DataError(f"{file.name} has no array {name!r}; it holds {names}")
 
 
-def features(x: Values, what: str) -> Tensor:
+def features(x: Values, subject: str) -> Tensor:
     """Return byte images as uint8 (rows, channels, height, width), and all else as float32.
 
     Images may have their channels last (recognised if only the last dimension is 1 or 3), and
@@ -114,7 +116,7 @@ def features(x: Values, what: str) -> Tensor:
     """
     if x.dtype.kind not in "iufb" or x.ndim < 2:  # noqa: PLR2004 - rows and columns
         raise DataError(
-            f"{what} must be numbers of at least two dimensions, not {x.dtype} of shape "
+            f"{subject} must be numbers of at least two dimensions, not {x.dtype} of shape "
             f"{list(x.shape)}"
         )
     if x.dtype == np.uint8 and x.ndim == _IMAGES - 1:
@@ -122,7 +124,7 @@ def features(x: Values, what: str) -> Tensor:
     if x.ndim == _IMAGES and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     kind = np.uint8 if x.dtype == np.uint8 and x.ndim == _IMAGES else np.float32
-    check_memory(x.size * np.dtype(kind).itemsize, what)
+    check_memory(x.size * np.dtype(kind).itemsize, subject)
     # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))

@@ -9,14 +9,14 @@ import numpy as np
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.image_folder import read_images
-from fedgist.data.sources.image_pixels import size_of, stack
+from fedgist.data.sources.image_pixels import size_of, stacked_images
 from fedgist.data.sources.labelled_rows import LabelledRows, dataset, last_of_each
 from fedgist.data.sources.leaf_file import Sample, read_leaf
 from fedgist.data.sources.locations import absent, data_root
 from fedgist.errors import DataError
 
 NAME = "celeba"
-WHERE = (
+ADVICE = (
     "get img_align_celeba.zip, identity_CelebA.txt and list_attr_celeba.txt of "
     "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, prepare them by data/celeba of "
     "https://github.com/TalwalkarLab/leaf, and copy its folder data/celeba/data to ROOT/celeba"
@@ -65,9 +65,9 @@ def celeba(*, image_size: int | list[int] = 84, root: Path | None = None) -> Dat
     samples, count = _samples(base)
     folder = base / IMAGES
     if not folder.is_dir():
-        raise absent(NAME, IMAGES, base, WHERE)
+        raise absent(NAME, IMAGES, base, ADVICE)
     files = [folder / _name(sample) for sample in samples]
-    x = stack(read_images(files, size_of(image_size), _COLORS), len(files))
+    x = stacked_images(read_images(files, size_of(image_size), _COLORS), len(files))
     labels = np.array([_label(sample) for sample in samples], dtype=object)
     people = np.array([sample.user for sample in samples], dtype=object)
     rows, held = LabelledRows(x, labels, people), np.arange(len(samples)) >= count
@@ -85,7 +85,7 @@ def _samples(base: Path) -> tuple[Sequence[Sample], int]:
         first = [sample for file in train for sample in read_leaf(file)]
         return [*first, *(sample for file in test for sample in read_leaf(file))], len(first)
     if not whole:
-        raise absent(NAME, "celeba/all_data/*.json", base, WHERE)
+        raise absent(NAME, "celeba/all_data/*.json", base, ADVICE)
     samples = [sample for file in whole for sample in read_leaf(file)]
     return samples, len(samples)
 
@@ -94,11 +94,11 @@ def _name(sample: Sample) -> str:
     """Return the name of a sample's image; a path to another folder is refused."""
     name = sample.x
     if not isinstance(name, str) or Path(name).name != name:
-        raise DataError(f"{sample.where}: x must hold names of image files, not {name!r:.80}")
+        raise DataError(f"{sample.location}: x must hold names of image files, not {name!r:.80}")
     return name
 
 
 def _label(sample: Sample) -> str:
     if isinstance(sample.y, bool) or sample.y not in (0, 1):
-        raise DataError(f"{sample.where}: y must be 0 or 1, not {sample.y!r:.80}")
+        raise DataError(f"{sample.location}: y must be 0 or 1, not {sample.y!r:.80}")
     return CLASSES[0 if sample.y == 0 else 1]

@@ -40,7 +40,7 @@ class CifarFiles:
     std: tuple[float, ...]
 
     @property
-    def where(self) -> str:
+    def advice(self) -> str:
         """Instructions: the file to download, and its folder."""
         return (
             f"get the Python version, {_PAGE}/{self.archive} (described at {_PAGE}/cifar.html), "
@@ -131,7 +131,7 @@ def _read(files: CifarFiles, root: Path, labels_key: str, names_key: str, count:
     folder = root / files.folder
     for file in (*files.train, files.test, files.meta):
         if not (folder / file).is_file():
-            raise absent(files.name, f"{files.folder}/{file}", root, files.where)
+            raise absent(files.name, f"{files.folder}/{file}", root, files.advice)
     batches = [_batch(folder / file, labels_key, count) for file in files.train]
     x_test, y_test = _batch(folder / files.test, labels_key, count)
     return Dataset(

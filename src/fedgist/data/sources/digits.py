@@ -51,10 +51,10 @@ def digits() -> Dataset:
 
 def _bundled() -> np.ndarray:
     """Read scikit-learn's file of digits without importing scikit-learn, which takes seconds."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise DataError("digits needs scikit-learn: pip install scikit-learn")
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
         return np.loadtxt(path, delimiter=",")
     except (OSError, ValueError) as error:

@@ -46,20 +46,20 @@ def usable_memory() -> int:
     return whole // 2
 
 
-def check_memory(size: int, what: str, advice: str = "") -> None:
-    """Raise DataError if ``size`` bytes for ``what`` exceed the usable memory."""
+def check_memory(size: int, subject: str, advice: str = "") -> None:
+    """Raise DataError if ``size`` bytes for ``subject`` exceed the usable memory."""
     if size > (most := usable_memory()):
         raise DataError(
-            f"{what} would take {_in_words(size)}; half of this machine's memory is "
+            f"{subject} would take {_in_words(size)}; half of this machine's memory is "
             f"{_in_words(most)}{advice and '; '}{advice}"
         )
 
 
-def check_packing(packed: int, size: int, what: str, advice: str) -> None:
+def check_packing(packed: int, size: int, subject: str, advice: str) -> None:
     """Raise DataError if unpacking ``packed`` bytes to ``size`` has an implausible ratio."""
     if size > max(_SMALL, _MOST_TIMES * packed):
         raise DataError(
-            f"{what} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
+            f"{subject} is {_in_words(packed)} that unpack to {_in_words(size)}, more than "
             f"{_MOST_TIMES} times as much; if that is meant, {advice}"
         )
 
@@ -85,16 +85,16 @@ def regular(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Turn system and memory errors into a one-line DataError that begins with ``what``."""
+def readable(subject: str) -> Iterator[None]:
+    """Turn system and memory errors into a one-line DataError that begins with ``subject``."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"{what} cannot be read: {first_line(error)}") from error
+        raise DataError(f"{subject} cannot be read: {first_line(error)}") from error
     except (MemoryError, RuntimeError) as error:
         if (lacking := exhausted(error)) is None:
             raise
-        raise DataError(f"{what} cannot be read: {lacking}") from error
+        raise DataError(f"{subject} cannot be read: {lacking}") from error
 
 
 def _in_words(size: int) -> str:

@@ -11,14 +11,14 @@ import torch
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import features as as_features
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
     Missing,
     Values,
     as_texts,
     dataset,
-    split,
+    split_rows,
 )
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
@@ -27,7 +27,7 @@ _NEED = "reading Hugging Face data sets needs datasets: pip install 'fedgist[hug
 _SAVED = ("dataset_dict.json", "state.json")  # files that save_to_disk writes
 
 
-class Split(Protocol):
+class HubSplit(Protocol):
     """The used part of the library's class ``Dataset``, a split of a data set."""
 
     @property
@@ -122,7 +122,7 @@ def huggingface(
         LabelledRows(x, _labels(rows, label, str(path)), _clients(rows, client, str(path)))
         for rows, x in zip(chosen, inputs, strict=True)
     ]
-    train_rows, test_rows = labelled if test is not None else split(labelled[0], test_fraction)
+    train_rows, test_rows = labelled if test is not None else split_rows(labelled[0], test_fraction)
     names = classes or _class_names(chosen[0], label)
     return dataset(str(path), train_rows, test_rows, classes=names, missing=missing)
 
@@ -138,7 +138,7 @@ def _input_columns(image: str | None, features: list[str] | None, path: str) -> 
     )
 
 
-def _load(path: str | Path, config: str | None) -> dict[str, Split]:
+def _load(path: str | Path, config: str | None) -> dict[str, HubSplit]:
     library = need("datasets", _NEED)
     folder = Path(path).expanduser()
     try:
@@ -153,20 +153,20 @@ def _load(path: str | Path, config: str | None) -> dict[str, Split]:
     return loaded if isinstance(loaded, dict) else {"train": loaded}
 
 
-def _split(splits: dict[str, Split], name: str, path: str) -> Split:
+def _split(splits: dict[str, HubSplit], name: str, path: str) -> HubSplit:
     if name not in splits:
         raise DataError(f"{path} has no split {name!r}; it has {', '.join(map(str, splits))}")
     return splits[name]
 
 
-def _expect(rows: Split, columns: list[str], path: str) -> None:
+def _expect(rows: HubSplit, columns: list[str], path: str) -> None:
     for name in columns:
         if name not in rows.column_names:
             raise DataError(f"{path} has no column {name!r}; it has {', '.join(rows.column_names)}")
 
 
 def _images(
-    splits: list[Split], column: str, size: tuple[int, int] | None, path: str
+    splits: list[HubSplit], column: str, size: tuple[int, int] | None, path: str
 ) -> list[torch.Tensor]:
     """Return each split's images, resized to ``size`` or to the first image's size.
 
@@ -174,26 +174,26 @@ def _images(
     """
     counts = [len(rows) for rows in splits]
     pictures = _pixels_of(splits, column, size, path)
-    return list(torch.split(stack(pictures, sum(counts)), counts))
+    return list(torch.split(stacked_images(pictures, sum(counts)), counts))
 
 
 def _pixels_of(
-    splits: list[Split], column: str, size: tuple[int, ...] | None, path: str
+    splits: list[HubSplit], column: str, size: tuple[int, ...] | None, path: str
 ) -> Iterator[Values]:
     count = sum(len(rows) for rows in splits)
     size = None if size is None else shared_size(size, count)
     for rows in splits:
         for row, image in enumerate(rows[column]):
-            what = f"{path}: the image in row {row} (counted from 0)"
+            subject = f"{path}: the image in row {row} (counted from 0)"
             if not hasattr(image, "convert"):
                 raise DataError(
                     f"{path}: the column {column!r} holds no image in row {row} (counted from 0)"
                 )
-            size = size or shared_size(image.size[::-1], count, first=what)
-            yield pixels(image, size, what)
+            size = size or shared_size(image.size[::-1], count, first=subject)
+            yield pixels(image, size, subject)
 
 
-def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
+def _numbers(rows: HubSplit, columns: list[str], path: str) -> torch.Tensor:
     parts = []
     for name in columns:
         try:
@@ -208,7 +208,7 @@ def _numbers(rows: Split, columns: list[str], path: str) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _labels(rows: Split, column: str, path: str) -> Values:
+def _labels(rows: HubSplit, column: str, path: str) -> Values:
     names = _class_names(rows, column)
     if not names:
         return _texts(rows, column, f"{path}: the labels {column!r}")
@@ -221,17 +221,17 @@ def _labels(rows: Split, column: str, path: str) -> Values:
     return np.array([names[code] for code in rows[column]], dtype=object)
 
 
-def _clients(rows: Split, column: str | None, path: str) -> Values | None:
+def _clients(rows: HubSplit, column: str | None, path: str) -> Values | None:
     return None if column is None else _texts(rows, column, f"{path}: the clients {column!r}")
 
 
-def _class_names(rows: Split, column: str) -> tuple[str, ...]:
+def _class_names(rows: HubSplit, column: str) -> tuple[str, ...]:
     """Return the data set's own class names, in its order, or an empty tuple."""
     return tuple(getattr(rows.features[column], "names", None) or ())
 
 
-def _texts(rows: Split, column: str, what: str) -> Values:
+def _texts(rows: HubSplit, column: str, subject: str) -> Values:
     values = list(rows[column])
     if any(isinstance(value, str) for value in values):
-        return as_texts(np.array(values, dtype=object), what)
-    return as_texts(np.asarray(values), what)
+        return as_texts(np.array(values, dtype=object), subject)
+    return as_texts(np.asarray(values), subject)

@@ -39,9 +39,11 @@ def read_idx(path: Path, dims: int) -> Tensor:
         ) from error
     if len(content) != size:
         state = "is truncated" if len(content) < size else "has trailing bytes"
-        found = f"{'more than ' * (len(content) > size)}{len(head) + min(len(content), size)} bytes"
+        actual_size = (
+            f"{'more than ' * (len(content) > size)}{len(head) + min(len(content), size)} bytes"
+        )
         raise DataError(
-            f"{path} {state}: it has {found}, but its header {shape} says {len(head) + size}"
+            f"{path} {state}: it has {actual_size}, but its header {shape} says {len(head) + size}"
         )
     return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape))
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import regular
-from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stack
-from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split
+from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
+from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split_rows
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
@@ -78,12 +78,12 @@ def folder(
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files
-    x = stack(read_images([file for file, _ in files], size_of(image_size)), len(files))
+    x = stacked_images(read_images([file for file, _ in files], size_of(image_size)), len(files))
     labels = np.array([label for _, label in files], dtype=object)
     count = len(train_files)
     train_rows = LabelledRows(x[:count], labels[:count])
     if test is None:
-        return dataset(top.name, *split(train_rows, test_fraction), classes=classes)
+        return dataset(top.name, *split_rows(train_rows, test_fraction), classes=classes)
     test_rows = LabelledRows(x[count:], labels[count:])
     return dataset(top.name, train_rows, test_rows, classes=classes)
 

@@ -44,15 +44,15 @@ def shared_size(size: tuple[int, ...], count: int, first: str = "") -> tuple[int
             f"{first} has {height}x{width} pixels, and the first image sets the size of all "
             f"{count}; above {MOST_PIXELS} pixels the option image_size must say so"
         )
-    what = f"{first and first + ': '}{count} images of {height}x{width} pixels"
+    subject = f"{first and first + ': '}{count} images of {height}x{width} pixels"
     check_memory(
-        _COLOURS * count * height * width, what, "the option image_size makes them smaller"
+        _COLOURS * count * height * width, subject, "the option image_size makes them smaller"
     )
     return size
 
 
 def pixels(
-    image: Any, size: tuple[int, ...] | None, what: str, channels: int | None = None
+    image: Any, size: tuple[int, ...] | None, subject: str, channels: int | None = None
 ) -> Values:
     """Return a PIL image as uint8 (channels, height, width).
 
@@ -61,7 +61,7 @@ def pixels(
     """
     if image.mode.split(";")[0] in _DEEP:
         raise DataError(
-            f"{what} has more than 8 bits per pixel (mode {image.mode}); convert it first"
+            f"{subject} has more than 8 bits per pixel (mode {image.mode}); convert it first"
         )
     grey = image.mode in _GREY if channels is None else channels == 1
     if "transparency" in image.info:
@@ -73,7 +73,7 @@ def pixels(
     return array[None] if grey else array.transpose(2, 0, 1)
 
 
-def stack(images: Iterable[Values], count: int) -> Tensor:
+def stacked_images(images: Iterable[Values], count: int) -> Tensor:
     """Return ``count`` images of one size as uint8 (count, channels, height, width).
 
     There is one channel if all images are grey; otherwise a grey image is repeated in all three.

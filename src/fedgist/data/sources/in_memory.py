@@ -15,13 +15,13 @@ from fedgist.data.sources.python_objects import (
     are_texts,
     categories,
     columns_of,
-    examples,
+    example_values,
     is_frame,
-    labels,
+    label_values,
     table_of,
 )
 from fedgist.data.sources.tabular import encode, with_columns
-from fedgist.data.sources.unlabelled import fitted
+from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import DataError, did_you_mean
 
 _NAMES = ("x", "y", "x_test", "y_test")
@@ -53,45 +53,45 @@ def in_memory(data: object) -> Dataset:
     mean, std = moments(x, scale) if len(x) else ((0.0,), (1.0,))
     about = num_classes, scale, mean, std, classes
     measured = frozenset({"moments"})
-    found = Dataset("your data", x, y, x_test, y_test, *about, measured=measured)
-    return check(with_columns(found, columns) if columns and len(x) else found)
+    data_set = Dataset("your data", x, y, x_test, y_test, *about, measured=measured)
+    return check(with_columns(data_set, columns) if columns and len(x) else data_set)
 
 
-def labelled_like(data: Dataset, x: object, y: object, what: str) -> tuple[Tensor, Tensor]:
+def labelled_like(data: Dataset, x: object, y: object, subject: str) -> tuple[Tensor, Tensor]:
     """Return new examples ``x`` and labels (rows,) in the form of a data set.
 
-    ``what`` begins error messages.
+    ``subject`` begins error messages.
     """
-    rows, numbers = examples_like(data, x, f"{what}: x"), labels_like(data, y, f"{what}: y")
-    _same_length(rows, numbers, f"{what}: x", f"{what}: y")
+    rows, numbers = examples_like(data, x, f"{subject}: x"), labels_like(data, y, f"{subject}: y")
+    _same_length(rows, numbers, f"{subject}: x", f"{subject}: y")
     return rows, numbers
 
 
-def examples_like(data: Dataset, x: object, what: str) -> Tensor:
+def examples_like(data: Dataset, x: object, subject: str) -> Tensor:
     """Return new examples, an array or a data frame, in the form of ``data.x``."""
     if data.text:
         raise DataError(
-            f"{what}: texts cannot be given so; name a file of them (data.name = 'text_file')"
+            f"{subject}: texts cannot be given so; name a file of them (data.name = 'text_file')"
         )
     if not is_frame(x):
-        return fitted(examples(x, what), what, data)
-    table = table_of(x, what)
+        return fitted_rows(example_values(x, subject), subject, data)
+    table = table_of(x, subject)
     columns = data.columns or tuple(Column(name) for name in table.frame.columns)
-    return fitted(encode(table, columns), what, data)
+    return fitted_rows(encode(table, columns), subject, data)
 
 
-def labels_like(data: Dataset, y: object, what: str) -> Tensor:
+def labels_like(data: Dataset, y: object, subject: str) -> Tensor:
     """Return new labels (rows,), class names or numbers, in the form of ``data.y``.
 
     A number is read as a class name if the class names are numbers.
     """
-    values = labels(y, what)
+    values = label_values(y, subject)
     names = data.names
     if not are_texts(values):
         if not any(name.lstrip("-").isdecimal() for name in names):
             names = tuple(str(number) for number in range(data.num_classes))
         values = np.array([str(value) for value in values], dtype=object)
-    return _codes(values, names, what)
+    return _codes(values, names, subject)
 
 
 def _checked(data: Dataset) -> Dataset:
@@ -144,7 +144,7 @@ def _all_examples(
         if not columns:
             raise DataError(f"{names[0]} has no columns")
         return [encode(table, columns) for table in tables], columns
-    xs = [examples(value, name) for value, name in zip(values, names, strict=True)]
+    xs = [example_values(value, name) for value, name in zip(values, names, strict=True)]
     if len({x.dtype for x in xs}) > 1:
         raise DataError("data: one of x and x_test holds bytes (uint8), the other does not")
     return xs, ()
@@ -154,28 +154,28 @@ def _all_labels(
     values: Sequence[object], names: Sequence[str]
 ) -> tuple[list[Tensor], int, tuple[str, ...]]:
     """Return training and test labels as numbers, the number of classes, and their names."""
-    found = [labels(value, name) for value, name in zip(values, names, strict=True)]
-    if len({are_texts(y) for y in found if len(y)}) > 1:
+    label_arrays = [label_values(value, name) for value, name in zip(values, names, strict=True)]
+    if len({are_texts(y) for y in label_arrays if len(y)}) > 1:
         raise DataError("data: one of y and y_test holds texts, the other numbers")
-    if are_texts(found[0]):
-        classes = categories(values[0]) or in_order(found[0])
-        ys = [_codes(y, classes, name) for y, name in zip(found, names, strict=True)]
+    if are_texts(label_arrays[0]):
+        classes = categories(values[0]) or in_order(label_arrays[0])
+        ys = [_codes(y, classes, name) for y, name in zip(label_arrays, names, strict=True)]
         return ys, len(classes), classes
-    present = np.unique(np.concatenate(found))
+    present = np.unique(np.concatenate(label_arrays))
     num_classes = int(present.max(initial=-1)) + 1
     if num_classes > max(_BELIEVED, 10 * len(present)):
         raise DataError(
             f"{names[0]} reaches {num_classes - 1}, but has {len(present)} different labels: "
             f"number them 0..{len(present) - 1}, or give them as texts"
         )
-    return [torch.from_numpy(y) for y in found], num_classes, ()
+    return [torch.from_numpy(y) for y in label_arrays], num_classes, ()
 
 
-def _codes(values: Values, names: tuple[str, ...], what: str) -> Tensor:
-    known = set(names)
+def _codes(values: Values, names: tuple[str, ...], subject: str) -> Tensor:
+    classes = set(names)
     for value in values:
-        if value not in known:
-            raise DataError(f"{what}: unknown label {value!r}{did_you_mean(value, names)}")
+        if value not in classes:
+            raise DataError(f"{subject}: unknown label {value!r}{did_you_mean(value, names)}")
     return codes(values, names)
 
 

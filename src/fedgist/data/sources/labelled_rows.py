@@ -72,36 +72,37 @@ def last_of_each(groups: Values, fraction: float) -> Values:
     return mask
 
 
-def split(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+def split_rows(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
     """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)
 
 
-def as_texts(values: Values, what: str) -> Values:
+def as_texts(values: Values, subject: str) -> Values:
     """Return labels or clients (rows,), given as whole numbers, Booleans or text, as text."""
     if values.ndim != 1:
-        raise DataError(f"{what} have shape {list(values.shape)}; one value per row is needed")
+        raise DataError(f"{subject} have shape {list(values.shape)}; one value per row is needed")
     if values.dtype.kind == "f":
-        values = whole_numbers(values, what)
+        values = whole_numbers(values, subject)
     if values.dtype.kind not in "iubUO":
-        raise DataError(f"{what} must be whole numbers or text, not {values.dtype}")
+        raise DataError(f"{subject} must be whole numbers or text, not {values.dtype}")
     for row, value in enumerate(values if values.dtype.kind == "O" else ()):
         if not isinstance(value, str):
             raise DataError(
-                f"{what} must be whole numbers or text; row {row} (counted from 0) holds {value}"
+                f"{subject} must be whole numbers or text; row {row} (counted from 0) holds {value}"
             )
     distinct, index = np.unique(values, return_inverse=True)
     return np.array([str(value) for value in distinct], dtype=object)[index]
 
 
-def whole_numbers(values: Values, what: str) -> Values:
+def whole_numbers(values: Values, subject: str) -> Values:
     """Return floating-point numbers (rows,) as int64; raise DataError if one is not whole."""
     whole = (np.abs(values) < _EXACT) & (values == np.round(values))
     if not whole.all():
         row = int(np.argmin(whole))
         raise DataError(
-            f"{what} must be whole numbers or text; row {row} (counted from 0) holds {values[row]}"
+            f"{subject} must be whole numbers or text; row {row} (counted from 0) holds "
+            f"{values[row]}"
         )
     return values.astype(np.int64)
 
@@ -115,9 +116,9 @@ def in_order(texts: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def codes(texts: Values, known: tuple[str, ...]) -> Tensor:
-    """Return the position of each text in ``known``: int64 (rows,)."""
-    position = {text: number for number, text in enumerate(known)}
+def codes(texts: Values, classes: tuple[str, ...]) -> Tensor:
+    """Return the position of each text in ``classes``: int64 (rows,)."""
+    position = {text: number for number, text in enumerate(classes)}
     return torch.tensor([position[text] for text in texts], dtype=torch.int64)
 
 
@@ -153,17 +154,17 @@ def _real_moments(x: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     return mean, std, constant
 
 
-def as_mask(values: Values, what: str) -> Values:
+def as_mask(values: Values, subject: str) -> Values:
     """Return Booleans (rows,) from Booleans, 0 and 1, or their texts."""
-    known = {"0": False, "false": False, "1": True, "true": True}
-    found = [known.get(text.strip().lower()) for text in as_texts(values, what)]
-    if None in found:
-        row = found.index(None)
+    meanings = {"0": False, "false": False, "1": True, "true": True}
+    mask = [meanings.get(text.strip().lower()) for text in as_texts(values, subject)]
+    if None in mask:
+        row = mask.index(None)
         raise DataError(
-            f"{what} must be 0 or 1, or false or true, in every row; row {row} (counted from 0) "
+            f"{subject} must be 0 or 1, or false or true, in every row; row {row} (counted from 0) "
             f"holds {str(values[row])!r:.80}"
         )
-    return np.array(found, dtype=bool)
+    return np.array(mask, dtype=bool)
 
 
 def dataset(

@@ -25,7 +25,7 @@ class Sample:
     user: str
     x: object
     y: object
-    where: str
+    location: str
 
 
 def read_leaf(path: Path) -> list[Sample]:
@@ -48,19 +48,19 @@ def read_leaf(path: Path) -> list[Sample]:
 
 
 def _samples(path: Path, user: str, count: object, entry: object) -> Iterator[Sample]:
-    where = f"{path}, user {user!r:.80}"
-    xs, ys = (_field(entry, key, list, where) for key in ("x", "y"))
+    location = f"{path}, user {user!r:.80}"
+    xs, ys = (_field(entry, key, list, location) for key in ("x", "y"))
     if not len(xs) == len(ys) == count:
         raise DataError(
-            f"{where} has {len(xs)} inputs and {len(ys)} labels; num_samples says {count!r:.80}"
+            f"{location} has {len(xs)} inputs and {len(ys)} labels; num_samples says {count!r:.80}"
         )
     for x, y in zip(xs, ys, strict=True):
-        yield Sample(user, x, y, where)
+        yield Sample(user, x, y, location)
 
 
-def _field(table: object, key: str, kind: type[T], where: str) -> T:
+def _field(table: object, key: str, kind: type[T], location: str) -> T:
     value: object = table.get(key) if isinstance(table, dict) else None
     if not isinstance(value, kind):
         words = "a table" if kind is dict else "a list"
-        raise DataError(f"{where} is not in LEAF's format: it needs {key}, {words}")
+        raise DataError(f"{location} is not in LEAF's format: it needs {key}, {words}")
     return value

@@ -17,7 +17,7 @@ from fedgist.options import check_options
 NO_OPTIONS = ("root", "classes", "seed")  # parameters that sources share
 
 
-def load(
+def load_data(
     name: str,
     *,
     root: Path | None = None,
@@ -34,17 +34,17 @@ def load(
     ``options`` are the options of the source.
     """
     source = _source(name)
-    known = check_options(source, options, name, "data", NO_OPTIONS)
+    arguments = check_options(source, options, name, "data", NO_OPTIONS)
     common = {"root": data_root(root), "classes": classes, "seed": seed}
     taken = inspect.signature(source).parameters
-    known |= {key: value for key, value in common.items() if key in taken}
+    arguments |= {key: value for key, value in common.items() if key in taken}
     with readable(name):
-        found = source(**known)
-        if isinstance(found, SplitTexts):
-            found = text_dataset(found, words or Reading())
+        data = source(**arguments)
+        if isinstance(data, SplitTexts):
+            data = text_dataset(data, words or Reading())
         elif words is not None:
             raise DataError(f"data.words is about texts, and {name} has none")
-        return with_classes(check(found), classes)
+        return with_classes(check(data), classes)
 
 
 def _source(name: str) -> Callable[..., Dataset | SplitTexts]:

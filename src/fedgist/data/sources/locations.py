@@ -26,13 +26,13 @@ def data_root(root: Path | None = None) -> Path:
     return Path(platformdirs.user_cache_path("fedgist")) / "data"
 
 
-def absent(name: str, file: str, root: Path, where: str) -> DataError:
+def absent(name: str, file: str, root: Path, advice: str) -> DataError:
     """Return the one-line error that names a missing file and how to get it.
 
-    ``where`` names the download and its folder; ROOT in it stands for ``root``.
+    ``advice`` names the download and its folder; ROOT in it stands for ``root``.
     """
     return DataError(
-        f"{name} was not found: looked for {file} in {root}; {where.replace('ROOT', str(root))}; "
+        f"{name} was not found: looked for {file} in {root}; {advice.replace('ROOT', str(root))}; "
         "--data-root or FEDGIST_DATA sets another folder"
     )
 

@@ -17,13 +17,13 @@ from fedgist.errors import DataError
 class IdxFiles:
     """A data set of four IDX files, two of images and two of labels.
 
-    ``folder`` is below the data root. ``where`` names the download and its folder. ``mean`` and
+    ``folder`` is below the data root. ``advice`` names the download and its folder. ``mean`` and
     ``std`` are those of the training pixels, with black 0 and white 1.
     """
 
     name: str
     folder: str
-    where: str
+    advice: str
     mean: float
     std: float
     classes: tuple[str, ...]
@@ -32,7 +32,7 @@ class IdxFiles:
 MNIST = IdxFiles(
     name="mnist",
     folder="MNIST",
-    where="get the four .gz files of https://storage.googleapis.com/cvdf-datasets/mnist/ and put "
+    advice="get the four .gz files of https://storage.googleapis.com/cvdf-datasets/mnist/ and put "
     "them into ROOT/MNIST/raw",
     mean=0.1307,
     std=0.3081,
@@ -41,7 +41,7 @@ MNIST = IdxFiles(
 FASHION_MNIST = IdxFiles(
     name="fashion_mnist",
     folder="FashionMNIST",
-    where="get the four .gz files of https://github.com/zalandoresearch/fashion-mnist "
+    advice="get the four .gz files of https://github.com/zalandoresearch/fashion-mnist "
     "(data/fashion) and put them into ROOT/FashionMNIST/raw",
     mean=0.2860,
     std=0.3530,
@@ -136,4 +136,4 @@ def _find(files: IdxFiles, root: Path, name: str) -> Path:
         for path in (folder / f"{name}.gz", folder / name):
             if path.is_file():
                 return path
-    raise absent(files.name, f"{files.folder}/raw/{name}.gz", root, files.where)
+    raise absent(files.name, f"{files.folder}/raw/{name}.gz", root, files.advice)

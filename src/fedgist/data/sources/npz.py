@@ -14,7 +14,7 @@ from fedgist.data.sources.labelled_rows import (
     as_mask,
     as_texts,
     dataset,
-    split,
+    split_rows,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.errors import DataError
@@ -81,10 +81,10 @@ def npz(
         for name in ("x", "y", *(("y_test",) if "x_test" in stored else ())):
             if name not in stored:
                 raise no_array(file, name, stored)
-        for one, other in _NOT_BOTH:
-            if one in stored and other in stored:
+        for array, other in _NOT_BOTH:
+            if array in stored and other in stored:
                 raise DataError(
-                    f"{file.name} has an array {one!r} and an array {other!r}: only one may be"
+                    f"{file.name} has an array {array!r} and an array {other!r}: only one may be"
                 )
         return [name for name in stored if name in _ARRAYS]
 
@@ -100,7 +100,7 @@ def _train_and_test(
     if "x_test" in arrays:
         return rows, _labelled_rows(file_name, arrays, "_test")
     if "test" not in arrays:
-        return split(rows, test_fraction)
+        return split_rows(rows, test_fraction)
     mask = as_mask(arrays["test"], f"{file_name}: the array 'test'")
     _check_length(file_name, "x", len(rows.x), "test", len(mask))
     return rows.take(~mask), rows.take(mask)

@@ -11,7 +11,7 @@ from fedgist.data.sources.text_file import field, json_lines, sentences_in
 from fedgist.data.sources.text_rows import SplitTexts, Texts
 
 Kinds = Literal["both", "questions", "answers"]
-WHERE = "put a file with a table in JSON in each line into ROOT/"
+ADVICE = "put a file with a table in JSON in each line into ROOT/"
 
 
 def is_wanted(kind: str, kinds: Kinds) -> bool:
@@ -62,14 +62,14 @@ def stackexchange(
         name = "word_lstm"
     """
 
-    def post(line: Mapping[str, object], where: str) -> tuple[str, list[str]] | None:
-        kind, user = field(line, "kind", where), line.get("user")
+    def post(line: Mapping[str, object], location: str) -> tuple[str, list[str]] | None:
+        kind, user = field(line, "kind", location), line.get("user")
         if user is None or not is_wanted(str(kind), kinds):
             return None
-        owner = f"{field(line, 'source', where)}/{user}"
+        owner = f"{field(line, 'source', location)}/{user}"
         return (
             f"{owner}/{kind}" if by_kind else owner,
-            sentences_in(field(line, "text", where), where),
+            sentences_in(field(line, "text", location), location),
         )
 
     return _read("stackexchange", "stackexchange_posts.jsonl", root, test_fraction, post)
@@ -105,9 +105,9 @@ def shakespeare(*, test_fraction: float = 0.2, root: Path | None = None) -> Spli
         name = "word_lstm"
     """
 
-    def role(line: Mapping[str, object], where: str) -> tuple[str, list[str]]:
-        client = f"{field(line, 'play', where)}/{field(line, 'role', where)}"
-        return client, sentences_in(field(line, "speeches", where), where)
+    def role(line: Mapping[str, object], location: str) -> tuple[str, list[str]]:
+        client = f"{field(line, 'play', location)}/{field(line, 'role', location)}"
+        return client, sentences_in(field(line, "speeches", location), location)
 
     return _read("shakespeare", "shakespeare_by_role.jsonl", root, test_fraction, role)
 
@@ -122,11 +122,11 @@ def _read(
     """Return the texts in a file of JSON lines; ``of_line`` gives client and texts, or None."""
     base = data_root(root)
     if not (place := base / file).is_file():
-        raise absent(name, file, base, WHERE + file)
-    found, owners = [], []
-    for where, line in json_lines(place):
-        if (told := of_line(line, where)) is not None:
-            client, parts = told
-            found += parts
+        raise absent(name, file, base, ADVICE + file)
+    texts, owners = [], []
+    for location, line in json_lines(place):
+        if (owned_texts := of_line(line, location)) is not None:
+            client, parts = owned_texts
+            texts += parts
             owners += [client] * len(parts)
-    return SplitTexts(name, *Texts(found, owners).with_words().split(test_fraction))
+    return SplitTexts(name, *Texts(texts, owners).with_words().split(test_fraction))

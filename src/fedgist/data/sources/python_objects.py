@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist.data.dataset import Column
 from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
-from fedgist.data.sources.table_file import Table
+from fedgist.data.sources.table_file import TableFrame
 from fedgist.data.sources.tabular import column_of
 from fedgist.errors import DataError, first_line
 
@@ -20,58 +20,58 @@ _IN_COLUMNS = "biufOUT"  # the kinds in columns of a data frame
 _PLAIN = (bool, int, float, np.number, np.bool_)  # objects that are read as numbers
 
 
-def array(value: object, what: str) -> Values:
+def array(value: object, subject: str) -> Values:
     """Return an object as an array with at least one dimension, numeric if all items are."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise DataError(f"{what} is masked in places; fill them, or leave these rows out")
+        raise DataError(f"{subject} is masked in places; fill them, or leave these rows out")
     try:
         if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
             value = np.array([*value, None], dtype=object)[:-1]  # NumPy would turn all into text
-        found = np.asarray(_on_cpu(value) if isinstance(value, Tensor) else value)
-        if found.dtype == object and all(isinstance(item, _PLAIN) for item in found.flat):
-            found = np.array(found.tolist())
+        values = np.asarray(_on_cpu(value) if isinstance(value, Tensor) else value)
+        if values.dtype == object and all(isinstance(item, _PLAIN) for item in values.flat):
+            values = np.array(values.tolist())
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise DataError(f"{what} cannot be read as an array: {first_line(error)}") from error
-    if found.ndim == 0:
-        raise DataError(f"{what} is {_kind(value)}, not an array")
-    return found
+        raise DataError(f"{subject} cannot be read as an array: {first_line(error)}") from error
+    if values.ndim == 0:
+        raise DataError(f"{subject} is {_kind(value)}, not an array")
+    return values
 
 
-def examples(value: object, what: str) -> Tensor:
+def example_values(value: object, subject: str) -> Tensor:
     """Return a numeric array ``(rows, *shape)`` as examples: uint8 stays, all else is float32."""
-    x = array(value, what)
+    x = array(value, subject)
     if x.dtype.kind not in _NUMBERS:
         raise DataError(
-            f"{what} must hold numbers, not {x.dtype}; give texts as columns of a data frame"
+            f"{subject} must hold numbers, not {x.dtype}; give texts as columns of a data frame"
         )
     if x.ndim == 1:
-        raise DataError(f"{what} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)")
+        raise DataError(f"{subject} has shape {list(x.shape)}: one value a row is x.reshape(-1, 1)")
     if 0 in x.shape[1:]:
-        raise DataError(f"{what} has shape {list(x.shape)}: there is nothing in a row")
+        raise DataError(f"{subject} has shape {list(x.shape)}: there is nothing in a row")
     kind = np.uint8 if x.dtype == np.uint8 else np.float32
     # numbers that are too large become infinite, which the check of the data set reports
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.require(x, kind, ["C", "W"]))
 
 
-def labels(value: Any, what: str) -> Values:
+def label_values(value: Any, subject: str) -> Values:
     """Return labels (rows,) as whole numbers from 0 on, or as texts."""
     if categories(value):
         pairs = zip(value, value.isna(), strict=True)
         value = [None if missing else str(label) for label, missing in pairs]
-    y = array(value, what)
+    y = array(value, subject)
     if y.ndim > 1:
         more = " (of one-hot rows: y.argmax(1))" if y.shape[1] > 1 else " (y.ravel())"
-        raise DataError(f"{what} has shape {list(y.shape)}: one label a row is needed{more}")
+        raise DataError(f"{subject} has shape {list(y.shape)}: one label a row is needed{more}")
     if y.dtype.kind in _TEXTS:
-        return as_texts(y.astype(object), what)
+        return as_texts(y.astype(object), subject)
     if y.dtype.kind not in _NUMBERS:
-        raise DataError(f"{what} must be whole numbers or texts, not {y.dtype}")
-    numbers = whole_numbers(y.astype(np.float64), what) if y.dtype.kind in "fu" else y
+        raise DataError(f"{subject} must be whole numbers or texts, not {y.dtype}")
+    numbers = whole_numbers(y.astype(np.float64), subject) if y.dtype.kind in "fu" else y
     if len(y) and numbers.min() < 0:
         row = int(np.argmin(numbers))
         raise DataError(
-            f"{what} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"
+            f"{subject} holds {numbers[row]} in row {row}; labels are 0, 1, 2, ... or texts"
         )
     return numbers.astype(np.int64)
 
@@ -94,25 +94,26 @@ def is_frame(value: object) -> bool:
     return _is_pandas(value, "DataFrame")
 
 
-def table_of(frame: Any, what: str) -> Table:
+def table_of(frame: Any, subject: str) -> TableFrame:
     """Return a data frame as a table whose rows are numbered from 0."""
     named = frame.infer_objects().reset_index(drop=True)
     named.columns = [str(name) for name in frame.columns]
     if (twice := named.columns[named.columns.duplicated()]).size:
-        raise DataError(f"{what} has two columns named {twice[0]!r}")
+        raise DataError(f"{subject} has two columns named {twice[0]!r}")
     for name, kind in named.dtypes.items():
         if kind.kind not in _IN_COLUMNS:
             raise DataError(
-                f"{what}: the column {name!r} holds {kind}, not numbers, texts or categories"
+                f"{subject}: the column {name!r} holds {kind}, not numbers, texts or categories"
             )
-    return Table(what, named, untyped=False)
+    return TableFrame(subject, named, untyped=False)
 
 
-def columns_of(table: Table) -> tuple[Column, ...]:
+def columns_of(table: TableFrame) -> tuple[Column, ...]:
     """Return the encoding of each column; a categorical keeps its own categories."""
     declared = {name: categories(table.frame[name]) for name in table.frame.columns}
     return tuple(
-        Column(name, known) if known else column_of(table, name) for name, known in declared.items()
+        Column(name, column_categories) if column_categories else column_of(table, name)
+        for name, column_categories in declared.items()
     )
 
 
@@ -122,8 +123,8 @@ def _is_pandas(value: object, name: str) -> bool:
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
-    found = tensor.detach().cpu()
-    return found.float() if found.dtype == torch.bfloat16 else found  # NumPy has no bfloat16
+    on_cpu = tensor.detach().cpu()
+    return on_cpu.float() if on_cpu.dtype == torch.bfloat16 else on_cpu  # NumPy has no bfloat16
 
 
 def _kind(value: object) -> str:

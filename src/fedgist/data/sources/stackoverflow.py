@@ -12,7 +12,7 @@ from fedgist.data.sources.tff_file import examples_of, users_of
 from fedgist.errors import DataError
 
 NAME, FILE = "stackoverflow", "stackoverflow.sqlite"
-WHERE = f"put {FILE} of TensorFlow Federated into ROOT"
+ADVICE = f"put {FILE} of TensorFlow Federated into ROOT"
 
 
 def stackoverflow(
@@ -64,7 +64,7 @@ def stackoverflow(
     """
     base = data_root(root)
     if not (file := base / FILE).is_file():
-        raise absent(NAME, FILE, base, WHERE)
+        raise absent(NAME, FILE, base, ADVICE)
     every = users_of(file, "train")
     if not 1 <= users <= len(every):
         raise DataError(f"data.users = {users}: {file} has {len(every)}")
@@ -77,10 +77,10 @@ def stackoverflow(
 
 
 def _texts(file: Path, split: str, users: list[str], kinds: Kinds, *, by_kind: bool) -> Texts:
-    found, owners = [], []
+    texts, owners = [], []
     for user, example in examples_of(file, split, users):
         kind = example.get("type", "")
         if is_wanted(kind, kinds):
-            found.append(example.get("tokens", ""))
+            texts.append(example.get("tokens", ""))
             owners.append(f"{user}/{kind}" if by_kind else user)
-    return Texts(found, owners)
+    return Texts(texts, owners)

@@ -24,7 +24,7 @@ _NO_NUMBER = ("", "na", "n/a", "nan", "null", "none", "?")  # missing numbers in
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class TableFrame:
     """A table as a pandas frame.
 
     If ``untyped``, every cell is text, and a column is numeric if all its cells are numbers.
@@ -34,12 +34,12 @@ class Table:
     frame: Any
     untyped: bool
 
-    def take(self, mask: Values) -> Table:
+    def take(self, mask: Values) -> TableFrame:
         """Return the rows where ``mask`` (rows,) is true, with their row numbers in the file."""
         return replace(self, frame=self.frame[mask])
 
 
-def load_table(file: Path) -> Table:
+def load_table(file: Path) -> TableFrame:
     """Read a table; every cell of a .csv or .tsv file is read as text."""
     _pandas()
     ending = file.suffix.lower()
@@ -60,7 +60,7 @@ def load_table(file: Path) -> Table:
         raise DataError(f"{file.name} has two columns named {twice[0]!r}")
     # pandas writes its row numbers as columns with this name
     row_numbers = [name for name in frame.columns if name.startswith("__index_level_")]
-    return Table(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
+    return TableFrame(file.name, frame.drop(columns=row_numbers), untyped=ending != ".parquet")
 
 
 def _pandas() -> Any:
@@ -107,7 +107,7 @@ def _check_width(name: str, columns: int) -> None:
         )
 
 
-def expect(table: Table, columns: list[str]) -> None:
+def expect(table: TableFrame, columns: list[str]) -> None:
     """Raise DataError that lists the columns if the table lacks one of ``columns``."""
     for name in columns:
         if name not in table.frame.columns:
@@ -116,7 +116,7 @@ def expect(table: Table, columns: list[str]) -> None:
             )
 
 
-def texts(table: Table, name: str) -> Values:
+def texts(table: TableFrame, name: str) -> Values:
     """Return a column as text (rows,), with empty texts for empty cells."""
     column = table.frame[name]
     return np.array(
@@ -125,19 +125,19 @@ def texts(table: Table, name: str) -> Values:
     )
 
 
-def reals(table: Table, name: str) -> Values:
+def reals(table: TableFrame, name: str) -> Values:
     """Return a column as float64 (rows,), with NaN for cells that are not numbers."""
     column = _pandas().to_numeric(table.frame[name], errors="coerce")
     return np.array(column.to_numpy(np.float64, na_value=np.nan))
 
 
-def is_missing(table: Table, name: str) -> Values:
+def is_missing(table: TableFrame, name: str) -> Values:
     """Return Booleans (rows,), true where a cell marks a missing number."""
     cells = texts(table, name)
     return np.array([cell.strip().lower() in _NO_NUMBER for cell in cells], dtype=bool)
 
 
-def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Values:
+def filled(table: TableFrame, name: str, role: str, *, numbered: bool = False) -> Values:
     """Return a column of labels or clients as text (rows,); empty cells are errors."""
     cells = texts(table, name)
     empty = _NO_NUMBER if numbered else ("",)
@@ -150,7 +150,7 @@ def filled(table: Table, name: str, role: str, *, numbered: bool = False) -> Val
     return cells
 
 
-def is_number(table: Table, name: str) -> bool:
+def is_number(table: TableFrame, name: str) -> bool:
     """Return whether a column is numeric.
 
     The column's type decides. In an untyped table, every cell must be a number or mark a missing

@@ -24,7 +24,7 @@ from fedgist.data.sources.labelled_rows import (
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import (
-    Table,
+    TableFrame,
     expect,
     filled,
     is_missing,
@@ -135,7 +135,7 @@ def table(
     return replace(with_columns(data, used), annotations=dict(zip(beside, numbers, strict=True)))
 
 
-def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
+def encode(rows: TableFrame, columns: Sequence[Column], *, missing: Missing = "refuse") -> Tensor:
     """Return the encoded columns as float32 (rows, numbers and categories).
 
     With ``missing = "mean"``, a missing number becomes NaN.
@@ -151,12 +151,14 @@ def encode(rows: Table, columns: Sequence[Column], *, missing: Missing = "refuse
 def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
     """Return the shape of the encoded rows; raise DataError if memory is too small."""
     width = sum(len(column.inputs) for column in columns)
-    what = f"{name} with {rows} rows of {width} numbers and categories"
-    check_memory(4 * rows * width, what, "name columns with many categories in ignore")
+    subject = f"{name} with {rows} rows of {width} numbers and categories"
+    check_memory(4 * rows * width, subject, "name columns with many categories in ignore")
     return rows, width
 
 
-def _test_rows(whole: Table, label: str, test: str | Path | None, test_fraction: float) -> Values:
+def _test_rows(
+    whole: TableFrame, label: str, test: str | Path | None, test_fraction: float
+) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
     if test is None:
         expect(whole, [label])
@@ -169,7 +171,7 @@ def _test_rows(whole: Table, label: str, test: str | Path | None, test_fraction:
 
 
 def _feature_columns(
-    train: Table,
+    train: TableFrame,
     aside: list[str],
     ignore: list[str] | None,
     stated: dict[str, str | list[str]] | None,
@@ -202,7 +204,7 @@ def _stated(name: str, kind: str | list[str], aside: list[str]) -> Column:
     return Column(name, tuple(kind), closed=True)
 
 
-def column_of(train: Table, name: str) -> Column:
+def column_of(train: TableFrame, name: str) -> Column:
     """Return the encoding of a column; categories are those of the training rows."""
     if is_number(train, name):
         return Column(name)
@@ -215,7 +217,7 @@ def column_of(train: Table, name: str) -> Column:
     return Column(name, categories, found=True)
 
 
-def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
+def labels_in(rows: TableFrame, name: str, *, numbered: bool) -> Values:
     """Return a column of labels as text (rows,), as whole numbers if ``numbered``."""
     cells = filled(rows, name, "label", numbered=numbered)
     if not numbered:
@@ -223,13 +225,13 @@ def labels_in(rows: Table, name: str, *, numbered: bool) -> Values:
     return as_texts(reals(rows, name), f"{rows.name}: the labels {name!r}")
 
 
-def _clients(rows: Table, name: str | None) -> Values | None:
+def _clients(rows: TableFrame, name: str | None) -> Values | None:
     if name is None or name not in rows.frame.columns:
         return None
     return filled(rows, name, "client")
 
 
-def _encode(rows: Table, column: Column, missing: Missing, out: Tensor) -> None:
+def _encode(rows: TableFrame, column: Column, missing: Missing, out: Tensor) -> None:
     """Write a column into ``out``, as numbers (rows, 1) or 0/1 (rows, categories)."""
     if column.categories is None:
         out[:, 0] = _finite(rows, column.name, missing)
@@ -249,7 +251,7 @@ def _encode(rows: Table, column: Column, missing: Missing, out: Tensor) -> None:
     out.zero_()[held, code[held]] = 1.0
 
 
-def _finite(rows: Table, name: str, missing: Missing) -> Tensor:
+def _finite(rows: TableFrame, name: str, missing: Missing) -> Tensor:
     """Return a numeric column (rows,); missing numbers are NaN if allowed, else an error."""
     numbers = reals(rows, name)
     usable = np.isfinite(numbers)

@@ -83,8 +83,8 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
     Otherwise each text is returned unchanged.
     """
     if place.suffix.lower() != ".txt":
-        found = read_texts(existing(place), text, None, sentences=sentences)
-        return list((found.with_words() if sentences else found).texts)
+        read = read_texts(existing(place), text, None, sentences=sentences)
+        return list((read.with_words() if sentences else read).texts)
     try:
         lines = existing(place).read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -96,40 +96,40 @@ def read_further(place: Path, text: str = "text", *, sentences: bool = False) ->
 
 def read_texts(place: Path, text: str, client: str | None, *, sentences: bool) -> Texts:
     """Return the texts in a file with their clients."""
-    found, owners = [], []
-    for where, line in _lines(place):
-        written = field(line, text, where)
-        parts = sentences_in(written, where) if sentences else _texts_in(written, where)
-        found += parts
+    texts, owners = [], []
+    for location, line in _lines(place):
+        written = field(line, text, location)
+        parts = sentences_in(written, location) if sentences else _texts_in(written, location)
+        texts += parts
         if client is not None:
-            owners += [_name(field(line, client, where), where)] * len(parts)
-    return Texts(found, None if client is None else owners)
+            owners += [_name(field(line, client, location), location)] * len(parts)
+    return Texts(texts, None if client is None else owners)
 
 
-def sentences_in(written: object, where: str) -> list[str]:
+def sentences_in(written: object, location: str) -> list[str]:
     """Return the sentences of a text or a list of texts; raise DataError for other values."""
-    return [sentence for text in _texts_in(written, where) for sentence in sentences_of(text)]
+    return [sentence for text in _texts_in(written, location) for sentence in sentences_of(text)]
 
 
-def _texts_in(written: object, where: str) -> list[str]:
+def _texts_in(written: object, location: str) -> list[str]:
     texts = written if isinstance(written, list) else [written]
     for text in texts:
         if not isinstance(text, str):
-            raise DataError(f"{where}: a text, or a list of texts, is needed, not {text!r:.60}")
+            raise DataError(f"{location}: a text, or a list of texts, is needed, not {text!r:.60}")
     return list(texts)
 
 
-def _name(client: object, where: str) -> str:
+def _name(client: object, location: str) -> str:
     if isinstance(client, list | dict):
-        raise DataError(f"{where}: a client is a text or a number, not {client!r:.60}")
+        raise DataError(f"{location}: a client is a text or a number, not {client!r:.60}")
     return str(client)
 
 
-def field(line: Mapping[str, object], name: str, where: str) -> object:
+def field(line: Mapping[str, object], name: str, location: str) -> object:
     """Return a field of a line; raise DataError if the line lacks it."""
     value = line.get(name)
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise DataError(f"{where} has no {name!r}; it has {listed(list(line))}")
+        raise DataError(f"{location} has no {name!r}; it has {listed(list(line))}")
     return value
 
 
@@ -147,13 +147,13 @@ def json_lines(place: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     check_memory(_TIMES * regular(place).stat().st_size, str(place))
     with place.open("rb") as stream:
         for number, raw in enumerate(stream, 1):
-            where = f"{place.name}, line {number}"
+            location = f"{place.name}, line {number}"
             if not raw.strip():
                 continue
             try:
                 line: object = json.loads(raw)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{where} is no JSON: {first_line(error)}") from error
+                raise DataError(f"{location} is no JSON: {first_line(error)}") from error
             if not isinstance(line, dict):
-                raise DataError(f"{where} is no table of fields")
-            yield where, line
+                raise DataError(f"{location} is no table of fields")
+            yield location, line

@@ -157,8 +157,8 @@ def prompts(texts: Sequence[str], data: Dataset) -> Tensor:
 
 def _all_clients(train: Texts, test: Texts) -> tuple[str, ...]:
     """Return the clients with training texts, then the clients with only test texts."""
-    own = in_order(train.clients or ())
-    return own + in_order(set(test.clients or ()) - set(own))
+    train_clients = in_order(train.clients or ())
+    return train_clients + in_order(set(test.clients or ()) - set(train_clients))
 
 
 def _codes(clients: Sequence[str], names: tuple[str, ...]) -> Tensor:

@@ -11,10 +11,10 @@ from fedgist.data.dataset import Column, Dataset
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
-from fedgist.data.sources.image_pixels import stack
+from fedgist.data.sources.image_pixels import stacked_images
 from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
-from fedgist.data.sources.table_file import TABLES, Table, load_table
+from fedgist.data.sources.table_file import TABLES, TableFrame, load_table
 from fedgist.data.sources.tabular import encode
 from fedgist.errors import DataError
 
@@ -33,7 +33,7 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
     place = existing(place, folder=place.is_dir())
     name = place.name or str(place)
     with readable(name):
-        return fitted(_read(place, name, data), name, data)
+        return fitted_rows(_read(place, name, data), name, data)
 
 
 def _read(place: Path, name: str, data: Dataset) -> Tensor:
@@ -51,7 +51,7 @@ def _read(place: Path, name: str, data: Dataset) -> Tensor:
     )
 
 
-def _encoded(table: Table, data: Dataset) -> Tensor:
+def _encoded(table: TableFrame, data: Dataset) -> Tensor:
     return encode(table, data.columns, missing="refuse" if data.fill is None else "mean")
 
 
@@ -89,11 +89,11 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
             f"{list(shape)}"
         )
     files = images_below(place) if place.is_dir() else [place]
-    x = stack(read_images(files, shape[1:], shape[0]), len(files))
+    x = stacked_images(read_images(files, shape[1:], shape[0]), len(files))
     return (x * (data.scale / _WHITE)).round().to(torch.uint8)
 
 
-def fitted(x: Tensor, name: str, data: Dataset) -> Tensor:
+def fitted_rows(x: Tensor, name: str, data: Dataset) -> Tensor:
     """Return ``x`` in the shape and type of ``data.x``; raise DataError for unfit values.
 
     Images with one channel may lack the channel dimension.

@@ -57,16 +57,18 @@ def classes_of(file: Path) -> tuple[str, ...]:
     """Return the class names that ``fedgist export`` wrote into a ``.safetensors`` file."""
     try:
         with safetensors.safe_open(file, "pt") as opened:
-            found = json.loads((opened.metadata() or {}).get("classes", "[]"))
+            names = json.loads((opened.metadata() or {}).get("classes", "[]"))
     except (safetensors.SafetensorError, ValueError, RecursionError):
         return ()
-    known = isinstance(found, list) and all(isinstance(name, str) for name in found)
-    return tuple(found) if known else ()
+    are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if are_texts else ()
 
 
-def _check_size(size: int, limit: int, what: str) -> None:
+def _check_size(size: int, limit: int, subject: str) -> None:
     if size > limit:
-        raise DataError(f"{what} has {size:,} bytes; weights of this model have at most {limit:,}")
+        raise DataError(
+            f"{subject} has {size:,} bytes; weights of this model have at most {limit:,}"
+        )
 
 
 def _load(file: Path, limit: int) -> object:
@@ -100,8 +102,8 @@ def _check_names(content: bytes) -> None:
         if opcode.name in {"STACK_GLOBAL", "INST"} or (
             opcode.name == "GLOBAL" and named not in _CALLED
         ):
-            what = f" ({named!s:.80})" if named else ""
-            raise DataError(f"it holds more than arrays{what}, and code in a file is never run")
+            code = f" ({named!s:.80})" if named else ""
+            raise DataError(f"it holds more than arrays{code}, and code in a file is never run")
 
 
 def _arrays_of(loaded: object) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from fedgist.data.sources.locations import absent, data_root
 from fedgist.errors import DataError, listed
 
 NAME = "wisdm"
-WHERE = (
+ADVICE = (
     "get WISDM_ar_latest.tar.gz of https://www.cis.fordham.edu/wisdm/dataset.php and put "
     "WISDM_ar_v1.1_transformed.arff of it into ROOT/wisdm"
 )
@@ -58,7 +58,7 @@ def wisdm(*, root: Path | None = None) -> Dataset:
     """
     base = data_root(root)
     if not (file := base / FILE).is_file():
-        raise absent(NAME, FILE, base, WHERE)
+        raise absent(NAME, FILE, base, ADVICE)
     columns = read_arff(file)
     if missing := [name for name in (PERSON, ACTIVITY) if name not in columns]:
         raise DataError(f"{file} has no column {missing[0]!r}; it has {listed(columns)}")

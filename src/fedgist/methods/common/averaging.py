@@ -76,7 +76,7 @@ class Averaging:
 
     def receive(self, net: Net, own: Tree, down: Weights, ctx: Context) -> tuple[Net, Tree]:
         """Return the net with the global weights."""
-        return net.having(down.arrays), own
+        return net.with_arrays(down.arrays), own
 
     def upload(
         self, net: Net, own: Tree, sums: Count, down: Weights, ctx: Context
@@ -99,7 +99,7 @@ class Averaging:
         if self.part != "all":
             return {}
         starts = ctx.task.starts
-        return {name: starts[name].having(w.arrays) for name, w in server.weights.items()}
+        return {name: starts[name].with_arrays(w.arrays) for name, w in server.weights.items()}
 
 
 def proximal_loss(mu: float, net: Net, batch: Batch, down: Weights, ctx: Context) -> Tensor:

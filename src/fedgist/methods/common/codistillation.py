@@ -38,8 +38,8 @@ from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.common.server_training import (
     check_finite,
-    descended,
     fresh_memory,
+    gradient_step,
     stages_of,
     steps_in,
 )
@@ -158,7 +158,7 @@ def learn(
 ) -> Students:
     """Return the students after the steps of a stage, all on the same batches."""
     nets = ctx.task.starts
-    teachers = {name: nets[name].having(w.arrays) for name, w in frozen.items()}
+    teachers = {name: nets[name].with_arrays(w.arrays) for name, w in frozen.items()}
     weights, memory, losses = dict(students.weights), {}, dict(students.losses)
     for name, state in students.memory.items():
         memory[name] = map_leaves(torch.clone, state)  # the optimizer works in place
@@ -169,10 +169,10 @@ def learn(
             logits = {name: net(batch.x) for name, net in teachers.items()}
         for name, old in weights.items():
             target = settings.target(name, logits, truth)
-            student, key = nets[name].having(old.arrays), ctx.draw("student", name, number)
+            student, key = nets[name].with_arrays(old.arrays), ctx.draw("student", name, number)
             far = functools.partial(_divergence, batch=batch, target=target)
             about = Pass(batch.mask, key), settings.optimizer(name, ctx), memory[name]
-            arrays, loss = descended(student, far, *about)
+            arrays, loss = gradient_step(student, far, *about)
             weights[name] = Weights(arrays)
             losses[name] = losses[name] + loss
     for name, learned in weights.items():
@@ -207,8 +207,8 @@ def _batch(settings: Distillation, ctx: Context, number: int) -> tuple[Batch, Te
     order = random.permutation(random.fold(key, "partners"), size)
 
     def mixed(values: Tensor) -> Tensor:
-        own = share.view(-1, *(1 for _ in values.shape[1:]))
-        return own * values + (1.0 - own) * values[order]
+        weight = share.view(-1, *(1 for _ in values.shape[1:]))
+        return weight * values + (1.0 - weight) * values[order]
 
     return replace(batch, x=mixed(batch.x)), None if truth is None else mixed(truth)
 

@@ -38,16 +38,16 @@ NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the 
 
 
 @message(reduce="sum", name="fedgist.core.conjugate_head:Sums")
-class Sums:
+class ClassSums:
     """S, (classes, m + 1): class sums of features, class counts in the first column."""
 
     total: Tensor = field(metadata=COUNTS_FIRST)
 
 
-def feature_sums(net: Net, batch: Batch, task: Task) -> Sums:
+def feature_sums(net: Net, batch: Batch, task: Task) -> ClassSums:
     """Return S, (classes, m + 1), over a batch (eq. 2); private records have clipped terms."""
     phi = with_constant(bounded(net.features(batch.x), task.privacy))
-    return Sums(class_sums(phi, batch.y, batch.mask, task.num_classes))
+    return ClassSums(class_sums(phi, batch.y, batch.mask, task.num_classes))
 
 
 def log_posterior(eta: Tensor, s: Tensor, nu: float) -> Tensor:

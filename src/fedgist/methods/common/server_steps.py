@@ -51,7 +51,7 @@ S = TypeVar("S", bound=Steps)
 
 
 @dataclass(frozen=True)
-class Update:
+class PseudoGradient:
     """The aggregated update of all clients with one architecture.
 
     ``grads`` are the pseudo-gradient, w - mean, by parameter. ``buffers`` are the means of the
@@ -94,17 +94,19 @@ class ServerSteps:
             server = self.step(server, name, update, ctx)
         return server
 
-    def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, Update]:
+    def updates(self, server: Steps, replies: Replies, ctx: Context) -> dict[str, PseudoGradient]:
         """Return the aggregated update of each architecture that answered."""
-        found = {}
+        by_architecture = {}
         for name in replies.architectures:
             old = server.averages.weights[name]
             mean, params = averaged(replies.by(name), old, ctx).arrays, ctx.task.starts[name].params
             grads = {n: old.arrays[n] - mean[n] for n in params}
-            found[name] = Update(grads, {n: a for n, a in mean.items() if n not in params})
-        return found
+            by_architecture[name] = PseudoGradient(
+                grads, {n: a for n, a in mean.items() if n not in params}
+            )
+        return by_architecture
 
-    def step(self, server: S, name: str, update: Update, ctx: Context) -> S:
+    def step(self, server: S, name: str, update: PseudoGradient, ctx: Context) -> S:
         """Return the state after one step of the architecture ``name``."""
         old = server.averages.weights[name].arrays
         params = {n: old[n] for n in update.grads}

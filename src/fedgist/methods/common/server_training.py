@@ -47,7 +47,7 @@ def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
     return optim.init(Optimizer(), _stacked(params))
 
 
-def descended(
+def gradient_step(
     net: Net, loss: Callable[[Net], Tensor], run: Pass, optimizer: Optimizer, memory: OptimizerState
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return a net's arrays after one gradient step, and the loss, ().
@@ -56,10 +56,10 @@ def descended(
     """
     values = {name: p.detach().clone().requires_grad_() for name, p in net.params.items()}
     with torch.enable_grad():
-        value = loss(replace(net.having(values), run=run))
-        found = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
+        value = loss(replace(net.with_arrays(values), run=run))
+        gradients = torch.autograd.grad(value, list(values.values()), materialize_grads=True)
     params = {name: p.detach() for name, p in values.items()}
-    grads = dict(zip(params, found, strict=True))
+    grads = dict(zip(params, gradients, strict=True))
     with torch.no_grad():
         optim.step(optimizer, _stacked(params), _stacked(grads), memory)
     return params | net.buffers | dict(run.updates), value.detach()

@@ -31,8 +31,8 @@ from fedgist.core.replies import Replies
 from fedgist.core.task import Context, Task
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
-from fedgist.methods.common.conjugate_head import Sums
-from fedgist.methods.common.newest import Newest
+from fedgist.methods.common.conjugate_head import ClassSums
+from fedgist.methods.common.latest_messages import LatestMessages
 
 Memory: TypeAlias = Share | Literal["auto", "class", "newest"]
 FADED = 0.01  # the weight at which a sum counts as forgotten
@@ -50,7 +50,7 @@ class Remembered:
     """Server state: T, (classes, m + 1), and each client's newest sums, if they are stored."""
 
     total: Tensor
-    newest: Newest | None = None
+    newest: LatestMessages | None = None
 
 
 def check(memory: Memory, task: Task, method: str) -> None:
@@ -73,10 +73,10 @@ def start(memory: Memory, total: Tensor, ctx: Context) -> Remembered:
     if memory != "newest":
         return Remembered(total)
     example = ClientSums(torch.zeros_like(total))
-    return Remembered(total, Newest.of_nobody(example, ctx.task.num_clients))
+    return Remembered(total, LatestMessages.of_nobody(example, ctx.task.num_clients))
 
 
-def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:
+def sent(memory: Memory, sums: ClassSums) -> ClassSums | ClientSums:
     """Return a client's upload: its own sums, or a part of the total."""
     return ClientSums(sums.total) if memory == "newest" else sums
 
@@ -84,7 +84,7 @@ def sent(memory: Memory, sums: Sums) -> Sums | ClientSums:
 def remember(memory: Memory, before: Remembered, replies: Replies, ctx: Context) -> Remembered:
     """Return the memory after the replies of a round."""
     if before.newest is not None:
-        newest = before.newest.having(replies)
+        newest = before.newest.with_replies(replies)
         return Remembered(newest.arrays["total"].sum(0), newest)
     s = replies.total().total
     kept = torch.where(

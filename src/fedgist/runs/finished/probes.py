@@ -43,7 +43,7 @@ from fedgist.world.world import World
 if TYPE_CHECKING:
     from sklearn.base import ClassifierMixin
 
-ROWS_AT_ONCE = 128
+PROBED_AT_ONCE = 128
 EPOCHS, BATCH, RATE, MOMENTUM = 60, 256, 0.03, 0.9  # FLESD, section 5.1
 DROPS, DROP = (30, 50), 0.1  # of the rate, after these epochs
 NEIGHBORS = 20
@@ -232,7 +232,7 @@ def _standardized(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 def _features(net: Net, examples: Examples) -> Tensor:
     """Return the features of all rows, computed on the device of the rows."""
     device = examples.y.device
-    at_once = ROWS_AT_ONCE if device.type == "cpu" else MOST_ROWS
+    at_once = PROBED_AT_ONCE if device.type == "cpu" else MOST_ROWS
     there: Net = map_leaves(lambda leaf: leaf.to(device), net)
     pieces = torch.split(torch.arange(len(examples)), at_once)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from fedgist.world.world import World
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class MethodUnderTest:
     """A method under test in worlds changed by ``sections``; its plain runs are made once."""
 
     method: Method

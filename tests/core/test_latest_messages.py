@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedgist.core.message import message
 from fedgist.core.replies import Order, Reply, gather
-from fedgist.methods.common.newest import NEVER, Newest
+from fedgist.methods.common.latest_messages import NEVER, LatestMessages
 
 CLIENTS = 4
 
@@ -35,7 +35,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_each_clients_newest_message_is_kept(events: list[int | list[tuple[int, int]]]) -> None:
-    memory = Newest.of_nobody(Note(torch.ones(2)), CLIENTS)
+    memory = LatestMessages.of_nobody(Note(torch.ones(2)), CLIENTS)
     expected: dict[int, tuple[int, float]] = {}
     for place, event in enumerate(events):
         if isinstance(event, int):
@@ -43,7 +43,7 @@ def test_each_clients_newest_message_is_kept(events: list[int | list[tuple[int, 
             expected.pop(event, None)
             continue
         sent = [(c, r, 100.0 * place + 10.0 * r + c + 1.0) for c, r in event]
-        memory = memory.having(gather([], [reply(*one) for one in sent]))
+        memory = memory.with_replies(gather([], [reply(*one) for one in sent]))
         for client, number, value in sorted(sent):
             if number >= expected.get(client, (NEVER, 0.0))[0]:
                 expected[client] = (number, value)

@@ -12,7 +12,7 @@ NEVER = -1
 
 
 @tree
-class Newest:
+class LatestMessages:
     """The newest message of each client, stacked: arrays ``(clients, ...)`` by name.
 
     ``round`` (clients,) is the round of each message. It is ``NEVER``, and the arrays are zeros,
@@ -23,19 +23,19 @@ class Newest:
     round: Tensor
 
     @staticmethod
-    def of_nobody(example: Tree, clients: int) -> Newest:
+    def of_nobody(example: Tree, clients: int) -> LatestMessages:
         """Return an empty storage for messages like ``example`` of this number of clients."""
         arrays = {
             name: array.new_zeros(clients, *array.shape) for name, array in named(example).items()
         }
         device = next(iter(arrays.values())).device
-        return Newest(arrays, torch.full((clients,), NEVER, device=device))
+        return LatestMessages(arrays, torch.full((clients,), NEVER, device=device))
 
     def messages(self, kind: type) -> Tree:
         """Return the messages as one stack of this type, ``(clients, ...)``."""
         return build(kind, self.arrays)
 
-    def having(self, replies: Replies) -> Newest:
+    def with_replies(self, replies: Replies) -> LatestMessages:
         """Return the storage with these replies in place of older ones.
 
         A reply for an earlier round than the stored message is dropped.
@@ -52,10 +52,10 @@ class Newest:
         rounds = torch.tensor([reply.round for reply in newest.values()], device=at.device)
         sent = map_leaves(lambda *leaf: torch.stack(leaf), *(r.message for r in newest.values()))
         arrays = {name: self.arrays[name].index_copy(0, at, a) for name, a in named(sent).items()}
-        return Newest(arrays, self.round.index_copy(0, at, rounds))
+        return LatestMessages(arrays, self.round.index_copy(0, at, rounds))
 
-    def without(self, client: int) -> Newest:
+    def without(self, client: int) -> LatestMessages:
         """Return the storage without a client's message."""
         at = torch.tensor([client], device=self.round.device)
         arrays = {name: array.index_fill(0, at, 0) for name, array in self.arrays.items()}
-        return Newest(arrays, self.round.index_fill(0, at, NEVER))
+        return LatestMessages(arrays, self.round.index_fill(0, at, NEVER))
