@@ -18,6 +18,7 @@ from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
 from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import examples_like
+from fedgist.data.sources.loading import load_data
 from fedgist.data.sources.text_rows import Reading
 from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import RecipeError
