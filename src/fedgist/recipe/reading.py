@@ -111,11 +111,18 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if "paper" in merged:
         recipe = _departing(recipe, changes)
     # what the recipe names loads torch, so a mistake in its own keys is told before
-    from fedgist.recipe.section_options import check_tables, settled  # noqa: PLC0415
+    from fedgist.recipe.section_options import check_tables, settled
 
     check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
     recipe = settled(recipe, changed)
     return recipe.noting([*left_over, *recipe.dropped])
+
+
+def check_parts(recipe: Recipe) -> None:
+    """Raise RecipeError if a recipe's method or models cannot be made; it loads torch."""
+    from fedgist.recipe.resolve import resolve
+
+    resolve(recipe)
 
 
 def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedgist.errors import RecipeError, first_line
 from fedgist.methods import METHODS, base_name
 from fedgist.options import checked
-from fedgist.recipe.reading import Recipe, read
-from fedgist.recipe.resolve import resolve
+from fedgist.recipe.reading import Recipe, check_parts, read
 from fedgist.studies.job import Job, jobs_of_seeds
 
 Scale = Literal["small", "paper"]
@@ -122,7 +121,7 @@ def cells(
         )
         for method in [method for method in available if not methods or method in methods]:
             recipe = read(path, [*small, *settings, f"method.name={method}"], own)
-            resolve(recipe)  # a mistake in a cell is found before any run
+            check_parts(recipe)  # a mistake in a cell is found before any run
             jobs += jobs_of_seeds(f"{name} {method}", recipe, count, out / name / method)
     return jobs, recipes
 

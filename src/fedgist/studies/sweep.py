@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import read
-from fedgist.recipe.resolve import resolve
+from fedgist.recipe.reading import check_parts, read
 from fedgist.runs.run_directory import as_folder
 from fedgist.studies.job import Job, jobs_of_seeds
 
@@ -64,7 +63,7 @@ def grid(
         cell = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
         try:
             recipe = read(path, [*settings, *cell])
-            resolve(recipe)  # a mistake in a cell is found before any run
+            check_parts(recipe)  # a mistake in a cell is found before any run
         except RecipeError as error:
             raise RecipeError(f"{' '.join(cell) or 'the recipe'}: {error}") from error
         name = " ".join(cell) or recipe.method.name

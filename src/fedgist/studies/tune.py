@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
-from fedgist.recipe.reading import Recipe, read
-from fedgist.recipe.resolve import resolve
+from fedgist.recipe.reading import Recipe, check_parts, read
 from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.runs.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
@@ -281,7 +280,7 @@ class Tuner:
     def _recipe(self, params: Mapping[str, Any]) -> Recipe:
         parameters = [f"{key}={json.dumps(value)}" for key, value in params.items()]
         recipe = read(self.path, [*self.settings, *parameters])
-        resolve(recipe)  # a mistake is found before any run
+        check_parts(recipe)  # a mistake is found before any run
         return recipe
 
 
