@@ -28,7 +28,6 @@ from fedgist.core.method import (
     Order,
     Phase,
 )
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import (
     Privacy,
@@ -42,6 +41,7 @@ from fedgist.core.privacy import (
 )
 from fedgist.core.replies import Replies, Subtotal
 from fedgist.core.sampling import drawn_clients
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import Tree, leaves, map_leaves
 from fedgist.testing.small_worlds import blobs, world
 from fedgist.training import local_training

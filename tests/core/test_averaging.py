@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedgist.core.method import Context, Count, Order, Replies, Reply, Task, Training
 from fedgist.core.net import Net, split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
 from fedgist.core.random import key
 from fedgist.core.replies import Subtotal, gather
+from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Averages, Averaging, Weighted, Weights
 
 ROWS = (7.0, 1.0, 30.0, 4.0)

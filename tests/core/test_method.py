@@ -25,8 +25,8 @@ from fedgist.core.method import (
     Training,
 )
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
+from fedgist.core.training import Optimizer
 from fedgist.errors import TooFewRepliesError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.optim import OptimizerState, clipped_gradients, init, step
-from fedgist.core.optimizer import Optimizer, OptimizerName
+from fedgist.core.training import Optimizer, OptimizerName
 from fedgist.core.tree import leaves, take
 
 CLIENTS = 3

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler as of_torch
 
-from fedgist.core.schedules import Schedule
+from fedgist.core.training import Schedule
 
 LR, ROUNDS = 0.2, 12
 FALLS = [("constant", 0), ("step", 0), ("linear", 1), ("cosine", 1)]

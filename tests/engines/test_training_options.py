@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgist.core.method import Batch, Context, Method, Net, Nothing, Phase
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import Tree
-from fedgist.engines.loss_settings import check_loss_settings
+from fedgist.engines.method_check import check_loss_settings
 from fedgist.errors import MethodError
 from fedgist.testing import LAWS, Law, MethodUnderTest, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedgist.core.schedules import Schedule
+from fedgist.core.training import Schedule
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make, read
 from fedgist.recipe.training_section import training_of

@@ -9,8 +9,8 @@ from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Context, Count, Order, Replies, Task, Training
 from fedgist.core.net import Architecture, Net, split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.replies import Subtotal, gather
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves
 from fedgist.methods.common.averaging import Weighted
 from fedgist.methods.fedavg import FedAvg

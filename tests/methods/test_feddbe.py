@@ -14,7 +14,7 @@ from fedgist.core import random
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.feddbe import Bias, Common, FeatureSum, FedDBE
 from fedgist.models import MODELS

@@ -22,9 +22,9 @@ from fedgist.core.message import Nothing, payload_bytes
 from fedgist.core.method import Batch, Context, Order, Task, Training
 from fedgist.core.net import Architecture, split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.privacy import Privacy
 from fedgist.core.replies import Replies, Reply, Subtotal, gather
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import named
 from fedgist.errors import InputError, MethodError
 from fedgist.methods.common.conjugate_head import (

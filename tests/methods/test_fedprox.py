@@ -15,7 +15,7 @@ from fedgist.core.message import Nothing
 from fedgist.core.method import Batch, Context, Task, Training
 from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.methods.common.averaging import Weights
 from fedgist.methods.fedprox import FedProx
 from fedgist.models import MODELS

@@ -15,7 +15,7 @@ import fedgist
 from fedgist.core.method import Context, Method, Part, Phase, Task, Training
 from fedgist.core.net import split_head
 from fedgist.core.objective import Classes
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.errors import MethodError, RecipeError
 from fedgist.methods.fedper import FedPer
 from fedgist.methods.fedrep import FedRep

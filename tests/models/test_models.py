@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedgist.core import random
-from fedgist.core.batch import fake_batch
+from fedgist.core.batch import fake_rows
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net, split_head
 from fedgist.core.tree import map_leaves, stack
@@ -56,7 +56,7 @@ def test_every_model_splits_and_gives_logits(
 ) -> None:
     text = shape == TEXT
     net = split_head(lambda: MODELS[name](shape, 6, **options), shape, 6, text=text).start(0)
-    x, _ = fake_batch(random.key(0), 3, shape, 6, text=text)
+    x, _ = fake_rows(random.key(0), 3, shape, 6, text=text)
     places = shape if text else ()
     assert net(x).shape == (3, *places, 6)
     assert net.features(x).shape == (3, *places, net.arch.feature_width)

@@ -77,7 +77,7 @@ class RowSet(Protocol):
         """
 
 
-def fake_batch(
+def fake_rows(
     key: Tensor, rows: int, shape: Sequence[int], num_classes: int, *, text: bool
 ) -> tuple[Tensor, Tensor]:
     """Return random inputs ``(rows, *shape)`` and labels in the form of a task's examples.

@@ -104,12 +104,11 @@ from fedgist.core.bounds import check_bounds
 from fedgist.core.exchange import Exchange, Silence
 from fedgist.core.message import Nothing, message
 from fedgist.core.net import Net
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import Part
 from fedgist.core.replies import ClientInfo, Count, Order, Replies, Reply
 from fedgist.core.sampling import drawn_clients
 from fedgist.core.task import Context, Settings, Task
-from fedgist.core.training import Life, Training
+from fedgist.core.training import Life, Optimizer, Training
 from fedgist.core.tree import Tree
 
 __all__ = [

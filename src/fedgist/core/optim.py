@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import tree
 
 ADAMS = ("adam", "adamw")  # the rules with two moments

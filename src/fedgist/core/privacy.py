@@ -107,16 +107,20 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
     fine = on_grid(z, privacy.grid)
     norm = torch.linalg.vector_norm(fine, dim=1, keepdim=True)
     # a number that is not finite stays so, and the server refuses the upload
-    factor = torch.where(norm > privacy.clip * _BELOW, privacy.clip * _BELOW / norm, 1.0)
-    return shrunk(fine, factor, privacy.grid).to(z.dtype)
+    return shrunk(fine, clip_factor(norm, privacy.clip), privacy.grid).to(z.dtype)
+
+
+def clip_factor(norm: Tensor, clip: float) -> Tensor:
+    """Return the factor that brings a norm to just below the clip, in the norm's shape, or 1."""
+    most = clip * _BELOW
+    return torch.where(norm > most, most / norm, 1.0)
 
 
 def clipped_message(message: M, privacy: Privacy) -> M:
     """Return a message whose L2 norm over all its numbers is at most the clip."""
-    most = privacy.clip * _BELOW
     fine = [on_grid(leaf, privacy.grid) for leaf in leaves(message)]
     norm = torch.stack([leaf.square().sum() for leaf in fine]).sum().sqrt()
-    factor = torch.where(norm > most, most / norm, torch.ones_like(norm))
+    factor = clip_factor(norm, privacy.clip)
 
     def bound(leaf: Tensor) -> Tensor:
         return shrunk(on_grid(leaf, privacy.grid), factor, privacy.grid).to(leaf.dtype)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from fedgist.core import random
-from fedgist.core.batch import RowSet
+from fedgist.core.batch import Batch, RowSet, fake_rows
 from fedgist.core.counts import MOST_ROWS
 from fedgist.core.net import Architecture, Net
 from fedgist.core.objective import Objective
@@ -62,6 +63,14 @@ class Task:
         """The public rows; a method's ``check`` has made sure that they exist."""
         assert self.public is not None
         return self.public
+
+
+def fake_batch(task: Task, key: Tensor, rows: int) -> Batch:
+    """Return random rows in the form of the task's, all of them present: ``x`` (rows, *input)."""
+    text = task.objective.text
+    x, y = fake_rows(key, rows, task.input_shape, task.num_classes, text=text)
+    beside = {name: torch.ones(rows, device=x.device) for name in task.annotations}
+    return Batch(x, y, torch.ones(rows, dtype=torch.bool, device=x.device), annotations=beside)
 
 
 @tree

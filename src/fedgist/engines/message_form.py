@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import Batch, Labels, fake_batch
+from fedgist.core.batch import Labels
 from fedgist.core.message import (
     Form,
     can_be_summed,
@@ -28,6 +28,7 @@ from fedgist.core.message import (
 from fedgist.core.method import Context, Method, Order, Task
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import count_range
+from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, named, take
 from fedgist.errors import MethodError
 
@@ -38,11 +39,7 @@ def upload_form(method: Method, ctx: Context, architecture: str, down: Tree) -> 
     """Return the form of a valid upload of this stage, after the download ``down``."""
 
     def upload(ctx: Context, net: Any, down: Tree) -> Form:
-        task, text = ctx.task, ctx.task.objective.text
-        x, y = fake_batch(ctx.key, 1, task.input_shape, task.num_classes, text=text)
-        beside = {name: torch.ones(1, device=x.device) for name in ctx.task.annotations}
-        there = torch.ones(1, dtype=torch.bool, device=x.device)
-        batch = Batch(x, y, there, annotations=beside)
+        batch = fake_batch(ctx.task, ctx.key, 1)
         net, own = method.receive(net, method.init_client(net, ctx), down, ctx)
         if isinstance(method, PeerMethod):
             rows = Labels(batch.y, batch.mask, batch.annotations)

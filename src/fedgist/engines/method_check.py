@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.batch import Batch, Labels, fake_batch, repeated_rows
+from fedgist.core.batch import Batch, Labels, repeated_rows
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import BatchNorm, Pass
 from fedgist.core.message import Form, reduction, why_not_summable
@@ -25,6 +25,7 @@ from fedgist.core.method import Context, Method, Net, Order, Phase, Task
 from fedgist.core.net import stacked
 from fedgist.core.parts import check_part
 from fedgist.core.peer_method import PeerMethod
+from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, named
 from fedgist.core.wire_form import why_not_decodable
 from fedgist.errors import MethodError, first_line
@@ -64,6 +65,31 @@ def why_unstackable(
         if trial.asks_clients() and (reason := trial.unstackable()):
             return reason
     return None
+
+
+def check_loss_settings(method: Method, task: Task, server: Tree, key: Tensor) -> None:
+    """Raise MethodError if the recipe has settings of the task's loss that the method ignores."""
+    training = task.training
+    given = ["train.class_weights = 'balanced'"] if training.balanced else []
+    given += [f"train.label_smoothing = {training.smoothing}"] if training.smoothing else []
+    if given and not any(_uses_task_loss(trial) for trial in trials(method, task, server, key)):
+        raise MethodError(
+            f"{given[0]} would have no effect: {type(method).__name__} does not learn by the "
+            "task's loss, ctx.task.objective.loss(logits, batch), on the batch that it is given"
+        )
+
+
+def _uses_task_loss(trial: Trial) -> bool:
+    """Return whether the loss of a phase changes with the weights of the rows."""
+    trial.look()
+    batch = trial.batch(0.0)
+    weights = torch.arange(1.0, 1.0 + len(batch.y), device=batch.y.device)
+    with torch.no_grad():
+        plain, weighted = (
+            trial.losses(trial.net, rows, trial.own)
+            for rows in (batch, replace(batch, weight=weights))
+        )
+    return any(not torch.equal(a, b) for a, b in zip(plain, weighted, strict=True))
 
 
 def check_returned(value: Any, method: Method, function: str) -> Any:
@@ -130,12 +156,12 @@ class Trial:
 
     def batch(self, absent: float) -> Batch:
         """Return made-up rows; the last row is absent and filled with the number ``absent``."""
-        task, key, text = self.ctx.task, self.ctx.key, self.ctx.task.objective.text
-        x, y = fake_batch(key, ROWS, task.input_shape, task.num_classes, text=text)
-        x[PRESENT:], y[PRESENT:] = absent % task.num_classes if text else absent, 0
-        mask = torch.arange(ROWS, device=key.device) < PRESENT
-        beside = {name: mask.to(torch.float32) for name in task.annotations}
-        return Batch(x, y, mask, annotations=beside)
+        task = self.ctx.task
+        batch = fake_batch(task, self.ctx.key, ROWS)
+        batch.x[PRESENT:] = absent % task.num_classes if task.objective.text else absent
+        for values in (batch.y, batch.mask, *batch.annotations.values()):
+            values[PRESENT:] = 0
+        return batch
 
     def _picked(self, batch: Batch) -> Batch:
         """Return the batch for summaries, with the client's choices among its rows."""

@@ -33,8 +33,8 @@ from fedgist.core.method import (
     Task,
 )
 from fedgist.core.optim import OptimizerState
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.sampling import drawn_clients
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights

@@ -8,9 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from fedgist.core.optimizer import Optimizer, OptimizerName
-from fedgist.core.schedules import Schedule, ScheduleName
-from fedgist.core.training import Life, Precision, Sampling, Training
+from fedgist.core.training import (
+    Life,
+    Optimizer,
+    OptimizerName,
+    Precision,
+    Sampling,
+    Schedule,
+    ScheduleName,
+    Training,
+)
 from fedgist.errors import RecipeError
 from fedgist.recipe.section import CLOSED, PositiveInt, Share
 

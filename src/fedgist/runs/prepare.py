@@ -11,8 +11,7 @@ from fedgist.engines.delayed_engine import DelayedEngine, by_chance
 from fedgist.engines.engine import Engine
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.loopback_engine import LoopbackEngine
-from fedgist.engines.loss_settings import check_loss_settings
-from fedgist.engines.method_check import check_method, why_unstackable
+from fedgist.engines.method_check import check_loss_settings, check_method, why_unstackable
 from fedgist.engines.plan_timing import choose_plans
 from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import default_workers, usable_cores

@@ -30,7 +30,7 @@ from fedgist.core.method import (
     Phase,
     Replies,
 )
-from fedgist.core.optimizer import Optimizer
+from fedgist.core.training import Optimizer
 from fedgist.core.tree import Tree, tree
 from fedgist.methods.common.averaging import Averaging
 from fedgist.methods.common.linear_head import class_sums

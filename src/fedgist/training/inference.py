@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.batch import fake_batch
 from fedgist.core.method import Batch, Count, Labels, Method, Net, Task
 from fedgist.core.objective import RowPredictions
 from fedgist.core.peer_method import PeerMethod
 from fedgist.core.privacy import clipped_message, noised
+from fedgist.core.task import fake_batch
 from fedgist.core.tree import Tree, leaves, map_leaves, take
 from fedgist.data.examples import Examples, labels_of
 from fedgist.training.cohort import Clients, Cohort
@@ -185,10 +185,9 @@ def measure(cohort: Cohort, clients: Clients, table: Tensor, examples: Examples)
 def _no_predictions(cohort: Cohort) -> RowPredictions:
     """Return the per-row results of no rows, (K, 0, ...), in the objective's shapes."""
     task, key = cohort.ctx.task, cohort.ctx.key
-    x, y = fake_batch(key, 1, task.input_shape, task.num_classes, text=task.objective.text)
-    logits = torch.zeros(*y.shape, task.objective.outputs, device=key.device)
-    absent = torch.zeros(1, dtype=torch.bool, device=key.device)
-    predictions = task.objective.predict_rows(logits, Batch(x, y, absent))
+    batch = fake_batch(task, key, 1)
+    logits = torch.zeros(*batch.y.shape, task.objective.outputs, device=key.device)
+    predictions = task.objective.predict_rows(logits, batch)
     clients = len(cohort.ids)
     return map_leaves(lambda leaf: leaf[:0].expand(clients, 0, *leaf.shape[1:]), predictions)
 

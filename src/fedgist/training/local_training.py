@@ -19,10 +19,9 @@ from fedgist.core import optim, random
 from fedgist.core.layers import Pass
 from fedgist.core.method import Batch, Context, Method, Net, Phase
 from fedgist.core.optim import OptimizerState
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.parts import KNOWN, is_part
 from fedgist.core.privacy import PrivateSteps
-from fedgist.core.training import Life
+from fedgist.core.training import Life, Optimizer
 from fedgist.core.tree import SEPARATOR, Tree, build, leaves, map_leaves, named, take
 from fedgist.data.client_rows import schedule
 from fedgist.training.cohort import Clients, Cohort

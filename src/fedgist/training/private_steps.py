@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.core.batch import Batch
 from fedgist.core.net import Net
-from fedgist.core.privacy import PrivateSteps, noised_array, shrunk
+from fedgist.core.privacy import PrivateSteps, clip_factor, noised_array, shrunk
 from fedgist.core.tree import Tree, map_leaves
 from fedgist.data.client_rows import ABSENT
 
@@ -145,8 +145,7 @@ def _scale(gradients: Mapping[str, Tensor], steps: PrivateSteps) -> Tensor:
     """Return the factor of each row's gradient, (rows,), that clips its norm."""
     norm_of = _exact_norm if steps.grid else functools.partial(torch.linalg.vector_norm, dim=1)
     norms = torch.stack([norm_of(gradient.flatten(1)) for gradient in gradients.values()])
-    norm, most = torch.linalg.vector_norm(norms, dim=0), steps.clip * (1.0 - 1e-6)
-    return torch.where(norm > most, most / norm, 1.0)
+    return clip_factor(torch.linalg.vector_norm(norms, dim=0), steps.clip)
 
 
 def _exact_norm(rows: Tensor) -> Tensor:

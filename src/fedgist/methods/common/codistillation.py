@@ -30,9 +30,8 @@ from fedgist.core.bounds import (
 from fedgist.core.layers import Pass
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
-from fedgist.core.optimizer import Optimizer
-from fedgist.core.schedules import Schedule
 from fedgist.core.task import Context, Task
+from fedgist.core.training import Optimizer, Schedule
 from fedgist.core.tree import map_leaves, take, tree
 from fedgist.errors import MethodError
 from fedgist.methods.common.averaging import Weights

@@ -29,9 +29,9 @@ from fedgist.core.counts import COUNTS_FIRST
 from fedgist.core.message import message
 from fedgist.core.net import Net
 from fedgist.core.optim import init, step
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.privacy import bounded
 from fedgist.core.task import Task
+from fedgist.core.training import Optimizer
 from fedgist.methods.common.linear_head import class_sums, with_constant
 
 NEWTON_STEPS = 20  # 9 suffice for a hundred classes, 12 for 5000, whatever the features' size

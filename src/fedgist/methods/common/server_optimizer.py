@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.bounds import NonNegative, PerPool, Positive, Share, of_pool
-from fedgist.core.schedules import Schedule
+from fedgist.core.training import Schedule
 from fedgist.core.tree import tree
 from fedgist.errors import MethodError
 

@@ -16,8 +16,8 @@ from fedgist.core.layers import Pass
 from fedgist.core.message import is_finite
 from fedgist.core.net import Net
 from fedgist.core.optim import OptimizerState
-from fedgist.core.optimizer import Optimizer
 from fedgist.core.task import Context
+from fedgist.core.training import Optimizer
 from fedgist.errors import MethodError
 
 STAGE = "distill"
