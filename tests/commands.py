@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-HANG_S = 600.0  # far above what anything takes on a busy machine: it only ends what hangs
+HANG_S = 1800.0  # far above what anything takes under any load: it only ends what hangs
 OUT, ERR = "out", "err"
 MAIN = "fedgist.cli.main"
 
