@@ -11,11 +11,12 @@ from typing import Any
 from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.recipe.reading import read
 from fedgist.recipe.schema import PaperSection
-from fedgist.report import comparison, run_files
-from fedgist.report.run_files import RunFiles
+from fedgist.report import comparison
 from fedgist.report.run_groups import BEFORE
 from fedgist.report.study_rows import Row
 from fedgist.runs.columns import measured
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.studies.paper_table import read_table
 
 
@@ -82,7 +83,7 @@ class Experiment:
         return str(self.options.get("metric", ""))
 
     @property
-    def runs(self) -> list[RunFiles]:
+    def runs(self) -> list[FinishedRun]:
         """All of its runs."""
         return [run for cell in self.cells if cell.row for run in cell.row.runs]
 
@@ -145,7 +146,7 @@ def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
     if not place.is_dir():
         return Cell(label, label)
     goal = paper.target_accuracy
-    runs = run_files.find([place])
+    runs = run_reader.find([place])
     runs = [run for run in runs if not run.before] or runs  # corrected ones are not mixed with old
     study = comparison.study(runs, target_accuracy=None if goal is None else goal / 100)
     broken = [run.problems for run in study.rows[0].runs if run.problems or not run.finished]

@@ -14,10 +14,10 @@ from PIL.PngImagePlugin import PngInfo
 from fedgist.report.curves import Lines, by_bytes, by_round
 from fedgist.report.drawing import STYLE, Picture, Table, color, dashes, matplotlib, new_figure
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_files import RunFiles
 from fedgist.report.stats import estimate
 from fedgist.runs.columns import measured
 from fedgist.runs.digests import of_text
+from fedgist.runs.finished.finished_run import FinishedRun
 from results_cells import Experiment, over
 
 SHADES = 64  # colours of a picture: enough for flat ones, and a third of the bytes
@@ -35,7 +35,9 @@ def pictures(found: Experiment) -> list[Picture]:
         return list(_curves(found, rows))
 
 
-def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -> Iterator[Picture]:
+def _curves(
+    found: Experiment, rows: Sequence[tuple[str, Sequence[FinishedRun]]]
+) -> Iterator[Picture]:
     """Yield accuracy by round and by bytes; then above ``near`` percent alone, if it is given."""
     goal, near = found.paper.target_accuracy, found.options.get("near")
     run = rows[0][1][0]

@@ -19,7 +19,8 @@ import results_features
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.recipe.reading import make as make_recipe
 from fedgist.recipe.reading import read
-from fedgist.runs.archived_run import ArchivedRun, to_csv
+from fedgist.runs.finished.archived_run import to_csv
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES
 from results_cells import experiment, over
 from results_page import (
@@ -104,7 +105,8 @@ def archived(
         }
         for number, value in enumerate(accuracies, 1)
     ]
-    run = ArchivedRun("", recipe, {"rounds": len(rounds), "time/total_s": 30.0}, {}, rounds)
+    result = {"rounds": len(rounds), "time/total_s": 30.0}
+    run = FinishedRun(folder, recipe, rounds, result, {})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"seed-{seed}.csv").write_text(to_csv(run), "utf-8")
 

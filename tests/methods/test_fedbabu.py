@@ -16,7 +16,7 @@ import fedgist
 from fedgist.core.method import Phase
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.methods.fedbabu import FedBABU
-from fedgist.report.run_files import find, readable
+from fedgist.runs.finished.run_reader import find, readable
 from fedgist.testing.small_worlds import federation, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World

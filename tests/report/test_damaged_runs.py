@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
 from fedgist.report import comparison, page, pictures
-from fedgist.report.file_checks import fault_of_client, fault_of_recipe, fault_of_round
-from fedgist.report.run_files import RunFiles, find, readable
+from fedgist.runs.file_checks import fault_of_client, fault_of_recipe, fault_of_round
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import find, readable
 
 from written import write_run  # isort: skip
 
 
-def read_one(folder: Path) -> RunFiles:
+def read_one(folder: Path) -> FinishedRun:
     return find([folder])[0]
 
 

@@ -17,8 +17,8 @@ from fedgist.errors import ReportError
 from fedgist.report import comparison, pictures
 from fedgist.report.drawing import Picture
 from fedgist.report.feature_plane import borders_of, plane
-from fedgist.report.run_files import find
 from fedgist.report.varied import over, varied
+from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES
 from written import write_run
 

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.report.run_files import RunFiles, readable
 from fedgist.report.run_groups import Group, common_column, group
 from fedgist.report.stats import Better, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import EPSILON, measured
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
 
 LAST = 10  # number of evaluations in the mean of the last ones
 
 
 def study(
-    runs: Sequence[RunFiles],
+    runs: Sequence[FinishedRun],
     *,
     reference: str | None = None,
     metric: str | None = None,
@@ -86,7 +87,7 @@ def _compared(
     )
 
 
-def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
+def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:
     if any(run.last(metric) is not None for run in runs):
         return
     last_lines = [line for run in runs for line in run.rounds[-1:]]
@@ -97,7 +98,7 @@ def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
     raise ReportError(f"no run has {metric!r}; columns: {', '.join(columns) or without}")
 
 
-def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
+def _target_of_paper(runs: Sequence[FinishedRun]) -> float | None:
     """Return the target that all recipes share, as a fraction, or None."""
     percents = {run.recipe.get("paper", {}).get("target_accuracy") for run in runs}
     percent = percents.pop() if len(percents) == 1 else None
@@ -115,7 +116,7 @@ def _reference(name: str, groups: Sequence[Group]) -> Group:
     raise ReportError(f"unknown reference {name!r}{did_you_mean(name, labels)}")
 
 
-def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:
+def _finals(runs: Iterable[FinishedRun], metric: str) -> dict[int, float]:
     return {run.seed: value for run in runs if (value := run.last(metric)) is not None}
 
 
@@ -128,7 +129,7 @@ def _row(
     runs = members.runs
     ends = [end for run in runs if (end := summary(run.rounds, metric, better, run.kept))]
 
-    def over_seeds(value: Callable[[RunFiles], float]) -> Estimate | None:
+    def over_seeds(value: Callable[[FinishedRun], float]) -> Estimate | None:
         return estimate([value(run) for run in runs if run.rounds])
 
     return Row(
@@ -147,7 +148,7 @@ def _row(
     )
 
 
-def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) -> Target | None:
+def _target(runs: Sequence[FinishedRun], metric: str, goal: float, better: Better) -> Target | None:
     sign = 1 if better == "higher" else -1
     reached = 0
     rounds_to_goal, up_bytes, down_bytes = [], [], []
@@ -169,7 +170,7 @@ def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) 
     return Target(reached, *estimates) if estimates else None
 
 
-def _paper(run: RunFiles, method: str) -> Paper | None:
+def _paper(run: FinishedRun, method: str) -> Paper | None:
     printed = run.recipe.get("paper", {})
     pair = printed.get("accuracy", {}).get(method)
     bits = printed.get("communication", {}).get(method)

@@ -22,10 +22,10 @@ from fedgist.report.drawing import (
     write_png,
 )
 from fedgist.report.plot_elements import End, byte_ticks, name_ends, whole_ticks
-from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import common_column, group
 from fedgist.report.study_rows import Study
 from fedgist.runs.columns import ACCURACY, measured, spread_of
+from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ class Lines:
     ``low`` is the start of the metric's axis; None leaves the start to matplotlib.
     """
 
-    rows: tuple[tuple[str, Sequence[RunFiles]], ...]
+    rows: tuple[tuple[str, Sequence[FinishedRun]], ...]
     metric: str
     measure: Metric
     target: float | None = None
@@ -53,7 +53,7 @@ def lines_of(study: Study) -> Lines:
     return Lines(rows, study.metric, study.measure, study.target_accuracy)
 
 
-def lines_of_runs(runs: Sequence[RunFiles]) -> Lines:
+def lines_of_runs(runs: Sequence[FinishedRun]) -> Lines:
     """Return the lines to draw for runs: one per setting over all seeds, in their main metric."""
     whole = [run for run in runs if run.recipe]
     metric = common_column(whole) if whole else ACCURACY
@@ -73,7 +73,7 @@ class Curve:
     sent: list[float]
 
 
-def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
+def curve(row: Sequence[FinishedRun], metric: str) -> Curve | None:
     """Return the curve of a row at the rounds that all its runs have, or None without runs."""
     runs = [run for run in row if run.column(metric)[0]]
     if not runs:

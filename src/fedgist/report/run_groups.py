@@ -9,8 +9,8 @@ from typing import Any
 
 from fedgist.core.metrics import PROBE
 from fedgist.recipe.reading import defaults, flat, role_of
-from fedgist.report.run_files import RunFiles
 from fedgist.runs.columns import TRAIN_LOSS
+from fedgist.runs.finished.finished_run import FinishedRun
 
 Settings = Mapping[str, Any]  # by dotted key
 BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
@@ -24,7 +24,7 @@ class Group:
 
     label: str
     settings: Settings
-    runs: tuple[RunFiles, ...]
+    runs: tuple[FinishedRun, ...]
 
     @property
     def method(self) -> str:
@@ -32,10 +32,10 @@ class Group:
         return str(self.settings["method.name"])
 
 
-def group(runs: Sequence[RunFiles]) -> tuple[list[Group], list[str]]:
+def group(runs: Sequence[FinishedRun]) -> tuple[list[Group], list[str]]:
     """Return the groups, and a note on each run that repeats the settings and seed of another."""
     settings_by_text: dict[str, Settings] = {}
-    members: dict[str, dict[int, RunFiles]] = {}
+    members: dict[str, dict[int, FinishedRun]] = {}
     notes = []
     for run in runs:
         stated = {**defaults(), **flat(run.recipe)}
@@ -86,14 +86,14 @@ def _label(settings: Settings, groups: Sequence[Settings], *, briefly: bool) -> 
     return " ".join([*words, *(settings[mark] for mark in MARKS if mark in settings)])
 
 
-def common_metric(runs: Sequence[RunFiles]) -> str:
+def common_metric(runs: Sequence[FinishedRun]) -> str:
     """Return the metric that most runs have: an objective's first metric, or a probe's accuracy."""
     names = dict.fromkeys([*(run.first for run in runs), PROBE.name])
     had = {name: [run.last(run.column_of(name)) is not None for run in runs] for name in names}
     return max(names, key=lambda name: sum(had[name]))
 
 
-def common_column(runs: Sequence[RunFiles]) -> str:
+def common_column(runs: Sequence[FinishedRun]) -> str:
     """Return the common metric's column that most runs have; before evaluations, the loss."""
     metric = common_metric(runs)
     columns = dict.fromkeys(run.column_of(metric) for run in runs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedgist.report.run_files import RunFiles
 from fedgist.report.stats import smallest_p
 from fedgist.report.study_rows import Row
+from fedgist.runs.finished.finished_run import FinishedRun
 
 SIGNIFICANT = 0.05
 FEW_SEEDS = 5  # with fewer seeds an interval is little more than the range of the values
@@ -49,7 +49,7 @@ def _notes_on_row(row: Row, metric: str) -> list[str]:
     return notes
 
 
-def _notes_on_run(run: RunFiles, metric: str) -> list[str]:
+def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
     notes = []
     if run.kept is not None:
         notes.append(f"{run.folder}: round {run.kept} of {run.done} counts, by validation data")

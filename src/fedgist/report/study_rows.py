@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgist.core.metrics import Metric
-from fedgist.report.run_files import RunFiles
 from fedgist.report.run_groups import Settings
 from fedgist.report.stats import Comparison, Estimate
+from fedgist.runs.finished.finished_run import FinishedRun
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Row:
     label: str
     method: str
     settings: Settings
-    runs: tuple[RunFiles, ...]
+    runs: tuple[FinishedRun, ...]
     final: Estimate | None
     last10: Estimate | None
     best: Estimate | None
