@@ -195,7 +195,7 @@ def test_each_line_is_what_is_alike_but_for_the_setting(tmp_path: Path) -> None:
     with_setting(tmp_path / "fedavg", 2.0, 0.3, 0, "fedavg")
     with_setting(tmp_path / "none", None, 0.9, 0, "fedlog")
     study = comparison.study(find([tmp_path]))
-    lines = {line.label: line for line in varied(study, "partition.alpha")}
+    lines = {line.label: line for line in varied(study.rows, "partition.alpha")}
     assert set(lines) == {"fedlog", "fedavg"}
     assert [value for value, _ in lines["fedlog"].points] == [0.5, 2.0, 8.0]
     means = [mean.mean for _, mean in lines["fedlog"].points]

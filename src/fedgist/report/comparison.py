@@ -7,15 +7,17 @@ target accuracy are counted for each seed, then averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean
 from fedgist.report.run_groups import Group, common_column, group
-from fedgist.report.stats import Better, Estimate, compare, estimate, holm
+from fedgist.report.stats import Better, Comparison, Estimate, compare, estimate, holm
 from fedgist.report.study_notes import notes_on
 from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import EPSILON, measured
+from fedgist.runs.corrections import Table
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
@@ -49,7 +51,6 @@ def study(
     runs, problems = readable(runs)
     metric = common_column(runs) if metric is None else metric
     measure = measured(metric, runs[0].metrics)
-    better: Better = measure.better
     if target_accuracy is not None and measure.unit != "fraction":
         raise ReportError(
             f"a target accuracy cannot be used with the metric {metric!r}, which is no share"
@@ -58,24 +59,21 @@ def study(
     _check_metric(runs, metric)
     if target_accuracy is None and measure.name == "accuracy":
         target_accuracy = _target_of_paper(runs)
-    rows = tuple(_row(members, metric, better, target_accuracy) for members in groups)
+    rows = tuple(_row(members, metric, measure, target_accuracy) for members in groups)
     label = None if reference is None else _reference(reference, groups).label
     if label is not None:
-        rows = _compared(rows, label, metric, better, two_sided=two_sided)
+        rows = _compared(rows, label, two_sided=two_sided)
     notes = (*problems, *repeats, *notes_on(rows, metric, label, two_sided=two_sided))
     return Study(rows, metric, measure, label, target_accuracy, notes, two_sided)
 
 
-def _compared(
-    rows: Sequence[Row], reference: str, metric: str, better: Better, *, two_sided: bool
-) -> tuple[Row, ...]:
+def _compared(rows: Sequence[Row], reference: str, *, two_sided: bool) -> tuple[Row, ...]:
     """Return the rows with their differences from the reference, and p-values corrected by Holm."""
-    values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
+    other = next(row for row in rows if row.label == reference)
     versus = {
         row.label: found
         for row in rows
-        if row.label != reference
-        and (found := compare(_finals(row.runs, metric), values, better, two_sided=two_sided))
+        if row.label != reference and (found := against(row, other, two_sided=two_sided))
     }
     tested = {label: found.p for label, found in versus.items() if found.p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
@@ -85,6 +83,12 @@ def _compared(
         else row
         for row in rows
     )
+
+
+def against(row: Row, reference: Row, *, two_sided: bool = False) -> Comparison | None:
+    """Return a row's differences from another, paired by seed, and their p-value."""
+    better: Better = row.measure.better
+    return compare(row.finals(), reference.finals(), better, two_sided=two_sided)
 
 
 def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:
@@ -116,17 +120,13 @@ def _reference(name: str, groups: Sequence[Group]) -> Group:
     raise ReportError(f"unknown reference {name!r}{did_you_mean(name, labels)}")
 
 
-def _finals(runs: Iterable[FinishedRun], metric: str) -> dict[int, float]:
-    return {run.seed: value for run in runs if (value := run.last(metric)) is not None}
-
-
 def _row(
     members: Group,
     metric: str,
-    better: Better,
+    measure: Metric,
     target_accuracy: float | None,
 ) -> Row:
-    runs = members.runs
+    runs, better = members.runs, measure.better
     ends = [end for run in runs if (end := summary(run.rounds, metric, better, run.kept))]
 
     def over_seeds(value: Callable[[FinishedRun], float]) -> Estimate | None:
@@ -137,13 +137,15 @@ def _row(
         method=members.method,
         settings=members.settings,
         runs=runs,
+        metric=metric,
+        measure=measure,
         final=estimate([end["final"] for end in ends], interval=True),
         last10=estimate([end["last10_mean"] for end in ends if end["last10_count"] == LAST]),
         best=estimate([end["best"] for end in ends]),
         up=over_seeds(lambda run: run.total("comm/up_bytes")),
         down=over_seeds(lambda run: run.total("comm/down_bytes")),
         target=None if target_accuracy is None else _target(runs, metric, target_accuracy, better),
-        paper=_paper(runs[0], members.method),
+        paper=paper_numbers(runs[0].recipe.get("paper", {}), members.method),
         epsilon=max((e for run in runs if (e := run.last(EPSILON)) is not None), default=None),
     )
 
@@ -170,8 +172,8 @@ def _target(runs: Sequence[FinishedRun], metric: str, goal: float, better: Bette
     return Target(reached, *estimates) if estimates else None
 
 
-def _paper(run: FinishedRun, method: str) -> Paper | None:
-    printed = run.recipe.get("paper", {})
+def paper_numbers(printed: Table, method: str) -> Paper | None:
+    """Return what the section ``[paper]`` of a recipe says of a method."""
     pair = printed.get("accuracy", {}).get(method)
     bits = printed.get("communication", {}).get(method)
     if pair is None and bits is None:

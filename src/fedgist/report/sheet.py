@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -18,3 +18,15 @@ class Sheet:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
+
+    def filled(self) -> Sheet:
+        """Return the table without the columns that hold nothing but dashes."""
+        places = [i for i in range(len(self.columns)) if any(row[i] != "-" for row in self.rows)]
+        columns = tuple(self.columns[i] for i in places)
+        rows = tuple(tuple(row[i] for i in places) for row in self.rows)
+        return replace(self, columns=columns, rows=rows)
+
+    def transposed(self) -> Sheet:
+        """Return the table with a row for each column; the first column becomes the heading."""
+        columns, *rows = zip(self.columns, *self.rows, strict=True)
+        return replace(self, columns=columns, rows=tuple(rows))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fedgist.core.metrics import Metric
 from fedgist.report.run_groups import Settings
 from fedgist.report.stats import Comparison, Estimate
+from fedgist.runs.columns import measured
 from fedgist.runs.finished.finished_run import FinishedRun
 
 
@@ -48,6 +49,8 @@ class Row:
     method: str
     settings: Settings
     runs: tuple[FinishedRun, ...]
+    metric: str  # a column of the record
+    measure: Metric  # what that column measures
     final: Estimate | None
     last10: Estimate | None
     best: Estimate | None
@@ -57,6 +60,31 @@ class Row:
     target: Target | None = None
     paper: Paper | None = None
     epsilon: float | None = None  # the largest budget spent by a seed
+
+    def curves(self, column: str = "") -> dict[int, dict[int, float]]:
+        """Return each seed's values of a column by round; the default is the row's metric."""
+        columns = {run.seed: run.column(column or self.metric) for run in self.runs}
+        return {
+            seed: dict(zip(rounds, values, strict=True))
+            for seed, (rounds, values) in columns.items()
+            if rounds
+        }
+
+    def finals(self, column: str = "") -> dict[int, float]:
+        """Return each seed's result: the last value of a column, up to the kept round."""
+        lasts = {run.seed: run.last(column or self.metric) for run in self.runs}
+        return {seed: value for seed, value in lasts.items() if value is not None}
+
+    def at(self, number: int, column: str = "") -> dict[int, float]:
+        """Return each seed's value of a column in a round."""
+        curves = self.curves(column).items()
+        return {seed: curve[number] for seed, curve in curves if number in curve}
+
+    def bests(self, column: str = "") -> dict[int, float]:
+        """Return each seed's best value of a column, which is chosen afterwards: no result."""
+        measure = measured(column, self.runs[0].metrics) if column else self.measure
+        choose = min if measure.better == "lower" else max
+        return {seed: choose(curve.values()) for seed, curve in self.curves(column).items()}
 
     @property
     def seeds(self) -> list[int]:
@@ -68,6 +96,11 @@ class Row:
         """Smallest and largest number of completed rounds."""
         done = [run.done for run in self.runs]
         return min(done), max(done)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a run lacks a correction that changes its numbers."""
+        return any(run.before for run in self.runs)
 
     @property
     def unfinished(self) -> int:
