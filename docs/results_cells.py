@@ -11,9 +11,8 @@ from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.recipe.reading import read
 from fedgist.recipe.schema import PaperSection
 from fedgist.report import comparison
-from fedgist.report.comparison import paper_numbers
+from fedgist.report.comparison import Paper, Row, paper_numbers
 from fedgist.report.paper_comparison import PaperRow
-from fedgist.report.study_rows import Paper, Row
 from fedgist.report.varied import Line, varied
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun

@@ -29,7 +29,7 @@ from fedgist.report import (
     varied,
     watch,
 )
-from fedgist.report.study_rows import Study
+from fedgist.report.comparison import Study
 from fedgist.report.table_formats import Format, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
 from fedgist.report.text_chart import chart_of

@@ -18,9 +18,9 @@ from fedgist.cli.shared_options import SEARCH, DataRoot, Settings, app, same_run
 from fedgist.errors import one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
+from fedgist.report.comparison import Study
 from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
-from fedgist.report.study_rows import Study
 from fedgist.report.terminal import console, say, words
 from fedgist.runs import atomic_files
 from fedgist.runs.composition import notes_on

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
+from fedgist.report.comparison import Study, common_column, group
 from fedgist.report.drawing import (
     HEIGHT,
     INK,
@@ -22,8 +23,6 @@ from fedgist.report.drawing import (
     write_png,
 )
 from fedgist.report.plot_elements import End, byte_ticks, name_ends, whole_ticks
-from fedgist.report.run_groups import common_column, group
-from fedgist.report.study_rows import Study
 from fedgist.runs.columns import ACCURACY, measured, spread_of
 from fedgist.runs.finished.finished_run import FinishedRun
 

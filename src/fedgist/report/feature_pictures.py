@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedgist.report.comparison import Row, Study
 from fedgist.report.drawing import Picture, Table, new_figure
 from fedgist.report.feature_map import Points, embedding
 from fedgist.report.feature_plane import Plane, draw, plane
 from fedgist.report.plot_elements import groups
-from fedgist.report.study_rows import Row, Study
 from fedgist.runs.record import FEATURES
 
 MOST_ROWS = 6  # number of rows with figures of features

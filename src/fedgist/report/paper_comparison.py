@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import PaperSection
-from fedgist.report.comparison import against, paper_numbers
+from fedgist.report.comparison import Paper, Row, Study, against, paper_numbers
 from fedgist.report.formatting import bits
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate, estimate
-from fedgist.report.study_rows import Paper, Row, Study
 from fedgist.report.tables import chance, printed_accuracy, shower
 
 TUNED = "eval/client/finetuned_accuracy_mean"

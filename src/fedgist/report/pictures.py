@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgist.report.comparison import Row, Study
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
@@ -33,7 +34,6 @@ from fedgist.report.plot_elements import (
     stacked_bars,
     whole_ticks,
 )
-from fedgist.report.study_rows import Row, Study
 from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import CLIENTS, FEATURES, Line

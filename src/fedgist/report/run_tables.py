@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
+from fedgist.report.comparison import common_metric
 from fedgist.report.formatting import duration, percent, size
-from fedgist.report.run_groups import common_metric
 from fedgist.report.sheet import Sheet
 from fedgist.runs.columns import (
     DOWN_BYTES,

@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.text import Text
 
 from fedgist.errors import printable
+from fedgist.report.comparison import Row, Study
 from fedgist.report.escapes import csv_text, latex_text, markdown_text
 from fedgist.report.sheet import Sheet
-from fedgist.report.study_rows import Row, Study
 from fedgist.report.tables import sheets
 from fedgist.report.terminal import SheetView, words
 

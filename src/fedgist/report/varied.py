@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean, shown
+from fedgist.report.comparison import Row, Study, labels
 from fedgist.report.drawing import (
     HEIGHT,
     STYLE,
@@ -20,10 +21,8 @@ from fedgist.report.drawing import (
     new_figure,
 )
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_groups import labels
 from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
-from fedgist.report.study_rows import Row, Study
 from fedgist.report.tables import shower
 
 if TYPE_CHECKING:

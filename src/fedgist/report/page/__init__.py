@@ -10,10 +10,10 @@ import jinja2
 import markupsafe
 
 from fedgist.errors import printable
+from fedgist.report.comparison import Study
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import duration
 from fedgist.report.pictures import legend
-from fedgist.report.study_rows import Study
 from fedgist.report.tables import sheets
 from fedgist.runs.finished.finished_run import FinishedRun
 
