@@ -19,8 +19,7 @@ from fedgist.data.sources.loading import load
 from fedgist.recipe.reading import read
 from fedgist.report import comparison
 from fedgist.report.drawing import INK, STYLE, Picture, Table, matplotlib, new_figure
-from fedgist.report.feature_map import saved
-from fedgist.report.feature_plane import Plane, borders_of, box_of, draw, plane
+from fedgist.report.feature_pictures import Plane, borders_of, box_of, draw, plane, saved
 from fedgist.report.varied import draw as draw_lines
 from fedgist.report.varied import varied
 from fedgist.runs.columns import over_clients

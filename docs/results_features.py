@@ -18,7 +18,7 @@ import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.recipe.reading import read
 from fedgist.report.drawing import STYLE, Picture, Table, matplotlib, new_figure
-from fedgist.report.feature_map import Saved, arranged, saved
+from fedgist.report.feature_pictures import Saved, arranged, saved
 from fedgist.report.plot_elements import SIGNS
 from fedgist.runs.record import FEATURES, features_of
 from results_pictures import write

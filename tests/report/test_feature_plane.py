@@ -16,7 +16,7 @@ import fedgist
 from fedgist.errors import ReportError
 from fedgist.report import comparison, pictures
 from fedgist.report.drawing import Picture
-from fedgist.report.feature_plane import borders_of, plane
+from fedgist.report.feature_pictures import borders_of, plane
 from fedgist.report.varied import over, varied
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES

@@ -20,7 +20,7 @@ import torch
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.report import comparison, drawing, page, pictures
-from fedgist.report.feature_map import CACHE, embedding
+from fedgist.report.feature_pictures import CACHE, embedding
 from fedgist.runs.finished.run_reader import find
 from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION

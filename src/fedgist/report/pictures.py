@@ -23,8 +23,7 @@ from fedgist.report.drawing import (
     new_figure,
     write_png,
 )
-from fedgist.report.feature_map import saved
-from fedgist.report.feature_pictures import of_features
+from fedgist.report.feature_pictures import of_features, saved
 from fedgist.report.plot_elements import (
     End,
     boxes,
