@@ -15,9 +15,8 @@ from pathlib import Path
 
 from fedgist.report import tables, varied
 from fedgist.report.drawing import Picture
-from fedgist.report.formatting import duration
+from fedgist.report.formatting import Sheet, duration
 from fedgist.report.paper_comparison import PaperRow, accuracies, communication, readings
-from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import markdown_table
 from fedgist.runs.columns import EPSILON
 from results_cells import Experiment, experiment

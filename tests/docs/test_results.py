@@ -19,7 +19,7 @@ import results_features
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.recipe.reading import make as make_recipe
 from fedgist.recipe.reading import read
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet
 from fedgist.runs.finished.archived_run import to_csv
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FEATURES

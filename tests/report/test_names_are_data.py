@@ -22,8 +22,7 @@ from fedgist.cli.progress import Json, Plain
 from fedgist.errors import JobsError, printable
 from fedgist.recipe.reading import make
 from fedgist.report import comparison
-from fedgist.report.escapes import csv_text, latex_text, markdown_text
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.table_formats import in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph
 from fedgist.runs.finished.run_reader import find

@@ -8,8 +8,7 @@ from typing import Any
 
 from fedgist.cli.progress import main_column, title
 from fedgist.errors import printable
-from fedgist.report.formatting import percent, size
-from fedgist.report.html import html_table, paragraph
+from fedgist.report.formatting import html_table, paragraph, percent, size
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
 from fedgist.runs.finished.trained_models import ClientModel, trained_model

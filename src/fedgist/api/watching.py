@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.cli.progress import main_column, observing, title, troubles
 from fedgist.errors import RecipeError
-from fedgist.report.html import html_table, paragraph
+from fedgist.report.formatting import html_table, paragraph
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.report.terminal import console
 from fedgist.runs.record import Line

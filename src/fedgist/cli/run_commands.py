@@ -14,8 +14,8 @@ from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, Settings, app
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
+from fedgist.report.formatting import Sheet
 from fedgist.report.run_tables import overview
-from fedgist.report.sheet import Sheet
 from fedgist.report.terminal import SheetView, console, words
 from fedgist.runs.finished import run_reader
 from fedgist.runs.record import to_json

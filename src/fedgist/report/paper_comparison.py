@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import PaperSection
 from fedgist.report.comparison import Paper, Row, Study, against, paper_numbers
-from fedgist.report.formatting import bits
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, bits
 from fedgist.report.stats import Estimate, estimate
 from fedgist.report.tables import chance, printed_accuracy, shower
 

@@ -10,8 +10,7 @@ from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
 from fedgist.report.comparison import common_metric
-from fedgist.report.formatting import duration, percent, size
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, duration, percent, size
 from fedgist.runs.columns import (
     DOWN_BYTES,
     EPSILON,

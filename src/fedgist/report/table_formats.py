@@ -11,8 +11,7 @@ from rich.text import Text
 
 from fedgist.errors import printable
 from fedgist.report.comparison import Row, Study
-from fedgist.report.escapes import csv_text, latex_text, markdown_text
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.tables import sheets
 from fedgist.report.terminal import SheetView, words
 

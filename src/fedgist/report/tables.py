@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from fedgist.core.metrics import Metric
 from fedgist.report.comparison import BEFORE, Paper, Row, Study, Target, against
-from fedgist.report.formatting import bits, percent, printed, size
+from fedgist.report.formatting import Sheet, bits, percent, printed, size
 from fedgist.report.run_tables import simulated
-from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.runs.columns import over_clients, spread_of
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgist.errors import printable
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet
 
 GAP = 2  # columns between two columns of a sheet
 NARROW = 24  # smallest width for the rows' names if a sheet does not fit

@@ -20,8 +20,8 @@ from fedgist.report.drawing import (
     matplotlib,
     new_figure,
 )
+from fedgist.report.formatting import Sheet
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
 from fedgist.report.tables import shower
 

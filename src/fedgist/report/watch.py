@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.report.formatting import duration, percent, size
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, duration, percent, size
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS
