@@ -209,11 +209,7 @@ def read_table(
 
 def read_result(folder: Path) -> dict[str, object]:
     """Return the result of the run in a folder; nothing if it has none, or the file is damaged."""
-    try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
+    return read_table(folder / RESULT, json.loads, [])
 
 
 def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
