@@ -114,7 +114,7 @@ def accuracies(
         "difference": lambda row: _difference(row) if comparable else "-",
         "against local training": lambda row: _gain(row, _reference(rows, local, row)),
         f"p against {reference}": lambda row: _p(row, _reference(rows, reference, row)),
-        f"after {at} rounds": _of(lambda row: shower(row.measure)(_mean(row.at(at)))),
+        f"after {at} rounds": _of(lambda row: _after(row, at) if at else "-"),
         "best round": _of(lambda row: shower(row.measure)(row.best)),
     }
     lines: list[tuple[str, ...]] = []
@@ -129,6 +129,10 @@ def accuracies(
 
 def _of(value: Callable[[Row], str]) -> Cell:
     return lambda row: value(row.row) if row.row else "-"
+
+
+def _after(row: Row, number: int) -> str:
+    return shower(row.measure)(_mean(row.at(number)))
 
 
 def _mean(values: Mapping[int, float]) -> Estimate | None:
