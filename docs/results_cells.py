@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.recipe.reading import read
 from fedgist.recipe.schema import PaperSection
-from fedgist.report import comparison, run_files
-from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import BEFORE
-from fedgist.report.study_rows import Row
-from fedgist.runs.columns import measured
+from fedgist.report import comparison
+from fedgist.report.comparison import Paper, Row, paper_numbers
+from fedgist.report.paper_comparison import PaperRow
+from fedgist.report.varied import VariedLine, varied
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.studies.paper_table import read_paper_table
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A row of an experiment: its label, its method, and its runs, if there are any."""
-
-    label: str
-    method: str
-    row: Row | None = None
-
-    def curves(self, column: str = "") -> dict[int, dict[int, float]]:
-        """Return each seed's values of a column by round; fractions in percent.
-
-        By default the column is a run's main one.
-        """
-        runs = self.row.runs if self.row else ()
-        found = {}
-        for run in runs:
-            name = column or run.main
-            scale = 100 if measured(name, run.metrics).unit == "fraction" else 1
-            found[run.seed] = {n: scale * v for n, v in zip(*run.column(name), strict=True)}
-        return {seed: curve for seed, curve in found.items() if curve}
-
-    def values(self, column: str = "") -> dict[int, float]:
-        """Return each seed's last value of a column."""
-        return {seed: curve[max(curve)] for seed, curve in self.curves(column).items()}
-
-    def at(self, number: int, column: str = "") -> dict[int, float]:
-        """Return each seed's value of a column in a round."""
-        curves = self.curves(column)
-        return {seed: curve[number] for seed, curve in curves.items() if number in curve}
-
-    def best(self, column: str = "") -> dict[int, float]:
-        """Return each seed's best value of a column."""
-        choose = min if measured(column).better == "lower" else max
-        return {seed: choose(curve.values()) for seed, curve in self.curves(column).items()}
 
 
 @dataclass(frozen=True)
@@ -67,14 +31,14 @@ class Experiment:
     text: str
     commands: tuple[str, ...]
     paper: PaperSection
-    cells: tuple[Cell, ...]
+    cells: tuple[PaperRow, ...]
     options: Mapping[str, Any]
     reference: str = ""
     data: Path = Path()
 
-    def beside(self, label: str, folder: str) -> Cell:
-        """Return the cell of another folder: runs of the same row in another experiment."""
-        return _cell(label, self.data / folder, self.paper)
+    def beside(self, folder: str) -> Row | None:
+        """Return the row of another folder: runs of the same row in another experiment."""
+        return _row(self.data / folder, self.paper, self.metric)
 
     @property
     def metric(self) -> str:
@@ -82,14 +46,23 @@ class Experiment:
         return str(self.options.get("metric", ""))
 
     @property
-    def runs(self) -> list[RunFiles]:
+    def runs(self) -> list[FinishedRun]:
         """All of its runs."""
         return [run for cell in self.cells if cell.row for run in cell.row.runs]
 
-    def papers(self, cell: Cell) -> Sequence[float] | None:
-        """Return what the paper printed for a row: its own number, or that of its method."""
-        own: Mapping[str, Sequence[float]] = self.options.get("papers", {})
-        return own.get(cell.label) or self.paper.accuracy.get(cell.method)
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that have runs."""
+        return [cell.row for cell in self.cells if cell.row]
+
+    @property
+    def lines(self) -> list[VariedLine]:
+        """The metric over the setting that is varied; 0 of it is as if it were not there."""
+        key = self.options["over"]
+        rows = [
+            replace(r, settings={**r.settings, key: r.settings.get(key) or None}) for r in self.rows
+        ]
+        return varied(rows, key)
 
 
 def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
@@ -118,17 +91,28 @@ def experiment(about: Mapping[str, Any], data: Path) -> Experiment:
     places = {
         _short(row): f"{folder}/{row}" for row in rows if f"{folder}/{row}" not in also.values()
     }
+    metric, printed = about.get("metric", ""), about.get("papers", {})
+    cells = []
+    for label, place in (places | also).items():
+        row = _row(data / place, paper, metric)
+        method = row.method if row else label
+        named = ", ".join([label, *filter(None, [row.runs[0].before if row else ""])])
+        own_row = replace(row, label=named) if row else None
+        cells.append(PaperRow(named, method, _printed(paper, method, printed.get(named)), own_row))
+    commands = tuple(about.get("commands", ()))
+    text = about.get("text", "")
     return Experiment(
-        about["name"],
-        about["title"],
-        about.get("text", ""),
-        tuple(about.get("commands", ())),
-        paper,
-        tuple(_cell(label, data / place, paper) for label, place in (places | also).items()),
-        about,
-        reference,
-        data,
+        about["name"], about["title"], text, commands, paper, tuple(cells), about, reference, data
     )
+
+
+def _printed(section: PaperSection, method: str, own: Sequence[float] | None) -> Paper | None:
+    """Return what the paper printed for a row: its own number, or that of its method."""
+    paper = paper_numbers(section.model_dump(), method)
+    if own is None:
+        return paper
+    accuracy = tuple(value / 100 for value in own)
+    return replace(paper, accuracy=accuracy) if paper else Paper(section.source, accuracy, None, ())
 
 
 def _short(folder: str) -> str:
@@ -140,68 +124,18 @@ def _short(folder: str) -> str:
     return " ".join([*(value for _, value in pairs if value.isidentifier()), *numbers])
 
 
-def _cell(label: str, place: Path, paper: PaperSection) -> Cell:
-    """Return the cell whose runs lie in a folder, and differ in nothing but their seeds."""
+def _row(place: Path, paper: PaperSection, metric: str) -> Row | None:
+    """Return the row of the runs in a folder, which differ in nothing but their seeds."""
     if not place.is_dir():
-        return Cell(label, label)
-    goal = paper.target_accuracy
-    runs = run_files.find([place])
+        return None
+    goal = None if paper.target_accuracy is None or metric else paper.target_accuracy / 100
+    runs = run_reader.find([place])
     runs = [run for run in runs if not run.before] or runs  # corrected ones are not mixed with old
-    study = comparison.study(runs, target_accuracy=None if goal is None else goal / 100)
-    broken = [run.problems for run in study.rows[0].runs if run.problems or not run.finished]
-    if len(study.rows) > 1 or broken or any("left out" in note for note in study.notes):
+    study = comparison.study(runs, metric=metric or None, target_accuracy=goal)
+    row, *others = study.rows
+    broken = [run.problems for run in row.runs if run.problems or not run.finished]
+    if others or broken or any("left out" in note for note in study.notes):
         raise ValueError(
             f"{place}: its runs are not one cell, or not whole: {' '.join(study.notes)}"
         )
-    label = ", ".join([label, *filter(None, [runs[0].before])])
-    return Cell(label, study.rows[0].method, study.rows[0])
-
-
-def over(found: Experiment) -> tuple[list[float], dict[str, dict[float, Cell]]]:
-    """Return the values of the setting that is varied, and by line the cell of each value.
-
-    A line is named by its method, if there are several, and by the settings in which lines of that
-    method differ; a cell without the setting is a line of its own, under infinity.
-    """
-    key = found.options["over"]
-    settings = [dict(cell.row.settings) for cell in found.cells if cell.row]
-    places = [float(some.pop(key, None) or math.inf) for some in settings]
-    varied = [some for some, place in zip(settings, places, strict=True) if math.isfinite(place)]
-    lines: dict[str, dict[float, Cell]] = {}
-    cells = [cell for cell in found.cells if cell.row]
-    for cell, some, place in zip(cells, settings, places, strict=True):
-        label = cell.label if math.isinf(place) else _line(some, varied)
-        lines.setdefault(label, {})[place] = cell
-    return sorted({place for place in places if not math.isinf(place)}), lines
-
-
-def by_method(found: Experiment) -> tuple[list[str], dict[tuple[str, ...], dict[str, Cell]]]:
-    """Return the settings in which cells differ apart from their method, and cells by method.
-
-    Cells with the same values of these settings, which are their key, stand together.
-    """
-    cells = [cell for cell in found.cells if cell.row]
-    every = [dict(cell.row.settings) for cell in cells if cell.row]
-    apart = ("method.", BEFORE)
-    keys = sorted({key for some in every for key in some if not key.startswith(apart)})
-    varied = [key for key in keys if len({str(some.get(key)) for some in every}) > 1]
-    groups: dict[tuple[str, ...], dict[str, Cell]] = {}
-    for cell, some in zip(cells, every, strict=True):
-        groups.setdefault(tuple(str(some[key]) for key in varied), {})[cell.method] = cell
-    return varied, dict(sorted(groups.items(), key=lambda item: [_order(v) for v in item[0]]))
-
-
-def _order(value: str) -> tuple[float, str]:
-    """Return by what values of settings are sorted: numbers by size, then texts."""
-    try:
-        return float(value), ""
-    except ValueError:
-        return math.inf, value
-
-
-def _line(settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    name = settings["method.name"]
-    alike = [other for other in others if other["method.name"] == name]
-    differing = sorted(k for k, v in settings.items() if any(other.get(k) != v for other in alike))
-    several = len(alike) < len(others) or not differing
-    return " ".join([*([name] if several else []), *(str(settings[key]) for key in differing)])
+    return row

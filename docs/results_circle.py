@@ -17,13 +17,13 @@ import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load_data
 from fedgist.recipe.reading import read
-from fedgist.report import comparison, run_files
+from fedgist.report import comparison
 from fedgist.report.drawing import INK, STYLE, FigureTable, Picture, matplotlib, new_figure
-from fedgist.report.feature_map import saved
-from fedgist.report.feature_plane import Plane, borders_of, box_of, draw_plane, plane
+from fedgist.report.feature_pictures import Plane, borders_of, box_of, draw_plane, plane, saved
 from fedgist.report.varied import draw_varied as draw_lines
 from fedgist.report.varied import varied
 from fedgist.runs.columns import over_clients
+from fedgist.runs.finished import run_reader
 from results_pictures import write
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def averaged(axes: Axes, planes: Path) -> FigureTable:
 def curves(axes: Axes, archive: Path, split: str, title: str) -> FigureTable:
     """Draw the accuracy over the number of local iterations."""
     metric = over_clients(split, "accuracy")
-    study = comparison.study(run_files.find([archive]), metric=metric)
-    table = draw_lines(axes, varied(study, ITERATIONS), study.measure, HIGH / 2)
+    study = comparison.study(run_reader.find([archive]), metric=metric)
+    table = draw_lines(axes, varied(study.rows, ITERATIONS), study.measure, HIGH / 2)
     axes.set(title=title, xlabel="local iterations")
     axes.grid(visible=True)
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +11,13 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fedgist.report.curves import RunLines, by_bytes, by_round
-from fedgist.report.drawing import (
-    STYLE,
-    FigureTable,
-    Picture,
-    color,
-    dashes,
-    matplotlib,
-    new_figure,
-)
-from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_files import RunFiles
+from fedgist.report.drawing import STYLE, Picture, matplotlib, new_figure
 from fedgist.report.stats import estimate
+from fedgist.report.varied import draw_varied
 from fedgist.runs.columns import measured
 from fedgist.runs.digests import of_text
-from results_cells import Experiment, over
+from fedgist.runs.finished.finished_run import FinishedRun
+from results_cells import Experiment
 
 SHADES = 64  # colours of a picture: enough for flat ones, and a third of the bytes
 HIGH = 3.6  # inches
@@ -43,7 +34,9 @@ def pictures(found: Experiment) -> list[Picture]:
         return list(_curves(found, rows))
 
 
-def _curves(found: Experiment, rows: Sequence[tuple[str, Sequence[RunFiles]]]) -> Iterator[Picture]:
+def _curves(
+    found: Experiment, rows: Sequence[tuple[str, Sequence[FinishedRun]]]
+) -> Iterator[Picture]:
     """Yield accuracy by round and by bytes; then above ``near`` percent alone, if it is given."""
     goal, near = found.paper.target_accuracy, found.options.get("near")
     run = rows[0][1][0]
@@ -69,32 +62,17 @@ def _pair(lines: RunLines, name: str, words: str) -> Iterator[Picture]:
 
 
 def _over(found: Experiment) -> Picture:
-    """Return the picture of accuracy over the setting that is varied."""
-    values, lines = over(found)
+    """Return the picture of the metric over the setting that is varied."""
+    key = found.options["over"]
     figure, axes = new_figure(height=HIGH)
-    table: FigureTable = [["line", "value", "mean", "error"]]
-    ends, column = [], found.metric
-    for number, (label, cells) in enumerate(lines.items()):
-        means = {v: estimate([*cell.values(column).values()]) for v, cell in cells.items()}
-        points = [(v, m.mean, m.error or 0.0) for v, m in sorted(means.items()) if m]
-        table += [[label, *point] for point in points]
-        inside = [point for point in points if not math.isinf(point[0])]
-        style = {"color": color(number), "linestyle": dashes(number)}
-        if inside:
-            x, y, error = zip(*inside, strict=True)
-            axes.errorbar(x, y, error, marker="o", markersize=3, capsize=2, **style)
-            ends.append(End(number, x[-1], y[-1], label))
-        for _, level, _ in points[len(inside) :]:  # a cell without the setting
-            axes.axhline(level, color=color(number), linewidth=1.2, linestyle="--")
-            ends.append(End(number, values[-1], level, label))
+    table = draw_varied(axes, found.lines, found.rows[0].measure, HIGH)
     if found.options.get("log"):
         axes.set_xscale("log")
+    values = sorted({value for line in found.lines for value, _ in line.points})
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.set_xticks([], minor=True)
-    axes.set(xlabel=found.options["over"], ylabel="accuracy (%)")
-    name_ends(axes, ends, HIGH)
-    title = f"Accuracy over {found.options['over']}"
-    return Picture(f"{found.name}-over", title, "", figure, table)
+    axes.set_xlabel(key)
+    return Picture(f"{found.name}-over", f"Accuracy over {key}", "", figure, table)
 
 
 def digest(picture: Picture) -> str:

@@ -21,7 +21,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from results_cells import Cell, Experiment
+from fedgist.report.comparison import Row
+from fedgist.report.paper_comparison import PaperRow
+from fedgist.runs.columns import measured
+from results_cells import Experiment
 
 MARKED = re.compile(r"\{([^|{}]+)\|([^{}]+)\}")
 TERM = re.compile(
@@ -93,9 +96,8 @@ def _without_source(text: str, sources: Sources) -> Iterator[str]:
 
 def _settings(found: Experiment) -> Iterator[float]:
     """Yield the numbers of the settings of an experiment's runs, and how many runs there are."""
-    rows = [cell.row for cell in found.cells if cell.row]
-    yield from (float(len(row.runs)) for row in rows)
-    for run in (run for row in rows for run in row.runs):
+    yield from (float(len(row.runs)) for row in found.rows)
+    for run in found.runs:
         yield from _numbers(run.recipe)
     for text in (*found.commands, found.title):
         yield from (
@@ -133,11 +135,11 @@ def _term(text: str, sources: Sources) -> float:
     cell = _cell_of(match["row"].strip(), found)
     what, column = match["what"].strip(), match["column"] or found.metric
     if what == "paper":
-        printed = found.papers(cell)
-        if not printed:
+        if not cell.paper or not cell.paper.accuracy:
             raise ValueError(f"{name}: the paper has no number of {cell.label!r}")
-        return printed[0]
-    by_seed = _by_seed(cell, what, column)
+        return 100 * cell.paper.accuracy[0]
+    assert cell.row is not None
+    by_seed = _by_seed(cell.row, what, column)
     if match["seed"] is not None:
         return by_seed[int(match["seed"])]
     if what == "count":
@@ -145,22 +147,29 @@ def _term(text: str, sources: Sources) -> float:
     return sum(by_seed.values()) / len(by_seed)
 
 
-def _by_seed(cell: Cell, what: str, column: str) -> dict[int, float]:
+def _by_seed(row: Row, what: str, column: str) -> dict[int, float]:
+    """Return each seed's value; fractions in percent."""
+    measure = measured(column, row.runs[0].metrics) if column else row.measure
+    scale = 100 if measure.unit == "fraction" else 1
+    return {seed: scale * value for seed, value in _values(row, what, column).items()}
+
+
+def _values(row: Row, what: str, column: str) -> dict[int, float]:
     read: dict[str, Callable[[str], dict[int, float]]] = {
-        "last": cell.values,
-        "count": cell.values,
-        "best": cell.best,
+        "last": row.finals,
+        "count": row.finals,
+        "best": row.bests,
     }
     if what in read:
         return read[what](column)
     word, _, number = what.partition(" ")
     if word != "round" or not number.isdigit():
-        raise ValueError(f"{what!r} of {cell.label}: last, best, round N, paper or count")
-    return cell.at(int(number), column)
+        raise ValueError(f"{what!r} of {row.label}: last, best, round N, paper or count")
+    return row.at(int(number), column)
 
 
-def _cell_of(row: str, found: Experiment) -> Cell:
+def _cell_of(label: str, found: Experiment) -> PaperRow:
     for cell in found.cells:
-        if row in {cell.label, cell.label.partition(", before ")[0]} and cell.row is not None:
+        if label in {cell.label, cell.label.partition(", before ")[0]} and cell.row is not None:
             return cell
-    raise ValueError(f"{found.name} has no runs of a row {row!r}")
+    raise ValueError(f"{found.name} has no runs of a row {label!r}")

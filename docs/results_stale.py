@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from fedgist.runs.archived_run import read_csv
-from fedgist.runs.corrections import computed_by, lacking
+from fedgist.runs.finished.run_reader import read_run
 
 DATA = Path(__file__).parent / "results" / "data"
 
@@ -19,8 +18,7 @@ def stale(data: Path = DATA) -> Counter[tuple[int, str]]:
     """Return how many runs of a folder lack a correction, by its number and the folder."""
     found: Counter[tuple[int, str]] = Counter()
     for path in sorted(data.rglob("seed-*.csv")):
-        run = read_csv(path)
-        for correction in lacking(run.recipe, computed_by(run.result)):
+        for correction in read_run(path).lacks:
             found[correction.number, str(path.parent.relative_to(data))] += 1
     return found
 

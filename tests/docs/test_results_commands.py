@@ -16,7 +16,7 @@ import pytest
 
 from fedgist.cli.recipe_files import find_recipe, find_table
 from fedgist.recipe.reading import make
-from fedgist.report.run_files import RunFiles
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.studies.job import Job, difference
 from fedgist.studies.paper_table import cells, read_paper_table
 from fedgist.studies.sweep import grid
@@ -71,7 +71,7 @@ def made_by(commands: list[str]) -> dict[Path, list[Job]]:
     return made
 
 
-def differing(runs: list[RunFiles], commands: list[str]) -> Iterator[str]:
+def differing(runs: list[FinishedRun], commands: list[str]) -> Iterator[str]:
     """Each run that no command makes as it is, and each further seed that a command would make."""
     made = made_by(commands)
     current = {run.folder: run for run in runs if not run.before}

@@ -324,15 +324,15 @@ def check_by_setting(found: Experiment, rows: list[Row]) -> int:
         assert cell.row is not None
         value = cell.row.settings.get(key)  # 0 stands as "without it"
         title = f"{float(value):g}" if value and float(value) else "without it"
-        line = cell.label if title == "without it" else label_without(cell.label, key)
+        line = label_without(cell.label, key)
         expected.setdefault(line, {})[title] = runs[cell.label].last(found.metric)
         methods.setdefault(line, set()).add(cell.method)
     checked = 0
     for row in rows:
         label = label_of(row)
-        if label not in expected:  # named by its method, or by values without their keys
-            words, alone = set(label.split()), {"without it"}
-            varied = [x for x, values in expected.items() if set(values) != alone]
+        if label not in expected:  # named by its method, and by keys and values of settings
+            words = {word.rpartition("=")[2] for word in label.split()}
+            varied = [x for x, values in expected.items() if set(values) != {"without it"}]
             (label,) = [x for x in varied if {*re.split("[ =]", x), *methods[x]} >= words]
         for title in titles:
             values = expected[label].pop(title, None)

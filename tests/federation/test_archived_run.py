@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,13 @@ from hypothesis import strategies as st
 
 import fedgist
 from fedgist.errors import DataError
-from fedgist.runs.archived_run import (
-    ArchivedRun,
-    is_archived,
-    of_directory,
-    read_csv,
-    to_csv,
-)
+from fedgist.runs.finished.archived_run import archived_part, is_archived, read_csv, to_csv
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.record import Line
+from fedgist.runs.run_seals import Seal
 
+METHOD: dict[str, object] = {"method": {"name": "fedlog"}}
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**60), 2**60) | st.floats(-1e90, 1e90).map(lambda v: float(f"{v:.6g}"))
 VALUES = st.recursive(
@@ -29,33 +28,36 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 TABLES = st.dictionaries(WORDS, VALUES, max_size=4)
-COLUMNS = st.sampled_from(["train/loss", "comm/up_bytes", "eval/client/accuracy_mean"]) | (
+COLUMNS = st.sampled_from(["train/loss", "eval/client/accuracy_mean"]) | (
     st.text(max_size=6).filter(str.isprintable).map("server/{}".format)
 )
 REFUSALS = st.lists(st.fixed_dictionaries({"client": st.integers(0, 9), "reason": WORDS}))
 LINES = st.builds(
-    lambda columns, refused: columns | ({"refused": refused} if refused else {}),
+    lambda columns, up, refused: columns | up | ({"refused": refused} if refused else {}),
     st.dictionaries(COLUMNS, NUMBERS, max_size=5),
+    st.fixed_dictionaries({}, optional={"comm/up_bytes": st.integers(0, 2**60)}),
     REFUSALS,
 )
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> ArchivedRun:
+def runs(draw: st.DrawFn) -> FinishedRun:
     numbers = sorted(draw(st.sets(st.integers(0, 500), max_size=6)))
     rounds = [{"round": number, **draw(LINES)} for number in numbers]
-    return ArchivedRun(draw(WORDS), draw(TABLES), draw(TABLES), draw(TABLES), rounds)
+    recipe = draw(TABLES) | METHOD
+    tables = (recipe, rounds, draw(TABLES), draw(TABLES))
+    return FinishedRun(Path(), *tables, draw(WORDS), seal=Seal("sealed"))
 
 
 @pytest.mark.slow
 @given(runs(), st.sampled_from(["\n", "\r\n"]))
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, run: ArchivedRun, end: str
+    tmp_path_factory: pytest.TempPathFactory, run: FinishedRun, end: str
 ) -> None:
     path = tmp_path_factory.mktemp("archive") / "seed-0.csv"
     text = to_csv(run)
     path.write_bytes(text.replace("\n", end).encode())
-    assert read_csv(path) == run
+    assert read_csv(path) == replace(run, folder=path)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_of_a_run_directory_what_tables_and_curves_need_is_kept(folder: Path) -> None:
-    run = of_directory(folder, "fedgist run")
+    run = archived_part(read_run(folder), "fedgist run")
     lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in run.rounds] == [1, 2, 3]
     assert set(run.rounds[-1]) == {
@@ -87,7 +89,7 @@ def test_of_a_run_directory_what_tables_and_curves_need_is_kept(folder: Path) ->
     assert run.result["status"] == "finished"
     assert isinstance(total := run.result["time/total_s"], float)
     assert total >= round(sum(line["time/round_s"] for line in lines), 1)
-    assert list(run.metrics) == ["accuracy", "loss"]
+    assert list(run.described) == ["accuracy", "loss"]
     paper = run.recipe["paper"]
     assert isinstance(paper, dict)
     assert paper["accuracy"] == {"fedlog": [90.0, 0.1]}  # its own row alone
@@ -112,7 +114,7 @@ def test_a_damaged_file_is_one_line_that_names_it(
     folder: Path, tmp_path: Path, change: type[str], says: str
 ) -> None:
     path = tmp_path / "seed-0.csv"
-    path.write_text(change(to_csv(of_directory(folder, "fedgist run"))))
+    path.write_text(change(to_csv(archived_part(read_run(folder), "fedgist run"))))
     with pytest.raises(DataError) as error:
         read_csv(path)
     assert str(error.value).startswith(f"{path} cannot be used as an archived run: ")
@@ -123,13 +125,18 @@ def test_a_damaged_file_is_one_line_that_names_it(
 def test_a_table_that_was_sealed_anew_is_read_with_care(tmp_path: Path) -> None:
     path = tmp_path / "seed-0.csv"
     damaged: list[tuple[list[Line], str]] = [
+        ([{"round": 1, "comm/up_bytes": -1}], "line 1 of its table has comm/up_bytes = -1, not a"),
+        (
+            [{"round": 1, "late": [{"reason": "x"}]}],
+            "round 1 has late = .*, not a list with a table",
+        ),
         ([{"round": 2}, {"round": 1}], "round 1 comes after 2"),
         ([{"round": 1}, {"round": 1}], "round 1 comes after 1"),
         ([{"round": 1, "train/loss": float("nan")}], "its train/loss is 'nan', not a number"),
-        ([{"round": 1.5}], "round 1.5 comes after -1"),
+        ([{"round": 1.5}], "line 1 of its table has round = 1.5, not a whole number"),
     ]
     for lines, says in damaged:
-        path.write_text(to_csv(ArchivedRun("", {}, {}, {}, lines)))
+        path.write_text(to_csv(FinishedRun(path, METHOD, lines, {}, {})))
         with pytest.raises(DataError, match=says):
             read_csv(path)
 
@@ -154,6 +161,6 @@ def test_what_a_run_says_of_its_privacy_is_kept(folder: Path, tmp_path: Path) ->
     )
     (copy / "rounds.jsonl").write_text(lines)
     path = tmp_path / "seed-0.csv"
-    path.write_text(to_csv(of_directory(copy, "")))
+    path.write_text(to_csv(archived_part(read_run(copy), "")))
     assert read_csv(path).result["privacy"] == {"unit": "record", "epsilon": 1.0}
     assert read_csv(path).rounds[-1]["privacy/epsilon"] == 0.5

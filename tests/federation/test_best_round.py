@@ -13,11 +13,11 @@ import fedgist
 from fedgist.api.result import Result
 from fedgist.core.tree import named
 from fedgist.errors import RecipeError
-from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.run_tables import overview
 from fedgist.runs.best_round import Selection
 from fedgist.runs.checkpoint import load
+from fedgist.runs.finished import run_reader
 from fedgist.runs.record import Line, is_over, read_result
 from fedgist.runs.runner import load_run
 from fedgist.studies.job import Job
@@ -187,7 +187,7 @@ def test_a_run_that_stopped_early_is_finished_and_tables_show_the_round_kept(
 ) -> None:
     sections = {"evaluate": {"patience": 3}, "train": {"num_rounds": 40}}
     result = run(tmp_path / "run", sections=sections)
-    (read,) = run_files.find([tmp_path / "run"])
+    (read,) = run_reader.find([tmp_path / "run"])
     assert read.finished
     assert read.kept == result.summary["kept_round"]
     kept = result.rounds[result.summary["kept_round"] - 1]

@@ -16,10 +16,11 @@ from fedgist.cli.main import app
 from fedgist.errors import InputError
 from fedgist.methods import METHODS
 from fedgist.recipe.reading import make
-from fedgist.report import comparison, run_files
+from fedgist.report import comparison
 from fedgist.runs import corrections
-from fedgist.runs.archived_run import of_directory, read_csv, to_csv
 from fedgist.runs.corrections import CORRECTIONS, FIRST, as_begun, computes, lacking
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
 from fedgist.runs.record import read_lines
 from fedgist.runs.sealing import sealed
 from fedgist.studies.archive import Archive
@@ -125,9 +126,9 @@ RECIPE: dict[str, Any] = {
 def test_stale_runs_are_named_and_never_mixed_with_others(tmp_path: Path) -> None:
     for seed in (0, 1):
         fedgist.run(RECIPE | {"seed": seed}, out=tmp_path / f"seed-{seed}")
-    assert len(comparison.study(run_files.find([tmp_path])).rows) == 1
+    assert len(comparison.study(run_reader.find([tmp_path])).rows) == 1
     stale(tmp_path / "seed-1")
-    rows = comparison.study(run_files.find([tmp_path])).rows
+    rows = comparison.study(run_reader.find([tmp_path])).rows
     assert [(row.label, row.seeds) for row in rows] == [
         ("fedlog", [0]),
         ("fedlog before correction 3", [1]),
@@ -147,7 +148,9 @@ def test_stale_runs_are_done_again_and_their_archive_is_replaced(tmp_path: Path)
     assert is_done(job)
     assert archive.holds(job)
     stale(job.folder)
-    archive.place(job).write_text(to_csv(of_directory(job.folder, "the command")))
+    archive.place(job).write_text(
+        to_csv(archived_part(run_reader.read_run(job.folder), "the command"))
+    )
     assert not is_done(job)
     assert not archive.holds(job)
     longer = Job("one", make(RECIPE | {"train": RECIPE["train"] | {"num_rounds": 3}}), job.folder)
@@ -174,6 +177,6 @@ def test_a_correction_in_the_middle_of_a_run_is_said(
 
 def test_the_list_of_stale_runs_is_that_of_the_labels_on_the_pages() -> None:
     listed = {folder for _, folder in results_stale.stale()}
-    runs = run_files.find(sorted(results_stale.DATA.rglob("seed-*.csv")))
+    runs = run_reader.find(sorted(results_stale.DATA.rglob("seed-*.csv")))
     labelled = {str(r.folder.parent.relative_to(results_stale.DATA)) for r in runs if r.before}
     assert listed == labelled

@@ -16,10 +16,10 @@ from fedgist.core.method import Context, Method, Net, Order, Phase
 from fedgist.engines.engine import Scores, ScoreTable
 from fedgist.errors import RecipeError, ReportError
 from fedgist.methods.fedavg import FedAvg
-from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.runs.columns import measured, over_clients, read_described
 from fedgist.runs.evaluation import columns, server_columns
+from fedgist.runs.finished import run_reader
 from fedgist.testing.example_methods import TwoStages
 from fedgist.testing.small_worlds import (
     CLASSES,
@@ -272,7 +272,7 @@ def test_reports_take_direction_and_unit_from_the_run(tmp_path: Path) -> None:
     # a metric that this version has never heard of, better when lower
     described["macro_f1"]["better"] = "lower"
     path.write_text(json.dumps(described))
-    runs = run_files.find([tmp_path / "run"], trust=True)  # it was edited
+    runs = run_reader.find([tmp_path / "run"], trust=True)  # it was edited
     comparison = study(runs)  # by the first metric of the objective
     assert comparison.metric == "eval/client/macro_f1_mean"
     assert (comparison.measure.better, comparison.measure.unit) == ("lower", "fraction")

@@ -14,8 +14,8 @@ import commands
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
-from fedgist.report import run_files
 from fedgist.report.comparison import study
+from fedgist.runs.finished import run_reader
 from fedgist.testing import LAWS, check_laws
 
 from outside_methods import ShareMeans  # isort: skip
@@ -94,7 +94,7 @@ def test_compare_tells_two_objects_apart(tmp_path: Path) -> None:
     # seen: the second was left out as a repetition of the first
     for pull in (0.1, 0.9):
         fedgist.run(QUICK, method=ShareMeans(pull=pull), out=tmp_path / str(pull))
-    table = study(run_files.find([tmp_path]))
+    table = study(run_reader.find([tmp_path]))
     assert [row.label for row in table.rows] == [f"{NAME} pull=0.1", f"{NAME} pull=0.9"]
     assert not [note for note in table.notes if "repeats" in note]
 

@@ -25,9 +25,9 @@ from fedgist.errors import RecipeError
 from fedgist.recipe.model_factories import PoolTable, whole_model
 from fedgist.recipe.reading import make
 from fedgist.recipe.schema import ModelSection
-from fedgist.report import run_files
 from fedgist.report.formatting import percent
 from fedgist.report.run_tables import by_round, overview
+from fedgist.runs.finished import run_reader
 from fedgist.testing.small_worlds import SIZES, Trace, federation, loopback, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.models import architectures_by_client, members_of_pools
@@ -222,7 +222,7 @@ def test_what_is_shown_of_a_run_has_the_score_of_each_pools_model(tmp_path: Path
     result = fedgist.run(recipe | with_method, data=data, out=tmp_path / "pools")
     last = result.rounds[-1]
     scores = [last[f"eval/global/{end}accuracy"] for end in ("small/all/", "large/all/")]
-    (run,) = run_files.find([tmp_path / "pools"])
+    (run,) = run_reader.find([tmp_path / "pools"])
     table = overview([run])
     assert table.columns[:4] == ("method", "accuracy", "small", "large")
     assert table.rows[0][1:4] == tuple(map(percent, (sum(scores) / 2, *scores)))
@@ -233,7 +233,7 @@ def test_what_is_shown_of_a_run_has_the_score_of_each_pools_model(tmp_path: Path
     assert by_round(run).rows[-1][1:4] == table.rows[0][1:4]
     alone = {"clients": {"num_clients": len(SIZES)}, "train": {"num_rounds": 1}}
     fedgist.run(alone | with_method, data=data, out=tmp_path / "one")
-    both = overview(run_files.find([tmp_path / "pools", tmp_path / "one"]))
+    both = overview(run_reader.find([tmp_path / "pools", tmp_path / "one"]))
     assert both.columns[1:6] == ("accuracy", "spread", "one model", "small", "large")
     assert both.rows[1][4:6] == ("-", "-")
     assert both.rows[1][2] != "-"

@@ -28,10 +28,10 @@ from fedgist.errors import RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedlog import FedLog
 from fedgist.recipe.reading import make
-from fedgist.report import run_files
 from fedgist.runs import run_rounds
 from fedgist.runs.central_privacy import add_central_noise
 from fedgist.runs.checkpoint import Binding, Checkpoint, load
+from fedgist.runs.finished import run_reader
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.record import RELEASES, read_lines
 from fedgist.runs.run_rounds import Place, run_server
@@ -680,7 +680,7 @@ def test_each_round_that_is_done_again_is_charged_before_it(
     fed, end, observer = real.go()
     assert fed.again == 3  # the second, the third and the last attempt
     assert end["rounds"] == 5
-    (files,) = run_files.find([real.folder])
+    (files,) = run_reader.find([real.folder])
     assert files.finished  # not a run to go on with: its budget is spent
     (note,) = [note for note in observer.notes if "is spent" in note]
     assert note in end["notes"]

@@ -15,8 +15,8 @@ import fedgist
 from fedgist.cli.main import app
 from fedgist.core import random
 from fedgist.errors import InputError
-from fedgist.report import run_files
 from fedgist.report.run_tables import overview
+from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.probes import PROBES, Encoded
 from fedgist.runs.runner import load_run
 
@@ -148,7 +148,7 @@ def test_tables_show_the_probe_of_the_one_model(tmp_path: Path) -> None:
         "evaluate": {"probe": "knn"},
     }
     line = fedgist.run(asked, out=tmp_path / "run").rounds[-1]
-    (row,) = overview(run_files.find([tmp_path / "run"])).rows
+    (row,) = overview(run_reader.find([tmp_path / "run"])).rows
     over_clients, one_model = (f"{100 * line[name]:.2f} %" for name in COLUMNS)
     assert (row[1], row[3]) == (over_clients, one_model)
 

@@ -11,9 +11,9 @@ import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make, read
 from fedgist.recipe.resolve import resolve
-from fedgist.report import run_files
 from fedgist.report.comparison import study
 from fedgist.report.paper_comparison import side_by_side
+from fedgist.runs.finished import run_reader
 from fedgist.studies.paper_table import cells, read_paper_table
 from fedgist.studies.sweep import grid
 
@@ -141,7 +141,7 @@ def test_sweeps_and_comparisons_tell_variants_apart(file: Path, tmp_path: Path) 
     assert len({job.folder for job in jobs}) == 3
     for job in jobs:
         fedgist.run(job.recipe, out=job.folder)
-    table = study(run_files.find([tmp_path / "s"]), reference="fedprox@strong")
+    table = study(run_reader.find([tmp_path / "s"]), reference="fedprox@strong")
     assert {row.label for row in table.rows} == {"fedprox", "fedprox@strong", "fedprox@weak"}
     papers = {row.method: row.paper for row in table.rows}
     assert papers["fedprox@strong"] is not None

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -25,8 +26,9 @@ import fedgist
 from fedgist.cli.main import main
 from fedgist.errors import InputError
 from fedgist.recipe.reading import read
-from fedgist.runs import archived_run
 from fedgist.runs import checkpoint as checkpoints
+from fedgist.runs.finished import archived_run
+from fedgist.runs.finished.run_reader import read_run
 from fedgist.runs.record import STATE
 from fedgist.runs.sealing import HEADER_KEY
 from fedgist.studies.archive import Archive
@@ -136,7 +138,7 @@ def read_it(random: Random, place: Path) -> None:
 
 def archive(random: Random, place: Path) -> None:
     """A file of an archived run: what is above its table is not sealed, the rest mostly anew."""
-    run = archived_run.of_directory(run_folder(cut=False), "fedgist run")
+    run = archived_run.archived_part(read_run(run_folder(cut=False)), "fedgist run")
     path = place / "seed-0.csv"
     match random.randrange(3):
         case 0:
@@ -145,9 +147,10 @@ def archive(random: Random, place: Path) -> None:
             text = spoil_lines(random, archived_run.to_csv(run))
             path.write_text(text, "utf-8", "surrogateescape")
         case _:
-            spoilt = spoil_tree(random, vars(run))
+            kept = ("command", "recipe", "rounds", "result", "described")
+            spoilt = spoil_tree(random, {name: getattr(run, name) for name in kept})
             with contextlib.suppress(Exception):  # it may have no such form: then nothing is there
-                path.write_text(archived_run.to_csv(archived_run.ArchivedRun(**spoilt)), "utf-8")
+                path.write_text(archived_run.to_csv(replace(run, **spoilt)), "utf-8")
     recipe = read(run_folder(cut=False) / "recipe.toml")
     if path.exists():
         archived_run.read_csv(path)

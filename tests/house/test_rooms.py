@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "fedgist"
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"})
 PAGE = ROOT / "ARCHITECTURE.md"
 # what may not grow; where it falls, lower the number
-MOST = {"noqa": 34, "type: ignore": 7, "Any": 231}
+MOST = {"noqa": 34, "type: ignore": 7, "Any": 229}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

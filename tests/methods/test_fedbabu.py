@@ -16,7 +16,7 @@ import fedgist
 from fedgist.core.method import Phase
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.methods.fedbabu import FedBABU
-from fedgist.report.run_files import find, usable_runs
+from fedgist.runs.finished.run_reader import find, readable
 from fedgist.testing.small_worlds import federation, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
@@ -135,7 +135,7 @@ def test_the_record_of_a_fine_tuned_run_is_read_without_a_complaint(tmp_path: Pa
     }
     result = fedgist.run(recipe, out=tmp_path / "run")
     (run,) = find([tmp_path / "run"])
-    assert not usable_runs([run])[1]
+    assert not readable([run])[1]
     assert run.last(FINETUNED) == result.rounds[-1][FINETUNED]
     end = json.loads((tmp_path / "run" / "result.json").read_text())
     assert end[FINETUNED]["final"] == result.rounds[-1][FINETUNED]

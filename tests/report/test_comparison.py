@@ -13,11 +13,11 @@ from rich.console import Console
 
 from fedgist.errors import ReportError
 from fedgist.report import comparison
-from fedgist.report.run_files import find
+from fedgist.report.comparison import Study
 from fedgist.report.run_tables import overview
-from fedgist.report.study_rows import Study
 from fedgist.report.table_formats import as_data, render
 from fedgist.report.tables import sheets
+from fedgist.runs.finished.run_reader import find
 
 from written import write_run  # isort: skip
 

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
 from fedgist.report import comparison, page, pictures
-from fedgist.report.file_checks import fault_of_client, fault_of_recipe, fault_of_round
-from fedgist.report.run_files import RunFiles, find, usable_runs
+from fedgist.runs.file_checks import fault_of_client, fault_of_recipe, fault_of_round
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import find, readable
 
 from written import write_run  # isort: skip
 
 
-def read_one(folder: Path) -> RunFiles:
+def read_one(folder: Path) -> FinishedRun:
     return find([folder])[0]
 
 
@@ -112,7 +113,7 @@ def test_a_damaged_recipe_leaves_out_its_run_and_no_other(
     assert note.startswith(f"{bad} {why}")
     assert note.endswith(": this run is left out")
     with pytest.raises(ReportError, match="this run is left out"):
-        usable_runs(find([bad.parent]))
+        readable(find([bad.parent]))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import fedgist
 from fedgist.errors import ReportError
 from fedgist.report import comparison, pictures
 from fedgist.report.drawing import Picture
-from fedgist.report.feature_plane import borders_of, plane
-from fedgist.report.run_files import find
+from fedgist.report.feature_pictures import borders_of, plane
 from fedgist.report.varied import over, varied
+from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES
 from written import write_run
 
@@ -195,7 +195,7 @@ def test_each_line_is_what_is_alike_but_for_the_setting(tmp_path: Path) -> None:
     with_setting(tmp_path / "fedavg", 2.0, 0.3, 0, "fedavg")
     with_setting(tmp_path / "none", None, 0.9, 0, "fedlog")
     study = comparison.study(find([tmp_path]))
-    lines = {line.label: line for line in varied(study, "partition.alpha")}
+    lines = {line.label: line for line in varied(study.rows, "partition.alpha")}
     assert set(lines) == {"fedlog", "fedavg"}
     assert [value for value, _ in lines["fedlog"].points] == [0.5, 2.0, 8.0]
     means = [mean.mean for _, mean in lines["fedlog"].points]

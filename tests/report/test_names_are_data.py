@@ -21,12 +21,11 @@ from fedgist.cli.main import app
 from fedgist.errors import JobsError, printable
 from fedgist.recipe.reading import make
 from fedgist.report import comparison
-from fedgist.report.escapes import csv_text, latex_text, markdown_text
+from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.progress import Json, Plain
-from fedgist.report.run_files import find
-from fedgist.report.sheet import Sheet
 from fedgist.report.table_formats import in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph
+from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import PARTITION
 from fedgist.studies.job import Event, Job
 

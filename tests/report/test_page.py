@@ -20,8 +20,8 @@ import torch
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.report import comparison, drawing, page, pictures
-from fedgist.report.feature_map import CACHE, tsne_points
-from fedgist.report.run_files import find
+from fedgist.report.feature_pictures import CACHE, tsne_points
+from fedgist.runs.finished.run_reader import find
 from fedgist.runs.finished.trained_models import simulation
 from fedgist.runs.record import FEATURES, PARTITION
 

@@ -18,7 +18,7 @@ from fedgist.errors import ReportError
 from fedgist.report import comparison, curves, pictures
 from fedgist.report.drawing import Picture, short
 from fedgist.report.plot_elements import spread
-from fedgist.report.run_files import find
+from fedgist.runs.finished.run_reader import find
 from fedgist.runs.record import FEATURES, PARTITION
 
 from written import write_run  # isort: skip

@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import CheckpointError, SealError
-from fedgist.report import run_files, tracking
+from fedgist.report import tracking
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FORMAT_KEY, read_lines
 from fedgist.runs.round import Federation
 from fedgist.runs.run_directory import alone
@@ -142,7 +144,7 @@ def test_watching_leaves_it_out_and_sends_it_to_no_tracker(
     sent: list[Path] = []
 
     class Tracker:
-        def send(self, run: run_files.RunFiles) -> int:
+        def send(self, run: FinishedRun) -> int:
             sent.append(run.folder)
             return 0
 
@@ -160,7 +162,7 @@ def test_watching_leaves_it_out_and_sends_it_to_no_tracker(
 def test_the_number_of_the_format_is_no_column(runs: Path) -> None:
     run = runs / "finished"
     assert all(f'"{FORMAT_KEY}": 1' in t for t in (run / "rounds.jsonl").read_text().splitlines())
-    (read,) = run_files.find([run])
+    (read,) = run_reader.find([run])
     for found in (read_lines(run / "rounds.jsonl"), read.rounds, read.clients.lines):
         assert found
         assert not any(FORMAT_KEY in line for line in found)

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from fedgist.errors import ReportError
 from fedgist.report import watch
-from fedgist.report.run_files import RunFiles, find
 from fedgist.report.tracking import tracker
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import find
 
 from written import write_run  # isort: skip
 
 
-def read_run(folder: Path) -> RunFiles:
+def read_run(folder: Path) -> FinishedRun:
     return find([folder])[0]
 
 

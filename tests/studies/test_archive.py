@@ -10,8 +10,9 @@ import pytest
 from fedgist.cli.shared_options import same_runs
 from fedgist.errors import DataError, RecipeError
 from fedgist.recipe.reading import make
-from fedgist.report import comparison, run_files
-from fedgist.runs.archived_run import read_csv
+from fedgist.report import comparison
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.archived_run import read_csv
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.jobs import run_jobs
@@ -64,8 +65,8 @@ def test_a_run_that_ended_without_the_archive_is_added(
 
 def test_reports_read_an_archive_as_they_read_the_runs(done: tuple[list[Job], Archive]) -> None:
     _, archive = done
-    (whole,) = comparison.study(run_files.find([archive.runs]), target_accuracy=0.5).rows
-    (kept,) = comparison.study(run_files.find([archive.folder]), target_accuracy=0.5).rows
+    (whole,) = comparison.study(run_reader.find([archive.runs]), target_accuracy=0.5).rows
+    (kept,) = comparison.study(run_reader.find([archive.folder]), target_accuracy=0.5).rows
     assert kept.final
     assert whole.final
     assert kept.final.mean == pytest.approx(whole.final.mean, rel=1e-5)
@@ -74,7 +75,7 @@ def test_reports_read_an_archive_as_they_read_the_runs(done: tuple[list[Job], Ar
     assert (kept.unfinished, kept.up, kept.down) == (0, whole.up, whole.down)
     assert kept.target == whole.target
     # both at once: each run counts once
-    both = comparison.study(run_files.find([archive.folder, archive.runs]))
+    both = comparison.study(run_reader.find([archive.folder, archive.runs]))
     assert len(both.rows) == 1
     assert len(both.rows[0].runs) == 2
 
@@ -106,7 +107,7 @@ def test_a_damaged_file_is_refused_and_left_out_of_reports(
     path.write_text(path.read_text()[:-3])
     with pytest.raises(DataError, match=r"seed-1.csv cannot be used as an archived run"):
         copy.holds(todo[1])
-    study = comparison.study(run_files.find([tmp_path]))
+    study = comparison.study(run_reader.find([tmp_path]))
     assert study.rows[0].seeds == [0]
     assert any(str(path) in note and "this run is left out" in note for note in study.notes)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from fedgist.cli.main import app
 from fedgist.errors import JobsError
-from fedgist.runs.archived_run import read_csv
+from fedgist.runs.finished.archived_run import read_csv
 from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS  # isort: skip
@@ -80,12 +80,12 @@ def test_a_broken_file_of_an_archive_ends_no_command(done: Path, edit: type[str]
     again = sweep(done, "--rerun")  # its run's folder is whole: nothing is run
     assert again.exit_code == 0
     assert path.read_text("utf-8") == whole
-    assert read_csv(path).whole
+    assert read_csv(path).seal.state == "sealed"
 
 
 def test_an_old_file_is_called_table_sealed(done: Path) -> None:
     old = next((Path(__file__).parents[2] / "docs" / "results" / "data").rglob("seed-0.csv"))
-    assert not read_csv(old).whole
+    assert read_csv(old).seal.state == "table sealed"
     shown = CliRunner().invoke(app, ["compare", str(old)], env={"COLUMNS": "400"})
     assert shown.exit_code == 0
     assert "table sealed (of these archived runs, what is above the table is not" in shown.output

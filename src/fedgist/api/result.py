@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import printable
-from fedgist.report.formatting import bytes_text, percent
-from fedgist.report.html import html_table, paragraph
+from fedgist.report.formatting import bytes_text, html_table, paragraph, percent
 from fedgist.report.progress import main_column, title
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgist.errors import RecipeError
-from fedgist.report.html import html_table, paragraph
+from fedgist.report.formatting import html_table, paragraph
 from fedgist.report.progress import main_column, observing, title, troubles
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.report.terminal import console

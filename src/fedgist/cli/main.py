@@ -30,8 +30,7 @@ from fedgist.errors import (
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
 from fedgist.recipe.own_code import asking
-from fedgist.report.plain_signs import use_plain_signs
-from fedgist.report.terminal import console, paragraph, words
+from fedgist.report.terminal import console, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
 __all__ = ["app", "main", "model_commands", "result_commands", "run_commands", "study_commands"]

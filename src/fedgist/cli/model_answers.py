@@ -17,9 +17,7 @@ from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError, RecipeError, one_of
 from fedgist.recipe.overrides import Overrides
-from fedgist.report.escapes import csv_text
-from fedgist.report.formatting import percent
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, csv_text, percent
 from fedgist.report.terminal import SheetView, console, say
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.evaluation import score_rows

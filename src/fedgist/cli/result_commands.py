@@ -24,18 +24,18 @@ from fedgist.report import (
     formatting,
     page,
     pictures,
-    run_files,
     run_tables,
     tracking,
     varied,
     watch,
 )
-from fedgist.report.run_files import RunFiles
-from fedgist.report.study_rows import Study
+from fedgist.report.comparison import Study
 from fedgist.report.table_formats import Format, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
 from fedgist.report.text_chart import chart_of
 from fedgist.runs import atomic_files
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.finished_run import FinishedRun
 
 FORMATS: dict[str, Format] = {form: form for form in get_args(Format)}
 
@@ -83,10 +83,10 @@ def show(
     --------
     fedgist show runs/demo --png accuracy.png
     """
-    all_runs = run_files.find(folders, trust=trust)
-    runs, problems = run_files.usable_runs(all_runs)
+    all_runs = run_reader.find(folders, trust=trust)
+    runs, problems = run_reader.readable(all_runs)
     screen = console()
-    for problem in (*problems, *run_files.not_sealed(runs)):
+    for problem in (*problems, *run_reader.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
     if len(runs) == 1:
         screen.print(SheetView(run_tables.by_round(runs[0])))
@@ -100,7 +100,7 @@ def show(
     _end(all_runs)
 
 
-def _end(runs: Sequence[RunFiles]) -> None:
+def _end(runs: Sequence[FinishedRun]) -> None:
     """Exit with code 1 if a run was left out."""
     if not all(run.usable for run in runs):
         raise typer.Exit(1)
@@ -131,11 +131,11 @@ def compare(
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    runs = run_files.find(folders, trust=trust)
+    runs = run_reader.find(folders, trust=trust)
     study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
     output = render(study, chosen_form)
     if out is not None or chosen_form == "csv":  # CSV has no place for notes
-        for problem in run_files.problems_of(runs):
+        for problem in run_reader.problems_of(runs):
             say(f"! {problem}", error=True)
     if out is not None:
         if not isinstance(output, str):
@@ -151,7 +151,7 @@ def compare(
 
 
 def _study(
-    runs: Sequence[RunFiles],
+    runs: Sequence[FinishedRun],
     reference: str | None,
     metric: str | None,
     target_percent: float | None,
@@ -166,7 +166,7 @@ def _study(
         two_sided=two_sided,
     )
     shown = [run for run in runs if run.usable]
-    return replace(study, notes=(*study.notes, *run_files.not_sealed(shown)))
+    return replace(study, notes=(*study.notes, *run_reader.not_sealed(shown)))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -206,7 +206,7 @@ def report(
     fedgist report runs/demo --reference fedlog -o demo.html
     fedgist report runs/alpha --over partition.alpha
     """
-    runs = run_files.find(folders, trust=trust)
+    runs = run_reader.find(folders, trust=trust)
     study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
     drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))
@@ -248,13 +248,13 @@ def watch_(
     screen = console()
     view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
     printed: set[str] = set()
-    all_runs: list[RunFiles] = []
+    all_runs: list[FinishedRun] = []
     try:
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
-                all_runs = run_files.find(folders, trust=trust)
+                all_runs = run_reader.find(folders, trust=trust)
                 runs = [run for run in all_runs if run.usable]
-                problems = [*run_files.problems_of(all_runs), *run_files.not_sealed(runs)]
+                problems = [*run_reader.problems_of(all_runs), *run_reader.not_sealed(runs)]
                 for run in runs:
                     for tracker in trackers:
                         tracker.send(run)

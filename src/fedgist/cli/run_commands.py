@@ -14,10 +14,10 @@ from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, SettingsOption, app
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
-from fedgist.report import run_files
+from fedgist.report.formatting import Sheet
 from fedgist.report.run_tables import overview
-from fedgist.report.sheet import Sheet
 from fedgist.report.terminal import SheetView, console, words
+from fedgist.runs.finished import run_reader
 from fedgist.runs.record import to_json
 from fedgist.runs.run_directory import as_folder
 
@@ -98,7 +98,7 @@ def run(
 
 def _print_overview(folders: Sequence[Path]) -> None:
     screen = console()
-    runs, problems = run_files.usable_runs(run_files.find(folders))
+    runs, problems = run_reader.readable(run_reader.find(folders))
     for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     screen.print(SheetView(overview(runs)))

@@ -9,10 +9,10 @@ from fedgist.engines.process_control import keep_memory
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import Recipe, read
-from fedgist.report import run_files
-from fedgist.report.run_files import RunFiles
 from fedgist.runs import runner
 from fedgist.runs.composition import notes_on
+from fedgist.runs.finished import run_reader
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import RECIPE, is_over
 from fedgist.runs.resuming import check_finished
 from fedgist.runs.round import Observer
@@ -87,7 +87,7 @@ def resume(
     """Resume the run in a folder, or each seed's run in it; yield each result when it is ready."""
     keep_memory()
     _check_resumed_settings(settings)
-    runs = run_files.find([folder])
+    runs = run_reader.find([folder])
     if any(folder not in {run.folder, run.folder.parent} for run in runs):
         raise RecipeError(
             f"{folder} holds runs of several settings: give the command that started them again, "
@@ -125,6 +125,6 @@ def _check_resumed_settings(settings: Sequence[str]) -> None:
             )
 
 
-def _is_finished(run: RunFiles, rounds: int) -> bool:
+def _is_finished(run: FinishedRun, rounds: int) -> bool:
     ended = run.result.get("status") == "finished"
     return ended and is_over(rounds, run.done, run.result)

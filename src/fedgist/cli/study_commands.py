@@ -17,13 +17,14 @@ from fedgist.cli.result_commands import Reference, TargetOption
 from fedgist.cli.shared_options import SEARCH, DataRoot, SettingsOption, app, same_runs
 from fedgist.errors import one_of
 from fedgist.recipe.reading import Recipe
-from fedgist.report import comparison, run_files, table_formats, tables
+from fedgist.report import comparison, table_formats, tables
+from fedgist.report.comparison import Study
 from fedgist.report.formatting import percent
 from fedgist.report.paper_comparison import side_by_side
-from fedgist.report.study_rows import Study
 from fedgist.report.terminal import console, say, words
 from fedgist.runs import atomic_files
 from fedgist.runs.composition import notes_on
+from fedgist.runs.finished import run_reader
 from fedgist.studies.archive import Archive
 from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_paper_table
@@ -124,7 +125,7 @@ def sweep(
     failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
     raise_failures(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
-    runs = run_files.find(_places(todo, kept))
+    runs = run_reader.find(_places(todo, kept))
     study = comparison.study(runs, reference=reference, target_accuracy=goal)
     console().print(table_formats.render(study, "terminal"))
     raise_failures(failed)
@@ -211,8 +212,8 @@ def _settings(params: Mapping[str, Any]) -> str:
 
 
 def _print_trials(folders: Sequence[Path]) -> None:
-    runs = run_files.find(folders)
-    for problem in run_files.problems_of(runs):
+    runs = run_reader.find(folders)
+    for problem in run_reader.problems_of(runs):
         say(f"! {problem}", error=True)
     if not any(run.usable for run in runs):
         return
@@ -322,7 +323,7 @@ def _studies_by_column(
     for name, recipe in recipes.items():
         goal = recipe.paper.target_accuracy
         column = [job for job in jobs if _column(job) == name]
-        runs = run_files.find(_places(column, archive))
+        runs = run_reader.find(_places(column, archive))
         if any(run.seal.is_broken for run in runs) and not any(run.usable for run in runs):
             continue  # the failures are already named
         studies[name] = comparison.study(

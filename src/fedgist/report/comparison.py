@@ -7,23 +7,236 @@ target accuracy are counted for each seed, then averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from fedgist.core.metrics import PROBE, Metric
 from fedgist.errors import ReportError, did_you_mean
-from fedgist.report.run_files import RunFiles, usable_runs
-from fedgist.report.run_groups import RunGroup, common_column, group
-from fedgist.report.stats import Better, Estimate, estimate, holm, paired_difference
-from fedgist.report.study_notes import notes_on
-from fedgist.report.study_rows import Paper, Row, Study, Target
-from fedgist.runs.columns import EPSILON, measured
+from fedgist.recipe.reading import defaults, flat, role_of
+from fedgist.report.stats import (
+    Better,
+    Comparison,
+    Estimate,
+    estimate,
+    holm,
+    paired_difference,
+    smallest_p,
+)
+from fedgist.runs.columns import EPSILON, TRAIN_LOSS, measured
+from fedgist.runs.corrections import RecipeTable
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.finished.run_reader import readable
 from fedgist.runs.record import summary
+
+KeyedSettings = Mapping[str, Any]  # by dotted key
+BEFORE = "before correction"  # marks runs that lack a correction: they form their own group
+BROKEN = "seal"  # marks runs that do not match their seal: they form their own group
+MARKS = (BEFORE, BROKEN)
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs with the same settings, sorted by seed."""
+
+    label: str
+    settings: KeyedSettings
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.settings["method.name"])
+
+
+def group(runs: Sequence[FinishedRun]) -> tuple[list[RunGroup], list[str]]:
+    """Return the groups, and a note on each run that repeats the settings and seed of another."""
+    settings_by_text: dict[str, KeyedSettings] = {}
+    members: dict[str, dict[int, FinishedRun]] = {}
+    notes = []
+    for run in runs:
+        stated = {**defaults(), **flat(run.recipe)}
+        settings = {k: v for k, v in stated.items() if role_of(k) is None}
+        settings.setdefault("method.name", run.name)
+        if run.rounds and run.result:
+            settings |= {BEFORE: run.before} if run.before else {}
+        settings |= {BROKEN: run.mark} if run.mark else {}
+        text = json.dumps(settings, sort_keys=True, default=str)
+        settings_by_text.setdefault(text, settings)
+        first = members.setdefault(text, {}).setdefault(run.seed, run)
+        if first is not run:
+            notes.append(
+                f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
+            )
+    names = group_labels(list(settings_by_text.values()))
+    groups = [
+        RunGroup(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
+        for label, settings, by_seed in zip(
+            names, settings_by_text.values(), members.values(), strict=True
+        )
+    ]
+    return groups, notes
+
+
+def group_labels(groups: Sequence[KeyedSettings]) -> list[str]:
+    """Label each group by its method and the settings that differ between groups of the method."""
+    short = [_label(settings, groups, briefly=True) for settings in groups]
+    return [
+        label if short.count(label) == 1 else _label(settings, groups, briefly=False)
+        for label, settings in zip(short, groups, strict=True)
+    ]
+
+
+def _label(settings: KeyedSettings, groups: Sequence[KeyedSettings], *, briefly: bool) -> str:
+    same_method = [other for other in groups if other["method.name"] == settings["method.name"]]
+    differing = [
+        key
+        for key in settings
+        if key not in MARKS and any(other.get(key) != settings[key] for other in same_method)
+    ]
+    last_words = [key.removesuffix(".name").rpartition(".")[2] for key in differing]
+    words = [settings["method.name"]]
+    for key, last in zip(differing, last_words, strict=True):
+        value = settings[key]
+        text = f"{value:.3g}" if briefly and isinstance(value, float) else str(value)
+        words.append(f"{last if briefly and last_words.count(last) == 1 else key}={text}")
+    return " ".join([*words, *(settings[mark] for mark in MARKS if mark in settings)])
+
+
+def common_metric(runs: Sequence[FinishedRun]) -> str:
+    """Return the metric that most runs have: an objective's first metric, or a probe's accuracy."""
+    names = dict.fromkeys([*(run.first for run in runs), PROBE.name])
+    had = {name: [run.last(run.column_of(name)) is not None for run in runs] for name in names}
+    return max(names, key=lambda name: sum(had[name]))
+
+
+def common_column(runs: Sequence[FinishedRun]) -> str:
+    """Return the common metric's column that most runs have; before evaluations, the loss."""
+    metric = common_metric(runs)
+    columns = dict.fromkeys(run.column_of(metric) for run in runs)
+    had = {name: sum(run.last(name) is not None for run in runs) for name in columns}
+    column = max(columns, key=had.__getitem__)
+    learning = any(run.last(TRAIN_LOSS) is not None for run in runs)
+    return TRAIN_LOSS if learning and not had[column] else column
+
+
+@dataclass(frozen=True)
+class Target:
+    """Rounds and bytes until an accuracy was reached, and the number of seeds that reached it.
+
+    For a seed that never reached it, the round of its highest accuracy counts (the papers' rule);
+    such a row is marked.
+    """
+
+    reached: int
+    rounds: Estimate
+    up: Estimate
+    down: Estimate
+    both: Estimate
+
+    @property
+    def by_all(self) -> bool:
+        """Whether every seed reached the target."""
+        return self.reached == self.rounds.count
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's numbers: accuracy with error, if given (fractions); bits to its target."""
+
+    source: str
+    accuracy: tuple[float, ...] | None
+    bits: float | None
+    departs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a study: runs that differ only in the seed."""
+
+    label: str
+    method: str
+    settings: KeyedSettings
+    runs: tuple[FinishedRun, ...]
+    metric: str  # a column of the record
+    measure: Metric  # what that column measures
+    final: Estimate | None
+    last10: Estimate | None
+    best: Estimate | None
+    up: Estimate | None
+    down: Estimate | None
+    versus: Comparison | None = None
+    target: Target | None = None
+    paper: Paper | None = None
+    epsilon: float | None = None  # the largest budget spent by a seed
+
+    def curves(self, column: str = "") -> dict[int, dict[int, float]]:
+        """Return each seed's values of a column by round; the default is the row's metric."""
+        columns = {run.seed: run.column(column or self.metric) for run in self.runs}
+        return {
+            seed: dict(zip(rounds, values, strict=True))
+            for seed, (rounds, values) in columns.items()
+            if rounds
+        }
+
+    def finals(self, column: str = "") -> dict[int, float]:
+        """Return each seed's result: the last value of a column, up to the kept round."""
+        lasts = {run.seed: run.last(column or self.metric) for run in self.runs}
+        return {seed: value for seed, value in lasts.items() if value is not None}
+
+    def at(self, number: int, column: str = "") -> dict[int, float]:
+        """Return each seed's value of a column in a round."""
+        curves = self.curves(column).items()
+        return {seed: curve[number] for seed, curve in curves if number in curve}
+
+    def bests(self, column: str = "") -> dict[int, float]:
+        """Return each seed's best value of a column, which is chosen afterwards: no result."""
+        measure = measured(column, self.runs[0].metrics) if column else self.measure
+        choose = min if measure.better == "lower" else max
+        return {seed: choose(curve.values()) for seed, curve in self.curves(column).items()}
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of the runs, in order."""
+        return [run.seed for run in self.runs]
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Smallest and largest number of completed rounds."""
+        done = [run.done for run in self.runs]
+        return min(done), max(done)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a run lacks a correction that changes its numbers."""
+        return any(run.before for run in self.runs)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of unfinished runs."""
+        return sum(not run.finished for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: its rows, their metric, and notes on what the numbers do not show."""
+
+    rows: tuple[Row, ...]
+    metric: str  # a column of the record
+    measure: Metric  # what that column measures
+    reference: str | None
+    target_accuracy: float | None  # a fraction
+    notes: tuple[str, ...]
+    two_sided: bool = False  # the tests against the reference
+
 
 LAST = 10  # number of evaluations in the mean of the last ones
 
 
 def study(
-    runs: Sequence[RunFiles],
+    runs: Sequence[FinishedRun],
     *,
     reference: str | None = None,
     metric: str | None = None,
@@ -45,10 +258,9 @@ def study(
     two_sided
         Test whether a row differs from the reference, not whether the reference is better.
     """
-    runs, problems = usable_runs(runs)
+    runs, problems = readable(runs)
     metric = common_column(runs) if metric is None else metric
     measure = measured(metric, runs[0].metrics)
-    better: Better = measure.better
     if target_accuracy is not None and measure.unit != "fraction":
         raise ReportError(
             f"a target accuracy cannot be used with the metric {metric!r}, which is no share"
@@ -57,28 +269,21 @@ def study(
     _check_metric(runs, metric)
     if target_accuracy is None and measure.name == "accuracy":
         target_accuracy = _target_of_paper(runs)
-    rows = tuple(_row(members, metric, better, target_accuracy) for members in groups)
+    rows = tuple(_row(members, metric, measure, target_accuracy) for members in groups)
     label = None if reference is None else _reference(reference, groups).label
     if label is not None:
-        rows = _compared(rows, label, metric, better, two_sided=two_sided)
+        rows = _compared(rows, label, two_sided=two_sided)
     notes = (*problems, *repeats, *notes_on(rows, metric, label, two_sided=two_sided))
     return Study(rows, metric, measure, label, target_accuracy, notes, two_sided)
 
 
-def _compared(
-    rows: Sequence[Row], reference: str, metric: str, better: Better, *, two_sided: bool
-) -> tuple[Row, ...]:
+def _compared(rows: Sequence[Row], reference: str, *, two_sided: bool) -> tuple[Row, ...]:
     """Return the rows with their differences from the reference, and p-values corrected by Holm."""
-    values = next(_finals(row.runs, metric) for row in rows if row.label == reference)
+    other = next(row for row in rows if row.label == reference)
     versus = {
         row.label: difference
         for row in rows
-        if row.label != reference
-        and (
-            difference := paired_difference(
-                _finals(row.runs, metric), values, better, two_sided=two_sided
-            )
-        )
+        if row.label != reference and (difference := against(row, other, two_sided=two_sided))
     }
     tested = {
         label: difference.p for label, difference in versus.items() if difference.p is not None
@@ -92,7 +297,13 @@ def _compared(
     )
 
 
-def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
+def against(row: Row, reference: Row, *, two_sided: bool = False) -> Comparison | None:
+    """Return a row's differences from another, paired by seed, and their p-value."""
+    better: Better = row.measure.better
+    return paired_difference(row.finals(), reference.finals(), better, two_sided=two_sided)
+
+
+def _check_metric(runs: Sequence[FinishedRun], metric: str) -> None:
     if any(run.last(metric) is not None for run in runs):
         return
     last_lines = [line for run in runs for line in run.rounds[-1:]]
@@ -103,7 +314,7 @@ def _check_metric(runs: Sequence[RunFiles], metric: str) -> None:
     raise ReportError(f"no run has {metric!r}; columns: {', '.join(columns) or without}")
 
 
-def _target_of_paper(runs: Sequence[RunFiles]) -> float | None:
+def _target_of_paper(runs: Sequence[FinishedRun]) -> float | None:
     """Return the target that all recipes share, as a fraction, or None."""
     percents = {run.recipe.get("paper", {}).get("target_accuracy") for run in runs}
     percent = percents.pop() if len(percents) == 1 else None
@@ -121,20 +332,16 @@ def _reference(name: str, groups: Sequence[RunGroup]) -> RunGroup:
     raise ReportError(f"unknown reference {name!r}{did_you_mean(name, labels)}")
 
 
-def _finals(runs: Iterable[RunFiles], metric: str) -> dict[int, float]:
-    return {run.seed: value for run in runs if (value := run.last(metric)) is not None}
-
-
 def _row(
     members: RunGroup,
     metric: str,
-    better: Better,
+    measure: Metric,
     target_accuracy: float | None,
 ) -> Row:
-    runs = members.runs
+    runs, better = members.runs, measure.better
     ends = [end for run in runs if (end := summary(run.rounds, metric, better, run.kept))]
 
-    def over_seeds(value: Callable[[RunFiles], float]) -> Estimate | None:
+    def over_seeds(value: Callable[[FinishedRun], float]) -> Estimate | None:
         return estimate([value(run) for run in runs if run.rounds])
 
     return Row(
@@ -142,18 +349,20 @@ def _row(
         method=members.method,
         settings=members.settings,
         runs=runs,
+        metric=metric,
+        measure=measure,
         final=estimate([end["final"] for end in ends], interval=True),
         last10=estimate([end["last10_mean"] for end in ends if end["last10_count"] == LAST]),
         best=estimate([end["best"] for end in ends]),
         up=over_seeds(lambda run: run.total("comm/up_bytes")),
         down=over_seeds(lambda run: run.total("comm/down_bytes")),
         target=None if target_accuracy is None else _target(runs, metric, target_accuracy, better),
-        paper=_paper(runs[0], members.method),
+        paper=paper_numbers(runs[0].recipe.get("paper", {}), members.method),
         epsilon=max((e for run in runs if (e := run.last(EPSILON)) is not None), default=None),
     )
 
 
-def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) -> Target | None:
+def _target(runs: Sequence[FinishedRun], metric: str, goal: float, better: Better) -> Target | None:
     sign = 1 if better == "higher" else -1
     reached = 0
     rounds_to_goal, up_bytes, down_bytes = [], [], []
@@ -175,11 +384,102 @@ def _target(runs: Sequence[RunFiles], metric: str, goal: float, better: Better) 
     return Target(reached, *estimates) if estimates else None
 
 
-def _paper(run: RunFiles, method: str) -> Paper | None:
-    printed = run.recipe.get("paper", {})
+def paper_numbers(printed: RecipeTable, method: str) -> Paper | None:
+    """Return what the section ``[paper]`` of a recipe says of a method."""
     pair = printed.get("accuracy", {}).get(method)
     bits = printed.get("communication", {}).get(method)
     if pair is None and bits is None:
         return None
     accuracy = None if pair is None else tuple(value / 100 for value in pair)
     return Paper(printed.get("source", ""), accuracy, bits, tuple(printed.get("departs", ())))
+
+
+SIGNIFICANT = 0.05
+FEW_SEEDS = 5  # with fewer seeds an interval is little more than the range of the values
+
+
+def notes_on(
+    rows: Sequence[Row], metric: str, reference: str | None, *, two_sided: bool = False
+) -> list[str]:
+    """Return one sentence per note: on single rows, on all rows, on pairs of rows."""
+    notes = [note for row in rows for note in _notes_on_row(row, metric)]
+    few = [len(row.runs) for row in rows if 1 < len(row.runs) < FEW_SEEDS]
+    if few:
+        notes.append(f"with {min(few)} seeds the interval is little more than the seeds' range")
+    if len({row.settings.get("evaluate.on", "client") for row in rows}) > 1:
+        notes.append(
+            "mixed metrics: some runs are tested on each client's own rows, others on the whole "
+            "test set"
+        )
+    data_sets = {str(row.settings.get("data.name")) for row in rows}
+    if len(data_sets) > 1:
+        notes.append(f"different data sets: {', '.join(sorted(data_sets))}")
+    if reference is not None:
+        notes += _notes_on_pairs(rows, reference, two_sided=two_sided)
+    departures = sorted({row.paper.departs for row in rows if row.paper and row.paper.departs})
+    return notes + [
+        f"these runs depart from the paper's settings: {', '.join(settings)}"
+        for settings in departures
+    ]
+
+
+def _notes_on_row(row: Row, metric: str) -> list[str]:
+    notes = [note for run in row.runs for note in _notes_on_run(run, metric)]
+    missing = [run.folder for run in row.runs if run.rounds and run.last(metric) is None]
+    if missing:
+        notes.append(f"{row.label}: {len(missing)} of {len(row.runs)} runs have no {metric}")
+    fewest, most = row.rounds
+    if fewest != most:
+        notes.append(f"{row.label}: its seeds are at different rounds, {fewest} to {most}")
+    return notes
+
+
+def _notes_on_run(run: FinishedRun, metric: str) -> list[str]:
+    notes = []
+    if run.kept is not None:
+        notes.append(f"{run.folder}: round {run.kept} of {run.done} counts, by validation data")
+    if not run.finished:
+        notes.append(f"{run.folder} is unfinished: round {run.done} of {run.planned}")
+    refused = [upload for line in run.rounds for upload in line.get("refused") or ()]
+    if refused:
+        uploads = "1 upload was" if len(refused) == 1 else f"{len(refused)} uploads were"
+        reason = refused[0].get("reason")
+        notes.append(f"{run.folder}: {uploads} refused; reason of the first: {reason}")
+    late = sum(len(line.get("late") or ()) for line in run.rounds)
+    absent = sum(len(line.get("absent") or ()) for line in run.rounds) - late
+    if late:
+        notes.append(f"{run.folder}: replies that came too late and were not used: {late}")
+    if absent > 0:
+        notes.append(f"{run.folder}: clients asked that did not answer, over all rounds: {absent}")
+    rounds, _ = run.column(metric)
+    if rounds and rounds[-1] != run.done:
+        notes.append(
+            f"{run.folder}: its last value of {metric} is from round {rounds[-1]}, not {run.done}"
+        )
+    return notes
+
+
+def _notes_on_pairs(rows: Sequence[Row], reference: str, *, two_sided: bool) -> list[str]:
+    compared = [row for row in rows if row.label != reference]
+    notes = [
+        f"{row.label} has no seed in common with {reference}: not compared"
+        for row in compared
+        if row.versus is None
+    ]
+    pairs = [row.versus.difference.count for row in compared if row.versus]
+    tests = sum(bool(row.versus and row.versus.p is not None) for row in compared)
+    if not pairs:
+        return notes
+    least = smallest_p(min(pairs), two_sided=two_sided)
+    if min(1.0, max(1, tests) * least) < SIGNIFICANT:
+        return notes
+    count, sides = min(pairs), "two-sided" if two_sided else "one-sided"
+    corrected = f", {min(1.0, tests * least):.4g} after Holm's correction" if tests > 1 else ""
+    enough = _enough(max(1, tests), two_sided=two_sided)
+    few = f"{count} pair{'s' if count > 1 else ''}: the smallest p possible is {least:.4g} {sides}"
+    return [*notes, f"{few}{corrected}; p < {SIGNIFICANT} takes {enough} seeds"]
+
+
+def _enough(tests: int, *, two_sided: bool) -> int:
+    """Return the fewest pairs whose smallest p is significant after Holm's correction."""
+    return math.floor(math.log2(tests * (2 if two_sided else 1) / SIGNIFICANT)) + 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
+from fedgist.report.comparison import Study, common_column, group
 from fedgist.report.drawing import (
     HEIGHT,
     INK,
@@ -22,10 +23,8 @@ from fedgist.report.drawing import (
     write_png,
 )
 from fedgist.report.plot_elements import End, byte_ticks, name_ends, whole_ticks
-from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import common_column, group
-from fedgist.report.study_rows import Study
 from fedgist.runs.columns import ACCURACY, measured, spread_of
+from fedgist.runs.finished.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +39,7 @@ class RunLines:
     ``low`` is the start of the metric's axis; None leaves the start to matplotlib.
     """
 
-    rows: tuple[tuple[str, Sequence[RunFiles]], ...]
+    rows: tuple[tuple[str, Sequence[FinishedRun]], ...]
     metric: str
     measure: Metric
     target: float | None = None
@@ -53,17 +52,17 @@ def lines_of(study: Study) -> RunLines:
     return RunLines(rows, study.metric, study.measure, study.target_accuracy)
 
 
-def lines_of_runs(runs: Sequence[RunFiles]) -> RunLines:
+def lines_of_runs(runs: Sequence[FinishedRun]) -> RunLines:
     """Return the lines to draw for runs: one per setting over all seeds, in their main metric."""
     whole = [run for run in runs if run.recipe]
     metric = common_column(whole) if whole else ACCURACY
     measure = measured(metric, whole[0].metrics) if whole else measured(metric)
     groups, _ = group(whole)
-    return RunLines(tuple((row.label, row.runs) for row in groups), metric, measure)
+    return RunLines(tuple((rows.label, rows.runs) for rows in groups), metric, measure)
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartCurve:
     """The mean over seeds by round, the limits of its band, and the cumulative bytes sent."""
 
     rounds: list[int]
@@ -73,7 +72,7 @@ class Curve:
     sent: list[float]
 
 
-def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
+def curve(row: Sequence[FinishedRun], metric: str) -> ChartCurve | None:
     """Return the curve of a row at the rounds that all its runs have, or None without runs."""
     runs = [run for run in row if run.column(metric)[0]]
     if not runs:
@@ -93,7 +92,7 @@ def curve(row: Sequence[RunFiles], metric: str) -> Curve | None:
     high = [mean + half for mean, half in zip(means, band, strict=True)]
     totals = [run.sent() for run in runs]
     sent = [statistics.fmean([sum(total[r]) for total in totals]) for r in rounds]
-    return Curve(rounds, means, low, high, sent)
+    return ChartCurve(rounds, means, low, high, sent)
 
 
 def by_round(lines: RunLines) -> Picture:
@@ -135,16 +134,16 @@ def _draw(lines: RunLines, axes: Axes, *, by_bytes: bool) -> FigureTable:
     table: FigureTable = [["row", "round", "bytes", "mean", "low", "high"]]
     ends, silent, sent = [], [], [0.0]
     for i, (label, runs) in enumerate(lines.rows):
-        values = curve(runs, lines.metric)
-        if values is None or not values.rounds:
+        points = curve(runs, lines.metric)
+        if points is None or not points.rounds:
             continue
-        columns = (values.rounds, values.sent, values.mean, values.low, values.high)
+        columns = (points.rounds, points.sent, points.mean, points.low, points.high)
         table += [[label, *line] for line in zip(*columns, strict=True)]
-        last = scale * values.mean[-1]
-        if by_bytes and not any(values.sent):
+        last = scale * points.mean[-1]
+        if by_bytes and not any(points.sent):
             silent.append((i, last, label))
             continue
-        x: Sequence[float] = values.sent if by_bytes else values.rounds
+        x: Sequence[float] = points.sent if by_bytes else points.rounds
         _line(axes, i, x, [[scale * v for v in column] for column in columns[2:]])
         ends.append(End(i, x[-1], last, label))
         sent += [value for value in x if by_bytes and value]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgist.errors import ReportError, printable
-from fedgist.report.escapes import csv_text
+from fedgist.report.formatting import csv_text
 from fedgist.runs import atomic_files
 
 if TYPE_CHECKING:

@@ -1,15 +1,270 @@
-"""Figures of saved features: 2-dimensional features directly, others by t-SNE."""
+"""Figures of saved features: 2-dimensional features directly, others by t-SNE.
+
+A t-SNE embedding is computed once and cached in the run's folder.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
+import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedgist.report.drawing import FigureTable, Picture, new_figure
-from fedgist.report.feature_map import Points, tsne_points
-from fedgist.report.feature_plane import Plane, draw_plane, plane
-from fedgist.report.plot_elements import groups
-from fedgist.report.study_rows import Row, Study
-from fedgist.runs.record import FEATURES
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedgist.report.comparison import Row, Study
+from fedgist.report.drawing import INK, FigureTable, Picture, color, new_figure, short
+from fedgist.report.plot_elements import SIGNS, groups, legend_of
+from fedgist.runs import atomic_files
+from fedgist.runs.record import FEATURES, to_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CACHE = "features-tsne.json"
+MOST_POINTS = 1000  # more points take long and add nothing to the figure
+FEWEST_POINTS = 4  # t-SNE needs at least this number
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedFeatures:
+    """The saved features of a run: ``features`` (points, width), ``clients``, ``labels`` (points,).
+
+    ``heads`` are the weights (clients, classes, width) and biases (clients, classes) of the
+    clients' heads, by client number, or None if they were not saved.
+    """
+
+    features: np.ndarray
+    clients: np.ndarray
+    labels: np.ndarray
+    digest: str
+    heads: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def saved(folder: Path, name: str = FEATURES) -> SavedFeatures | None:
+    """Return the features saved in a run's folder, or None if the file is damaged."""
+    blob = (folder / name).read_bytes()
+    try:
+        arrays = safetensors.numpy.load(blob)
+        features, clients, labels = (arrays[name] for name in ("features", "client", "label"))
+        heads = (arrays["weight"], arrays["bias"]) if "weight" in arrays else None
+    except (safetensors.SafetensorError, KeyError):
+        return None
+    fits = _fit_each_other(features, clients, labels)
+    if not fits or (heads and not _are_heads_of(*heads, features, clients)):
+        return None
+    return SavedFeatures(features, clients, labels, hashlib.sha256(blob).hexdigest(), heads)
+
+
+def tsne_points(folder: Path) -> tuple[Points, list[int], list[int]] | None:
+    """Return t-SNE points (van der Maaten and Hinton 2008), their clients and their classes.
+
+    The points are computed once and cached in the folder. None if the features are damaged.
+    """
+    features = saved(folder)
+    if features is None:
+        return None
+    count = len(features.features)
+    picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
+    points = _cached_points(folder / CACHE, features.digest)
+    if points is None or len(points) != len(picks):
+        points = arranged(features.features[picks])
+        with contextlib.suppress(OSError, ValueError):  # the folder may be read-only
+            text = to_json({"of": features.digest, "points": points}) + "\n"
+            atomic_files.write(folder / CACHE, text)
+    return points, features.clients[picks].tolist(), features.labels[picks].tolist()
+
+
+def _fit_each_other(features: np.ndarray, clients: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether features (points, width) have one client and one class per point."""
+    numbers = np.issubdtype(features.dtype, np.floating)
+    counts = all(np.issubdtype(array.dtype, np.integer) for array in (clients, labels))
+    one_each = clients.shape == labels.shape == features.shape[:1]
+    return bool(numbers and counts and one_each and len(features.shape[1:]) == 1 and len(features))
+
+
+def _are_heads_of(
+    weight: np.ndarray, bias: np.ndarray, features: np.ndarray, clients: np.ndarray
+) -> bool:
+    """Return whether there is one finite head per client, of the features' width."""
+    count, width = len(np.unique(clients)), features.shape[1]
+    fits = weight.shape == (count, *bias.shape[1:], width) and bias.shape[:1] == (count,)
+    return bool(fits and all(np.isfinite(array).all() for array in (weight, bias, features)))
+
+
+def _cached_points(path: Path, digest: str) -> Points | None:
+    try:
+        cache = json.loads(path.read_text(encoding="utf-8"))
+        points = [(float(x), float(y)) for x, y in cache["points"]]
+        return points if cache["of"] == digest and np.isfinite(points).all() else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def arranged(features: np.ndarray) -> Points:
+    """Return the t-SNE point of each row of features (points, width)."""
+    from sklearn.manifold import TSNE  # noqa: PLC0415  # a slow import that other pages do not need
+
+    count = len(features)
+    if count < FEWEST_POINTS or not np.isfinite(features).all():
+        return [(float(i), 0.0) for i in range(count)]
+    tsne = TSNE(2, perplexity=min(30.0, (count - 1) / 3), init="pca", random_state=0, n_jobs=1)
+    return [(float(x), float(y)) for x, y in tsne.fit_transform(features.astype(np.float64))]
+
+
+MARGIN = 0.06  # margin around the points, as a share of their range
+AXES = 2  # dimensions of a plane
+TICKS = 0.08  # room for tick labels below the axes, as a share of their height
+STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2)))  # line styles of the first, second, ... head
+
+Box = tuple[float, float, float, float]  # left, right, bottom, top
+
+
+@dataclass(frozen=True)
+class Border:
+    """A line segment on which a head gives two classes the same, highest logit."""
+
+    head: int
+    classes: tuple[int, int]
+    start: tuple[float, float]
+    end: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Points with their clients and classes, and the decision borders of each distinct head."""
+
+    points: Points
+    clients: list[int]
+    labels: list[int]
+    borders: tuple[Border, ...] = ()
+    heads: tuple[tuple[int, ...], ...] = ()  # the clients of each head
+
+
+def plane(folder: Path) -> Plane | None:
+    """Return a run's features and its heads' borders; None unless features have 2 dimensions."""
+    kept = saved(folder)
+    if kept is None or kept.heads is None or kept.features.shape[1] != AXES:
+        return None
+    count = len(kept.features)
+    picks = np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int)
+    box = box_of(kept.features)
+    by_head: dict[bytes, list[int]] = {}
+    clients = np.unique(kept.clients)
+    for place, (weight, bias) in enumerate(zip(*kept.heads, strict=True)):
+        by_head.setdefault(weight.tobytes() + bias.tobytes(), []).append(place)
+    borders = [
+        border
+        for number, places in enumerate(by_head.values())
+        for border in borders_of(kept.heads[0][places[0]], kept.heads[1][places[0]], box, number)
+    ]
+    return Plane(
+        [(float(x), float(y)) for x, y in kept.features[picks]],
+        kept.clients[picks].tolist(),
+        kept.labels[picks].tolist(),
+        tuple(borders),
+        tuple(tuple(int(clients[place]) for place in places) for places in by_head.values()),
+    )
+
+
+def box_of(points: np.ndarray) -> Box:
+    """Return the limits of a box around points (points, 2), with a margin."""
+    low, high = points.min(0), points.max(0)
+    margin = MARGIN * np.maximum(high - low, 1e-6)
+    (left, bottom), (right, top) = low - margin, high + margin
+    return float(left), float(right), float(bottom), float(top)
+
+
+def borders_of(weight: np.ndarray, bias: np.ndarray, box: Box, head: int = 0) -> Iterator[Border]:
+    """Yield the line segments in a box at which the class with the highest logit changes.
+
+    The logits of a point z are ``weight`` z + ``bias``, with weight (classes, 2) and bias
+    (classes,). The border of two classes lies on a line with coordinate t. Each side of the box
+    and each other class gives one linear condition on t.
+    """
+    weight, bias = weight.astype(float), bias.astype(float)
+    left, right, bottom, top = box
+    for i, j in itertools.combinations(range(len(bias)), 2):
+        normal, offset = weight[i] - weight[j], bias[i] - bias[j]
+        if not (square := float(normal @ normal)):
+            continue
+        start, step = -offset * normal / square, np.array([-normal[1], normal[0]])
+        others = [k for k in range(len(bias)) if k not in {i, j}]
+        at_least = [  # pairs (a, b): a t + b >= 0
+            *((step[d], start[d] - low) for d, low in enumerate((left, bottom))),
+            *((-step[d], high - start[d]) for d, high in enumerate((right, top))),
+            *(
+                (
+                    (weight[i] - weight[k]) @ step,
+                    (weight[i] - weight[k]) @ start + bias[i] - bias[k],
+                )
+                for k in others
+            ),
+        ]
+        first, last = _between(at_least)
+        if first < last:
+            ends = (start + t * step for t in (first, last))
+            start_point, end_point = ((float(x), float(y)) for x, y in ends)
+            yield Border(head, (i, j), start_point, end_point)
+
+
+def _between(conditions: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the least and largest t with a t + b >= 0 for all (a, b); (1, 0) if there is none."""
+    first, last = -math.inf, math.inf
+    for a, b in conditions:
+        if a > 0:
+            first = max(first, -b / a)
+        elif a < 0:
+            last = min(last, -b / a)
+        elif b < 0:
+            return 1.0, 0.0
+    return float(first), float(last)
+
+
+def draw_plane(
+    axes: Axes, shown: Plane, classes: Sequence[object] = (), clients: Sequence[object] = ()
+) -> FigureTable:
+    """Draw points, coloured by class and marked by client, and the borders; return the numbers.
+
+    ``classes`` and ``clients`` are names for the legend; numbers are shown without them.
+    """
+    table: FigureTable = [["what", "client", "class", "x", "y", "to x", "to y"]]
+    groups = list(zip(shown.clients, shown.labels, strict=True))
+    for (client, label), point in zip(groups, shown.points, strict=True):
+        table.append(["point", client, label, *point, "", ""])
+    for group in sorted(set(groups)):
+        some = [point for point, own in zip(shown.points, groups, strict=True) if own == group]
+        x, y = zip(*some, strict=True)
+        sign, hue = SIGNS[group[0] % len(SIGNS)], color(group[1])
+        axes.scatter(x, y, s=14, color=hue, marker=sign, alpha=0.6, linewidths=0)
+    for border in shown.borders:
+        axes.plot(
+            *zip(border.start, border.end, strict=True),
+            color=INK,
+            linestyle=STYLES[border.head % len(STYLES)],
+            linewidth=1.4,
+        )
+        names = " ".join(map(str, shown.heads[border.head])), "-".join(map(str, border.classes))
+        table.append(["border", *names, *border.start, *border.end])
+    marks = [(f"class {_name(i, classes)}", "s", color(i)) for i in sorted(set(shown.labels))]
+    owners = sorted(set(shown.clients))
+    marks += [(f"client {_name(i, clients)}", SIGNS[i % len(SIGNS)], INK) for i in owners]
+    legend_of(axes, marks, TICKS)
+    return table
+
+
+def _name(number: int, names: Sequence[object]) -> str:
+    return short(names[number] if 0 <= number < len(names) else number, 12)
+
 
 MOST_FIGURE_ROWS = 6  # number of rows with figures of features
 
@@ -31,8 +286,8 @@ def of_features(study: Study) -> Iterator[Picture]:
 
 
 def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
-    labels = names or ()
-    return [str(labels[i]) if 0 <= i < len(labels) else str(i) for i in numbers]
+    all_names = names or ()
+    return [str(all_names[i]) if 0 <= i < len(all_names) else str(i) for i in numbers]
 
 
 def _embedding(

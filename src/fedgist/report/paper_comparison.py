@@ -1,13 +1,37 @@
-"""Compare a reproduced table with the paper's numbers, column by column."""
+"""Tables of results beside a paper's numbers: one paper's table, or an experiment in detail.
+
+``fedgist reproduce`` prints the first, and the pages in ``docs/results`` have the second.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fedgist.recipe.reading import Recipe
-from fedgist.report.formatting import bits_text, printed
-from fedgist.report.sheet import Sheet
-from fedgist.report.study_rows import Row, Study
+from fedgist.recipe.schema import PaperSection
+from fedgist.report.comparison import Paper, Row, Study, against, paper_numbers
+from fedgist.report.formatting import Sheet, bits_text
+from fedgist.report.stats import Estimate, estimate
+from fedgist.report.tables import chance, printed_accuracy, shower
+
+TUNED = "eval/client/finetuned_accuracy_mean"
+NOT_RUN = "not yet run"
+PRINTED = "the paper's"
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a paper's table: what the paper printed, and ours if there are runs."""
+
+    label: str
+    method: str
+    paper: Paper | None = None
+    row: Row | None = None
+
+
+Cell = Callable[[PaperRow], str]
 
 
 def side_by_side(
@@ -21,13 +45,10 @@ def side_by_side(
     columns = ("method", *(f"{name} {whose}" for name in recipes for whose in ("ours", "paper")))
     accuracy, communication = [], []
     for method in methods:
-        accuracy_cells, communication_cells = [method], [method]
-        for name, recipe in recipes.items():
-            row = _row(studies.get(name), method)
-            accuracy_cells += _accuracy(row, recipe, method)
-            communication_cells += _communication(row, recipe, method)
-        accuracy.append(tuple(accuracy_cells))
-        communication.append(tuple(communication_cells))
+        rows = [_paper_row(studies.get(name), recipe, method) for name, recipe in recipes.items()]
+        accuracy.append((method, *(cell(row) for row in rows for cell in (_ours, _printed))))
+        sent = (cell(row) for row in rows for cell in (_bits_to_target, _printed_bits))
+        communication.append((method, *sent))
     sheets = [
         Sheet(
             "Accuracy in the last round, mean over clients (%)",
@@ -47,27 +68,10 @@ def side_by_side(
     return sheets if _targets(recipes) else sheets[:1]
 
 
-def _row(study: Study | None, method: str) -> Row | None:
-    return next((row for row in study.rows if row.method == method), None) if study else None
-
-
-def _accuracy(row: Row | None, recipe: Recipe, method: str) -> list[str]:
-    final = row.final if row else None
-    ours = f"{100 * final.mean:.2f}" if final else "-"
-    if final and final.error is not None:
-        ours += f" ± {100 * final.error:.2f}"
-    theirs = recipe.paper.accuracy.get(method)
-    return [ours, printed(theirs) if theirs else "-"]
-
-
-def _communication(row: Row | None, recipe: Recipe, method: str) -> list[str]:
-    target = row.target if row else None
-    mark = "" if target is None or target.by_all else " †"
-    printed = recipe.paper.communication.get(method)
-    return [
-        bits_text(8 * target.both.mean) + mark if target else "-",
-        bits_text(printed) if printed else "-",
-    ]
+def _paper_row(study: Study | None, recipe: Recipe, method: str) -> PaperRow:
+    rows = study.rows if study else ()
+    row = next((row for row in rows if row.method == method), None)
+    return PaperRow(method, method, paper_numbers(recipe.paper.model_dump(), method), row)
 
 
 def _seeds(studies: Mapping[str, Study]) -> str:
@@ -78,3 +82,184 @@ def _seeds(studies: Mapping[str, Study]) -> str:
 def _targets(recipes: Mapping[str, Recipe]) -> str:
     percents = {name: recipe.paper.target_accuracy for name, recipe in recipes.items()}
     return ", ".join(f"{name} {percent:g} %" for name, percent in percents.items() if percent)
+
+
+def accuracies(
+    rows: Sequence[PaperRow],
+    local: str,
+    reference: str,
+    *,
+    at: int = 0,
+    comparable: bool = True,
+) -> Sheet:
+    """Return our results beside the paper's numbers, with differences and tests.
+
+    Parameters
+    ----------
+    local
+        Method of local training, from which differences are shown.
+    reference
+        Method of the paper's test: that it is better than the others.
+    at
+        A round whose value is shown as well; 0 for none.
+    comparable
+        Whether our numbers can be compared with the paper's.
+    """
+    columns: dict[str, Cell] = {
+        "": lambda row: row.label,
+        "rounds": _of(lambda row: str(row.rounds[1])),
+        "seeds": _of(lambda row: str(row.final.count if row.final else 0)),
+        "ours": lambda row: _ours(row) if row.row else NOT_RUN,
+        PRINTED: _printed,
+        "difference": lambda row: _difference(row) if comparable else "-",
+        "against local training": lambda row: _gain(row, _reference(rows, local, row)),
+        f"p against {reference}": lambda row: _p(row, _reference(rows, reference, row)),
+        f"after {at} rounds": _of(lambda row: _after(row, at) if at else "-"),
+        "best round": _of(lambda row: shower(row.measure)(row.best)),
+    }
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        lines.append(tuple(cell(row) for cell in columns.values()))
+        if row.row and (tuned := _mean(row.row.finals(TUNED))):
+            ours = shower(row.row.measure)(tuned)
+            cells = (f"{row.label}, fine-tuned", lines[-1][1], str(tuned.count), ours)
+            lines.append((*cells, *["-"] * (len(columns) - len(cells))))
+    return Sheet("Accuracy", tuple(columns), tuple(lines)).filled()
+
+
+def _of(value: Callable[[Row], str]) -> Cell:
+    return lambda row: value(row.row) if row.row else "-"
+
+
+def _after(row: Row, number: int) -> str:
+    return shower(row.measure)(_mean(row.at(number)))
+
+
+def _mean(values: Mapping[int, float]) -> Estimate | None:
+    return estimate([*values.values()])
+
+
+def _ours(row: PaperRow) -> str:
+    return shower(row.row.measure)(row.row.final) if row.row else "-"
+
+
+def _printed(row: PaperRow) -> str:
+    return printed_accuracy(row.paper)
+
+
+def _difference(row: PaperRow) -> str:
+    """Return the difference from the paper's number, also in standard errors of both together."""
+    ours, theirs = row.row and row.row.final, row.paper and row.paper.accuracy
+    if row.row is None or not ours or not theirs or _cut(row.row):
+        return "-"
+    mean, *error = theirs
+    away = ours.mean - mean
+    both = math.hypot(ours.error, *error) if ours.error is not None and error else None
+    return f"{100 * away:+.2f}" + (f" ({away / both:+.1f} s.e.)" if both else "")
+
+
+def _cut(row: Row) -> set[str]:
+    """Return what a row says of another number of rounds than its recipe's."""
+    departs = row.runs[0].recipe.get("paper", {}).get("departs", [])
+    return {text for text in departs if text.startswith("train.num_rounds")}
+
+
+def _reference(rows: Sequence[PaperRow], method: str, beside: PaperRow) -> Row | None:
+    """Return the one row of a method, if a row can be compared with it.
+
+    It cannot if it is not clear which row is meant, or if one of both was cut to fewer rounds than
+    its recipe has.
+    """
+    of_method = [row for row in rows if row.method == method]
+    named = [row for row in of_method if row.label == method] or of_method
+    other = named[0].row if len(named) == 1 else None
+    if other is None or beside.row is None or beside.method == method:
+        return None
+    return other if _cut(other) == _cut(beside.row) else None
+
+
+def _gain(row: PaperRow, other: Row | None) -> str:
+    versus = against(row.row, other) if row.row and other else None
+    return shower(other.measure)(versus.difference, signed=True) if versus and other else "-"
+
+
+def _p(row: PaperRow, other: Row | None) -> str:
+    versus = against(row.row, other) if row.row and other else None
+    return chance(versus.p) if versus else "-"
+
+
+def communication(rows: Sequence[PaperRow], paper: PaperSection, fedavg: str) -> Sheet | None:
+    """Return the bits of a round and until the target, each also as a share of FedAvg's.
+
+    ``fedavg`` is the method's name. The result is None if no row sends anything.
+    """
+    most, printed = _bits_of_whole(rows, fedavg), paper.communication
+    share, until = "share of FedAvg's", f"to {paper.target_accuracy or 0:g} %"
+    columns: dict[str, Cell] = {
+        "": lambda row: row.label,
+        "a round": _of(lambda row: bits_text(_bits_of_round(row))),
+        share: _of(lambda row: _share(_bits_of_round(row), most)),
+        until: _bits_to_target,
+        "rounds": _of(lambda row: f"{row.target.rounds.mean:.1f}" if row.target else "-"),
+        "reached": _of(_reached),
+        f"{PRINTED} {until}": _printed_bits,
+        f"{PRINTED} {share}": lambda row: _share(
+            printed.get(row.method, 0.0), printed.get(fedavg, 0.0)
+        ),
+    }
+    sends = [row for row in rows if row.row and (_bits_of_round(row.row) or row.method in printed)]
+    lines = tuple(tuple(cell(row) for cell in columns.values()) for row in sends)
+    return Sheet("Communication", tuple(columns), lines).filled() if lines else None
+
+
+def _bits_of_round(row: Row) -> float:
+    sent = sum(part.mean for part in (row.up, row.down) if part)
+    return 8 * sent / max(1, row.rounds[1])
+
+
+def _bits_of_whole(rows: Sequence[PaperRow], fedavg: str) -> float:
+    """Return the bits of a round of FedAvg; 0 if it was not run, or no other method was."""
+    run = {row.label: row.row for row in rows if row.row}
+    whole = [row for label, row in run.items() if row.method.startswith(fedavg)]
+    return _bits_of_round(whole[0]) if whole and len(whole) < len(run) else 0.0
+
+
+def _share(part: float, whole: float) -> str:
+    return f"1/{whole / part:.{0 if whole > 10 * part else 1}f}" if part and whole > part else "-"
+
+
+def _bits_to_target(row: PaperRow) -> str:
+    target = row.row.target if row.row else None
+    mark = "" if target is None or target.by_all else " †"
+    return bits_text(8 * target.both.mean) + mark if target else "-"
+
+
+def _printed_bits(row: PaperRow) -> str:
+    return bits_text(row.paper.bits) if row.paper and row.paper.bits else "-"
+
+
+def _reached(row: Row) -> str:
+    return f"{row.target.reached} of {row.target.rounds.count}" if row.target else "-"
+
+
+def readings(
+    rows: Sequence[PaperRow], read: Mapping[str, Callable[[PaperRow], Mapping[int, float]]]
+) -> Sheet:
+    """Return what rows come to if the paper's numbers are read in other ways than ours.
+
+    ``read`` has functions that return a value for each seed, by the titles of their columns.
+    """
+    columns = ("", PRINTED, "last round", *read)
+    lines = []
+    for row in rows:
+        if row.row is None or row.paper is None or row.paper.accuracy is None:
+            continue
+        values = [row.row.finals(), *(value(row) for value in read.values())]
+        finals = [replace(row.row, final=_mean(by_seed)) for by_seed in values]
+        lines.append((row.label, _printed(row), *(_beside(row, ours) for ours in finals)))
+    return Sheet("Readings", columns, tuple(lines)).filled()
+
+
+def _beside(row: PaperRow, ours: Row) -> str:
+    read = replace(row, row=ours)
+    return f"{_ours(read)}, {_difference(read)}" if ours.final else "-"

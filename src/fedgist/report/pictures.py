@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgist.report.comparison import Row, Study
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
@@ -22,8 +23,7 @@ from fedgist.report.drawing import (
     new_figure,
     write_png,
 )
-from fedgist.report.feature_map import saved
-from fedgist.report.feature_pictures import of_features
+from fedgist.report.feature_pictures import of_features, saved
 from fedgist.report.plot_elements import (
     End,
     boxes,
@@ -33,9 +33,8 @@ from fedgist.report.plot_elements import (
     stacked_bars,
     whole_ticks,
 )
-from fedgist.report.run_files import RunFiles
-from fedgist.report.study_rows import Row, Study
 from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import CLIENTS, FEATURES, Line
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _over_clients(study: Study) -> Picture | None:
     return Picture("over-clients", "Over clients", caption, figure, table)
 
 
-def _last_of_clients(run: RunFiles) -> list[Line]:
+def _last_of_clients(run: FinishedRun) -> list[Line]:
     """Return the last round's evaluations of clients on their own rows."""
     lines = [line for line in run.clients.lines if line.get("split", "client") == "client"]
     last = max((line["round"] for line in lines), default=0)
@@ -147,7 +146,7 @@ def _traffic(study: Study) -> Picture | None:
     return Picture("bytes-by-round", "Bytes by round, up and down", caption, figure, table)
 
 
-def _by_number(run: RunFiles, key: str) -> dict[int, float]:
+def _by_number(run: FinishedRun, key: str) -> dict[int, float]:
     return {line["round"]: line.get(key) or 0 for line in run.rounds}
 
 
@@ -214,7 +213,7 @@ def _times(study: Study) -> Picture | None:
     return Picture("times", "Where time went", caption, figure, [["row", *parts], *rows])
 
 
-def _seconds(run: RunFiles) -> tuple[float, float, float]:
+def _seconds(run: FinishedRun) -> tuple[float, float, float]:
     """Return the seconds before the first round, in training, and in the rest of the rounds."""
     rounds = sum(float(line.get("time/round_s") or 0) for line in run.rounds)
     training = sum(float(line.get("time/train_s") or 0) for line in run.rounds)

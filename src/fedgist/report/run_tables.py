@@ -9,10 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from fedgist.core.metrics import ALL_ROWS
-from fedgist.report.formatting import bytes_text, duration, percent
-from fedgist.report.run_files import RunFiles
-from fedgist.report.run_groups import common_metric
-from fedgist.report.sheet import Sheet
+from fedgist.report.comparison import common_metric
+from fedgist.report.formatting import Sheet, bytes_text, duration, percent
 from fedgist.runs.columns import (
     DOWN_BYTES,
     EPSILON,
@@ -26,19 +24,20 @@ from fedgist.runs.columns import (
     of_server,
     spread_of,
 )
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import Line
 
 NONE = percent(None)  # the text of an empty cell
 
 
-def overview(runs: Sequence[RunFiles]) -> Sheet:
+def overview(runs: Sequence[FinishedRun]) -> Sheet:
     """Return a table with one row per run, or per set of seeds.
 
     Its columns are the final score (the objective's first metric, or the probe's), its spread over
     clients, the score of the server's models, and the bytes sent.
     """
     metric = common_metric(runs) if runs else ""
-    metrics = {name: run_metric for run in runs for name, run_metric in run.metrics.items()}
+    metrics = {name: shown for run in runs for name, shown in run.metrics.items()}
     score = metrics[metric].title.lower() if metric in metrics else metric or "accuracy"
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
     groups = [list(seeds) for _, seeds in by_folder]
@@ -49,9 +48,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
-        (_name(seeds), *(row[title] for title in titles), *_costs(seeds))
+        (_name(seeds), *(texts[title] for title in titles), *_costs(seeds))
         + ((epsilon_text(seeds[0].last(EPSILON)),) if private else ())
-        for seeds, row in zip(groups, cells, strict=True)
+        for seeds, texts in zip(groups, cells, strict=True)
     )
     return Sheet(
         "Round kept" if any(run.kept is not None for run in runs) else "Final round",
@@ -63,9 +62,9 @@ def overview(runs: Sequence[RunFiles]) -> Sheet:
 
 def _legend(titles: Sequence[str], models: Sequence[str]) -> str:
     over = "mean and spread over clients" if "spread" in titles else "mean of the server's models"
-    single_model = ["one model: a global one, all test rows"] if "one model" in titles else []
-    several_models = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
-    return "; ".join([over, *single_model, *several_models])
+    single = ["one model: a global one, all test rows"] if "one model" in titles else []
+    own = [f"{', '.join(models)}: the server's models, all test rows"] if models else []
+    return "; ".join([over, *single, *own])
 
 
 def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[str]:
@@ -74,7 +73,7 @@ def _filled(always: Sequence[str], cells: Sequence[Mapping[str, str]]) -> list[s
     return [t for t in titles if t in always or any(line[t] != NONE for line in cells)]
 
 
-def simulated(runs: Iterable[RunFiles]) -> list[str]:
+def simulated(runs: Iterable[FinishedRun]) -> list[str]:
     """Return a note on epsilons whose noise is public because it comes from a seed."""
     seeds = sorted({run.public_noise for run in runs if run.public_noise is not None})
     if not seeds:
@@ -88,28 +87,28 @@ def epsilon_text(epsilon: float | None) -> str:
     return NONE if epsilon is None else f"{epsilon:.3g}"
 
 
-def _name(seeds: Sequence[RunFiles]) -> str:
+def _name(seeds: Sequence[FinishedRun]) -> str:
     return seeds[0].called if len(seeds) == 1 else f"{seeds[0].called}, {len(seeds)} seeds"
 
 
-def _score(metric: str, seeds: Sequence[RunFiles]) -> str:
+def _score(metric: str, seeds: Sequence[FinishedRun]) -> str:
     return mean_and_error(_last_values(seeds, seeds[0].column_of(metric)))
 
 
-def _spread(metric: str, seeds: Sequence[RunFiles]) -> str:
+def _spread(metric: str, seeds: Sequence[FinishedRun]) -> str:
     spreads = _last_values(seeds, spread_of(seeds[0].column_of(metric)) or "")
     return percent(statistics.fmean(spreads)) if spreads else NONE
 
 
-def _one_model(metric: str, seeds: Sequence[RunFiles]) -> str:
+def _one_model(metric: str, seeds: Sequence[FinishedRun]) -> str:
     return mean_and_error(_last_values(seeds, of_all(metric)))
 
 
-def _score_of(model: str, metric: str, seeds: Sequence[RunFiles]) -> str:
+def _score_of(model: str, metric: str, seeds: Sequence[FinishedRun]) -> str:
     return mean_and_error(_last_values(seeds, of_server(model, ALL_ROWS, metric)))
 
 
-def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
+def _costs(seeds: Sequence[FinishedRun]) -> tuple[str, ...]:
     rounds = [run.done for run in seeds]
     return (
         str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}-{max(rounds)}",
@@ -118,11 +117,11 @@ def _costs(seeds: Sequence[RunFiles]) -> tuple[str, ...]:
     )
 
 
-def _folder_of_seeds(run: RunFiles) -> str:
+def _folder_of_seeds(run: FinishedRun) -> str:
     return str(run.folder.parent if run.folder.name.startswith("seed-") else run.folder)
 
 
-def _last_values(runs: Sequence[RunFiles], key: str) -> list[float]:
+def _last_values(runs: Sequence[FinishedRun], key: str) -> list[float]:
     return [value for run in runs if (value := run.last(key)) is not None]
 
 
@@ -136,7 +135,7 @@ def mean_and_error(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.2f} ± {100 * error:.2f} %"
 
 
-def by_round(run: RunFiles, most: int = 12) -> Sheet:
+def by_round(run: FinishedRun, most: int = 12) -> Sheet:
     """Return a table of at most ``most`` evenly spaced rounds of a run, including the last."""
     score = measured(run.main, run.metrics).title.lower()
     return rounds_sheet(f"{run.folder} {run.mark}".rstrip(), run.rounds, run.main, score, most)

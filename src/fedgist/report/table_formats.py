@@ -10,9 +10,8 @@ from rich.console import Group
 from rich.text import Text
 
 from fedgist.errors import printable
-from fedgist.report.escapes import csv_text, latex_text, markdown_text
-from fedgist.report.sheet import Sheet
-from fedgist.report.study_rows import Row, Study
+from fedgist.report.comparison import Row, Study
+from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.tables import sheets
 from fedgist.report.terminal import SheetView, words
 
@@ -40,13 +39,19 @@ def in_words(tables: Sequence[Sheet], notes: Sequence[str], form: Format) -> str
     return Group(*spaced, *(words(f"! {note}") for note in notes))
 
 
-def _markdown(sheet: Sheet) -> str:
+def markdown_table(sheet: Sheet) -> list[str]:
+    """Return the lines of a table in Markdown, without its title and caption."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
 
     rule = "|---" + "|---:" * (len(sheet.columns) - 1) + "|"
-    head = [f"**{markdown_text(sheet.title)}**", "", line(sheet.columns), rule]
-    return "\n".join([*head, *map(line, sheet.rows), "", markdown_text(sheet.caption), ""])
+    return [line(sheet.columns), rule, *map(line, sheet.rows)]
+
+
+def _markdown(sheet: Sheet) -> str:
+    head = [f"**{markdown_text(sheet.title)}**", ""]
+    return "\n".join([*head, *markdown_table(sheet), "", markdown_text(sheet.caption), ""])
 
 
 def _latex(sheet: Sheet) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from fedgist.core.metrics import Metric
-from fedgist.report.formatting import bits_text, bytes_text, percent, printed
+from fedgist.report.comparison import BEFORE, Paper, Row, Study, Target, against
+from fedgist.report.formatting import Sheet, bits_text, bytes_text, percent, printed
 from fedgist.report.run_tables import simulated
-from fedgist.report.sheet import Sheet
 from fedgist.report.stats import Estimate
-from fedgist.report.study_rows import Paper, Row, Study, Target
 from fedgist.runs.columns import over_clients, spread_of
 
 CAPTION = (
@@ -39,7 +39,7 @@ def sheets(study: Study) -> list[Sheet]:
 
 
 def _results(study: Study) -> Sheet:
-    show = _shower(study.measure)
+    show = shower(study.measure)
     columns: dict[str, Cell] = {
         "method": lambda row: row.label + (" *" if row.unfinished else ""),
         "final": lambda row: show(row.final),
@@ -52,7 +52,7 @@ def _results(study: Study) -> Sheet:
     if any(row.epsilon is not None for row in study.rows):
         columns["epsilon"] = lambda row: "-" if row.epsilon is None else f"{row.epsilon:.3g}"
     if any(row.paper and row.paper.accuracy for row in study.rows):
-        columns["paper"] = lambda row: _printed(row.paper)
+        columns["paper"] = lambda row: printed_accuracy(row.paper)
     papers = [row.paper for row in study.rows if row.paper]
     sources = dict.fromkeys(paper.source for paper in papers if paper.source)
     caption = [CAPTION, *(f"paper: {source}" for source in sources)]
@@ -66,12 +66,12 @@ def _differences(study: Study) -> Sheet | None:
     compared = [(row.label, row.versus) for row in study.rows if row.versus]
     if study.reference is None or not compared:
         return None
-    show = _shower(study.measure)
+    show = shower(study.measure)
     rows = []
     for label, versus in compared:
         difference = versus.difference
         numbers = (show(difference, signed=True), _interval(difference, show, signed=True))
-        chances = (_chance(versus.p), _chance(versus.p_holm))
+        chances = (chance(versus.p), chance(versus.p_holm))
         rows.append((label, *numbers, *chances, str(difference.count)))
     columns = ("method", "difference", "95 % interval", "p", "p (Holm)", "pairs")
     sides = (TWO_SIDED if study.two_sided else ONE_SIDED).format(study.reference)
@@ -81,7 +81,60 @@ def _differences(study: Study) -> Sheet | None:
     return Sheet(f"Against {study.reference}", columns, tuple(rows), caption)
 
 
-def _chance(p: float | None) -> str:
+def gains(rows: Sequence[Row], method: str) -> Sheet:
+    """Return the result of a method in each setting, and what the other methods add to it by pairs.
+
+    A row of the table holds the rows of a study that differ in nothing but their method.
+    """
+    varied, groups = _by_setting(rows)
+    others = [name for name in dict.fromkeys(row.method for row in rows) if name != method]
+    table = []
+    for values, by_method in groups.items():
+        base = by_method.get(method)
+        show = shower(next(iter(by_method.values())).measure)
+        level = (str(len(base.finals())), show(base.final)) if base else ("0", "-")
+        added = [
+            _gain(by_method[name], base, show) if name in by_method else "-" for name in others
+        ]
+        table.append((*values, *level, *added))
+    return Sheet("Gains", (*varied, "seeds", method, *others), tuple(table))
+
+
+def _gain(row: Row, base: Row | None, show: Callable[..., str]) -> str:
+    versus = against(row, base) if base else None
+    mark = " (old)" if row.is_old else ""
+    return show(versus.difference, signed=True) + mark if versus else "-"
+
+
+def _by_setting(rows: Sequence[Row]) -> tuple[list[str], dict[tuple[str, ...], dict[str, Row]]]:
+    """Return the settings in which rows differ apart from their method, and rows by method.
+
+    Rows with the same values of these settings, which are their key, stand together.
+    """
+    keys = sorted({key for row in rows for key in row.settings})
+    varied = [
+        key
+        for key in keys
+        if not key.startswith(("method.", BEFORE))
+        and len({str(row.settings.get(key)) for row in rows}) > 1
+    ]
+    groups: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in rows:
+        values = tuple(str(row.settings[key]) for key in varied)
+        groups.setdefault(values, {})[row.method] = row
+    return varied, dict(sorted(groups.items(), key=lambda item: [_order(v) for v in item[0]]))
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Return the key by which values of settings are sorted: numbers by bytes_text, then texts."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
+
+
+def chance(p: float | None) -> str:
+    """Return a p-value as text."""
     return "-" if p is None else f"{p:.3g}"
 
 
@@ -143,7 +196,8 @@ def _title(study: Study) -> str:
     return f"{study.measure.title}, mean over clients{unit}" if main else study.metric
 
 
-def _shower(measure: Metric) -> Callable[..., str]:
+def shower(measure: Metric) -> Callable[..., str]:
+    """Return the function that shows estimates of a metric: a mean and its standard error."""
     scale, digits = (100, 2) if measure.unit == "fraction" else (1, 4)
 
     def show(value: Estimate | None, *, signed: bool = False) -> str:
@@ -170,7 +224,8 @@ def _with_error(value: Estimate, show: Callable[[float], str]) -> str:
     return show(value.mean) if value.error is None else f"{show(value.mean)} ± {show(value.error)}"
 
 
-def _printed(paper: Paper | None) -> str:
+def printed_accuracy(paper: Paper | None) -> str:
+    """Return a paper's accuracy as percent, with its standard error if it was printed."""
     if paper is None or paper.accuracy is None:
         return "-"
     return printed(100 * value for value in paper.accuracy)

@@ -2,11 +2,14 @@
 
 A name may contain anything: brackets that rich would read as markup, or sequences that move the
 cursor or rename the window. Here brackets are printed as brackets, and unprintable characters as
-escape sequences. No other module creates a console or writes to one.
+escape sequences. No other module creates a console or writes to one. Characters that the output's
+encoding lacks are replaced by ASCII.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgist.errors import printable
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet
 
 GAP = 2  # columns between two columns of a sheet
 NARROW = 24  # smallest width for the rows' names if a sheet does not fit
@@ -127,3 +130,32 @@ def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:
     for row in sheet.rows:
         table.add_row(*(words(row[i]) for i in block))
     return table
+
+
+HANDLER = "fedgist.plain"
+PLAIN = {
+    **dict(zip("●○▲△■□◆◇", "ox^v#=%+", strict=True)),
+    **dict(zip("▁▂▃▄▅▆▇█", "._-~=+*#", strict=True)),
+    **dict(zip("·░▒▓", ".:+*", strict=True)),
+    **dict(zip("┤└─━", "|+-=", strict=True)),
+    "±": "+-",
+    "†": "*",
+    "…": "..",
+    "ε": "epsilon",
+}
+
+
+def use_plain_signs() -> None:
+    """Make standard output and error replace unencodable characters instead of failing."""
+    codecs.register_error(HANDLER, _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # notebooks and tests replace the streams
+            stream.reconfigure(errors=HANDLER)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """Return the replacement of unencodable characters, and the position after them."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign, "?") for sign in signs), error.end

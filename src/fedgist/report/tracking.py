@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from fedgist.errors import ReportError, did_you_mean, first_line, printable
 from fedgist.recipe.reading import flat
-from fedgist.report.run_files import RunFiles
 from fedgist.runs.atomic_files import room_for
+from fedgist.runs.finished.finished_run import FinishedRun
 
 MOST_PARAMETER = 500  # maximal characters of a parameter in MLflow
 
@@ -22,7 +22,7 @@ MOST_PARAMETER = 500  # maximal characters of a parameter in MLflow
 class Tracker(Protocol):
     """A destination of rounds."""
 
-    def send(self, run: RunFiles) -> int:
+    def send(self, run: FinishedRun) -> int:
         """Send the new rounds; return their number."""
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class TensorBoard:
         self.writers: dict[Path, Any] = {}
         self.sent: dict[Path, int] = {}
 
-    def send(self, run: RunFiles) -> int:
+    def send(self, run: FinishedRun) -> int:
         """Send the new rounds; return their number.
 
         The first call replaces the event files that an earlier process wrote for this run, which it
@@ -76,7 +76,7 @@ class TensorBoard:
         for writer in self.writers.values():
             writer.close()
 
-    def _open(self, run: RunFiles) -> Any:
+    def _open(self, run: FinishedRun) -> Any:
         name = "-".join(run.folder.parts[-3:]).strip("/")
         if not self.folder and run.folder.is_file():
             raise ReportError(
@@ -120,12 +120,12 @@ class MLflow:
         except self.error as error:
             raise ReportError(f"MLflow: {first_line(error)}") from error
 
-    def send(self, run: RunFiles) -> int:
+    def send(self, run: FinishedRun) -> int:
         """Send the new rounds; return their number. A run is recognized by its folder."""
         with self._answering():
             return self._send(run)
 
-    def _send(self, run: RunFiles) -> int:
+    def _send(self, run: FinishedRun) -> int:
         if run.folder not in self.ids:
             self.ids[run.folder], self.sent[run.folder] = self._open(run)
         run_id = self.ids[run.folder]
@@ -147,7 +147,7 @@ class MLflow:
             for folder in self.running:
                 self.client.set_terminated(self.ids[folder], "KILLED")
 
-    def _open(self, run: RunFiles) -> tuple[str, int]:
+    def _open(self, run: FinishedRun) -> tuple[str, int]:
         """Return the id of the existing or new run in MLflow, and its last round."""
         name = str(run.recipe.get("data", {}).get("name", "fedgist"))
         experiment = self.client.get_experiment_by_name(name)
@@ -166,7 +166,7 @@ class MLflow:
             self.client.delete_run(run_id)  # the folder holds a newer run
         return self._create(run, number, mark), -1
 
-    def _create(self, run: RunFiles, experiment: str, mark: str) -> str:
+    def _create(self, run: FinishedRun, experiment: str, mark: str) -> str:
         tags = {"fedgist.id": mark, "fedgist.folder": printable(str(run.folder.resolve()))}
         created = self.client.create_run(
             experiment, run_name=printable(f"{run.called} seed {run.seed}"), tags=tags

@@ -1,4 +1,4 @@
-"""Plot a metric against a varied setting, with one line for each of the other settings."""
+"""A metric against a varied setting, as a table or a figure: a line for each other setting."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError, did_you_mean, shown
+from fedgist.report.comparison import Row, Study, group_labels
 from fedgist.report.drawing import (
     HEIGHT,
     STYLE,
@@ -19,10 +20,10 @@ from fedgist.report.drawing import (
     matplotlib,
     new_figure,
 )
+from fedgist.report.formatting import Sheet
 from fedgist.report.plot_elements import End, name_ends
-from fedgist.report.run_groups import group_labels
 from fedgist.report.stats import Estimate
-from fedgist.report.study_rows import Row, Study
+from fedgist.report.tables import shower
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,17 +40,39 @@ class VariedLine:
     without: Estimate | None = None
 
 
-def varied(study: Study, key: str) -> list[VariedLine]:
+def varied(rows: Sequence[Row], key: str) -> list[VariedLine]:
     """Return one line for each group of rows that differ only in the setting ``key``."""
-    keys = {name for row in study.rows for name in row.settings}
+    keys = {name for row in rows for name in row.settings}
     if key not in keys:
         raise ReportError(f"no run has the setting {key!r:.80}{did_you_mean(key, sorted(keys))}")
     groups: dict[str, list[Row]] = {}
-    for row in study.rows:
+    for row in rows:
         text = json.dumps({**row.settings, key: None}, sort_keys=True, default=str)
         groups.setdefault(text, []).append(row)
-    names = group_labels([{**rows[0].settings, key: None} for rows in groups.values()])
-    return [_line(name, rows, key) for name, rows in zip(names, groups.values(), strict=True)]
+    with_it = {
+        text: {**alike[0].settings, key: None}
+        for text, alike in groups.items()
+        if any(row.settings.get(key) is not None for row in alike)
+    }
+    names = dict(zip(with_it, group_labels([*with_it.values()]), strict=True))
+    # a line without the setting is one row, which keeps its name
+    return [_line(names.get(t, alike[0].label), alike, key) for t, alike in groups.items()]
+
+
+def sheet(lines: Sequence[VariedLine], measure: Metric, shown: Sequence[float] = ()) -> Sheet:
+    """Return a table with a column for each value of the setting, or for those of ``shown``."""
+    show = shower(measure)
+    points = [dict(line.points) for line in lines]
+    values = sorted({value for line in points for value in line})
+    rows = tuple(
+        (line.label, *(show(of_line.get(value)) for value in values), show(line.without))
+        for line, of_line in zip(lines, points, strict=True)
+    )
+    columns = ("", *(f"{value:g}" for value in values), "without it")
+    kept = [i for i, value in enumerate(values, 1) if value in (shown or values)]
+    places = [0, *kept, len(columns) - 1]
+    chosen = tuple(tuple(row[i] for i in places) for row in rows)
+    return Sheet(measure.title, tuple(columns[i] for i in places), chosen).filled()
 
 
 def _line(label: str, rows: Sequence[Row], key: str) -> VariedLine:
@@ -69,13 +92,13 @@ def _line(label: str, rows: Sequence[Row], key: str) -> VariedLine:
 
 def over(study: Study, key: str) -> Picture:
     """Return the figure of the study's metric against a setting."""
-    varied_lines = varied(study, key)
+    lines = varied(study.rows, key)
     with matplotlib().rc_context(STYLE):
-        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(varied_lines) + 1.2))
-        table = draw_varied(axes, varied_lines, study.measure, HEIGHT)
+        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(lines) + 1.2))
+        table = draw_varied(axes, lines, study.measure, HEIGHT)
         axes.set_xlabel(key)
     caption = "Mean over seeds in the last round; band: its standard error."
-    if any(line.without for line in varied_lines):
+    if any(line.without for line in lines):
         caption += " A level: without the setting."
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
 

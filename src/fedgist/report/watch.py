@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.report.formatting import bytes_text, duration, percent
-from fedgist.report.run_files import RunFiles
-from fedgist.report.sheet import Sheet
+from fedgist.report.formatting import Sheet, bytes_text, duration, percent
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
+from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS
 from fedgist.studies.tune import OBJECTIVE
 
@@ -18,7 +17,7 @@ SILENT = 5  # a run is silent after this multiple of its longest round without a
 LEAST_S = 60.0  # smallest number of seconds before a run is called silent
 
 
-def state(run: RunFiles, now: float | None = None) -> str:
+def state(run: FinishedRun, now: float | None = None) -> str:
     """Return "finished", "running", or "silent for" the time since the last round."""
     if run.finished or run.result.get("status") == "finished":
         return "finished"
@@ -28,7 +27,7 @@ def state(run: RunFiles, now: float | None = None) -> str:
     return "running" if quiet < patience else f"silent for {duration(quiet)}"
 
 
-def left(run: RunFiles) -> float | None:
+def left(run: FinishedRun) -> float | None:
     """Return the remaining seconds, estimated from the last ten rounds, or None."""
     recent = [line["time/round_s"] for line in run.rounds[-10:] if line.get("time/round_s")]
     if run.finished or not recent:
@@ -46,14 +45,14 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     return "".join(BLOCKS[round((v - low) / (high - low) * 7) if high > low else 0] for v in picks)
 
 
-def overview(runs: Sequence[RunFiles]) -> Sheet:
+def overview(runs: Sequence[FinishedRun]) -> Sheet:
     """Return a table with one row per run: rounds, accuracy, bytes sent, time left."""
     return Sheet(
         "", ("run", "accuracy", "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
     )
 
 
-def _state(run: RunFiles) -> tuple[str, ...]:
+def _state(run: FinishedRun) -> tuple[str, ...]:
     status, seconds = state(run), left(run)
     time_left = status if status != "running" else "-" if seconds is None else duration(seconds)
     return (
@@ -77,7 +76,7 @@ def bar(share: float, width: int = 12) -> str:
     return "━" * full + "─" * (width - full)
 
 
-def lines(runs: Sequence[RunFiles]) -> list[str]:
+def lines(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one line of plain text per run, for a pipe."""
     return [
         f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
@@ -86,7 +85,7 @@ def lines(runs: Sequence[RunFiles]) -> list[str]:
     ]
 
 
-def _metric(run: RunFiles) -> str:
+def _metric(run: FinishedRun) -> str:
     """Return the column to show: validation accuracy if rows are held out for it.
 
     People who watch a run make decisions, and test rows must not be used for decisions.
@@ -94,7 +93,7 @@ def _metric(run: RunFiles) -> str:
     return run.main if run.last(OBJECTIVE) is None else OBJECTIVE
 
 
-def _accuracy(run: RunFiles) -> str:
+def _accuracy(run: FinishedRun) -> str:
     metric = _metric(run)
     return percent(run.last(metric)) + (" (validation)" if metric == OBJECTIVE else "")
 

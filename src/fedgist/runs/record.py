@@ -12,12 +12,14 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedgist.errors import CheckpointError, DataError, first_line, shown
 from fedgist.runs import atomic_files as files
+from fedgist.runs.file_checks import fault_of_client, fault_of_edge, fault_of_round, parsed_line
 
 ROUNDS, CLIENTS, RESULT, RECIPE = "rounds.jsonl", "clients.jsonl", "result.json", "recipe.toml"
 EDGES = "edges.jsonl"
@@ -25,6 +27,7 @@ PARTITION, METRICS_FILE = "partition.json", "metrics.json"
 FEATURES, STATE = "features.safetensors", Path("checkpoint") / "state.safetensors"
 RELEASES = Path("checkpoint/releases.safetensors")  # of a private run with noise of the system
 LINES = (ROUNDS, CLIENTS, EDGES)
+MOST_PROBLEMS = 5  # number of unusable lines of a file that are named
 # of a run directory: stands in every line, in the recipe, the checkpoint and the result, so that a
 # seal that is missing is told from one that never was. Lines in memory do not have it.
 FORMAT, FORMAT_KEY = 1, "format"
@@ -131,29 +134,82 @@ def _round_of(line: Any) -> float:
     return number if isinstance(number, int) else -math.inf
 
 
+@dataclass(frozen=True)
+class Lines:
+    """The usable lines of a file, and a sentence about each unusable line."""
+
+    lines: list[Line]
+    problems: tuple[str, ...] = ()
+
+
 def read_lines(path: Path) -> list[Line]:
-    """Read a file of lines, checked; a last line without its end is being written, and left out."""
+    """Read a file of lines; raise DataError at the first that is unusable or out of order."""
     lines: list[Line] = []
-    for number, text in enumerate(blob_of(path).splitlines(keepends=True), 1):
-        if not text.endswith(b"\n"):
-            break
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} line {number} is not JSON: {first_line(error)}") from error
-        if problem := _problem(line, lines[-1]["round"] if lines else 0):
-            raise DataError(f"{path} line {number} {problem}")
-        lines.append(_bare(line))
+    for number, line, problem in _parsed(path):
+        before = lines[-1]["round"] if lines else 0
+        back = not problem and line["round"] < before
+        if problem or back:
+            backwards = f"goes back from round {before} to {line.get('round')}"
+            raise DataError(f"{path} line {number} {problem or backwards}")
+        lines.append(line)
     return lines
+
+
+def read_usable_lines(path: Path) -> Lines:
+    """Read a file of lines; return the usable ones, and what is wrong with the others."""
+    lines, problems = [], []
+    try:
+        for number, line, problem in _parsed(path):
+            if problem:
+                problems.append(f"{path} line {number} {problem}: it is left out")
+            else:
+                lines.append(line)
+    except DataError as error:
+        return Lines([], (str(error),))
+    more = len(problems) - MOST_PROBLEMS
+    rest = [f"{path}: {more} more lines cannot be used, and are left out"] if more > 0 else []
+    return Lines(lines, (*problems[:MOST_PROBLEMS], *rest))
+
+
+def _parsed(path: Path) -> Iterator[tuple[int, Line, str]]:
+    """Yield the number of each line, its table, and what is wrong with it.
+
+    A last line without a line end is still being written and is skipped.
+    """
+    fault = {CLIENTS: fault_of_client, EDGES: fault_of_edge}.get(path.name, fault_of_round)
+    *texts, _ = blob_of(path).split(b"\n")
+    for number, text in enumerate(texts, 1):
+        line, problem = parsed_line(text, fault)
+        yield number, _bare(line), problem
+
+
+def read_table(
+    path: Path,
+    parse: Callable[[str], object],
+    problems: list[str],
+    fault: Callable[[Mapping[str, object]], str] = lambda _: "",
+) -> dict[str, Any]:
+    """Return the table in a file; if it is unusable, append the reason to ``problems``."""
+    try:
+        value = parse(blob_of(path).decode())
+    except DataError as error:
+        problems.append(str(error))
+        return {}
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path} cannot be read: {first_line(error)}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path} is {shown(value)}, not a table")
+        return {}
+    if problem := fault(value):
+        problems.append(f"{path} {problem}")
+        return {}
+    return value
 
 
 def read_result(folder: Path) -> dict[str, object]:
     """Return the result of the run in a folder; nothing if it has none, or the file is damaged."""
-    try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
+    return read_table(folder / RESULT, json.loads, [])
 
 
 def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
@@ -162,17 +218,10 @@ def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
     return done >= planned or early
 
 
-def _problem(line: Any, before: int) -> str:
-    if not isinstance(line, dict):
-        return f"is {shown(line)}, not a table"
-    number: Any = line.get("round")
-    if not is_round(number):
-        return f"has round = {shown(number)}, not a whole number from 0 on"
-    return f"goes back from round {before} to {number}" if number < before else ""
-
-
 def blob_of(path: Path) -> bytes:
-    """Return a file's content; nothing if there is no such file."""
+    """Return a file's content; nothing if there is no such file. A pipe or a folder is refused."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise DataError(f"{path} cannot be read: it is no file")
     try:
         return path.read_bytes() if path.exists() else b""
     except (OSError, MemoryError) as error:

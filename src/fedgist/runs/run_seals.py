@@ -7,7 +7,6 @@ not judged, for its files change. A run of before there were seals is "not seale
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from fedgist.runs.record import (
     features_of,
     is_round,
     lines_up_to,
+    read_result,
 )
 from fedgist.runs.run_directory import is_held
 from fedgist.runs.sealing import DIGESTS, files_in, header_of, is_sealed, of_file
@@ -98,7 +98,7 @@ def _content(path: Path) -> bytes:
 
 def _before_seals(folder: Path) -> Seal:
     """Judge a run of an earlier version, which kept digests of its lines only, or none."""
-    result = _table(folder)
+    result = read_result(folder)
     digests, last = result.get(DIGESTS), result.get("rounds")
     if not isinstance(digests, dict) or not isinstance(last, int):
         return NOT_SEALED
@@ -108,17 +108,8 @@ def _before_seals(folder: Path) -> Seal:
     return Seal("broken", problems) if problems else NOT_SEALED
 
 
-def _table(folder: Path) -> dict[str, object]:
-    """Return the table in ``result.json``; nothing if it is no table of JSON."""
-    try:
-        table = json.loads(_content(folder / RESULT))
-    except (ValueError, RecursionError):
-        return {}
-    return table if isinstance(table, dict) else {}
-
-
 def _faults_of_finished(folder: Path) -> Iterator[str]:
-    result = _table(folder)
+    result = read_result(folder)
     digests, last = result.get(DIGESTS), result.get("rounds")
     if problem := _fault_of_seal(RESULT, result):
         yield problem

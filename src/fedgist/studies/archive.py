@@ -12,8 +12,8 @@ from pathlib import Path
 from fedgist.errors import DataError, InputError, RecipeError
 from fedgist.recipe.reading import make
 from fedgist.runs import atomic_files
-from fedgist.runs.archived_run import of_directory, read_csv, to_csv
-from fedgist.runs.corrections import computed_by, lacking
+from fedgist.runs.finished.archived_run import archived_part, read_csv, to_csv
+from fedgist.runs.finished.run_reader import problems_of, read_run
 from fedgist.studies.job import Job, difference
 
 
@@ -39,7 +39,7 @@ class Archive:
         if not path.exists():
             return False
         run = read_csv(path)
-        if lacking(run.recipe, computed_by(run.result)):
+        if run.lacks:
             return False  # an uncorrected run is replaced, whatever its settings
         recorded = dict(run.recipe)
         try:
@@ -62,8 +62,11 @@ class Archive:
         return ""
 
     def add(self, job: Job) -> None:
-        """Write the file of a job with a finished run, atomically."""
-        atomic_files.write(self.place(job), to_csv(of_directory(job.folder, self.command)))
+        """Write the file of a job with a finished run, atomically; refuse a damaged run."""
+        run = read_run(job.folder)
+        if problems := problems_of([run]):
+            raise DataError(problems[0])
+        atomic_files.write(self.place(job), to_csv(archived_part(run, self.command)))
 
     def found(self, job: Job) -> Path:
         """Return where to read a job's run: its file in the archive, or else its folder."""

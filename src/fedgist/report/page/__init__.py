@@ -10,12 +10,12 @@ import jinja2
 import markupsafe
 
 from fedgist.errors import printable
+from fedgist.report.comparison import Study
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import duration
 from fedgist.report.pictures import legend
-from fedgist.report.run_files import RunFiles
-from fedgist.report.study_rows import Study
 from fedgist.report.tables import sheets
+from fedgist.runs.finished.finished_run import FinishedRun
 
 
 def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
@@ -72,7 +72,7 @@ def _embedded(picture: Picture) -> dict[str, str]:
     }
 
 
-def _run(label: str, run: RunFiles) -> tuple[str, ...]:
+def _run(label: str, run: FinishedRun) -> tuple[str, ...]:
     versions = ", ".join(
         f"{name} {version}" for name, version in run.result.get("versions", {}).items()
     )

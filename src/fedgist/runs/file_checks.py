@@ -1,15 +1,16 @@
-"""Validate the files of a run directory before reports use them.
+"""Validate what the files of a run hold before anything uses it.
 
 Each function returns the first problem, as words that follow the file's name, or an empty text.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.errors import shown
+from fedgist.errors import first_line, shown
 from fedgist.runs.columns import is_confusion
 
 LARGEST_NUMBER = 1e100  # the largest allowed number: larger ones cannot be averaged or drawn
@@ -73,6 +74,7 @@ OF_ROUND = {
     "events": TEXTS,
 }
 OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT}
+OF_EDGE = {"round": ROUND, "bytes": COUNT}
 OF_RECIPE = {
     **dict.fromkeys(("method", "train", "data", "evaluate", "paper"), TABLE),
     "seed": WHOLE,
@@ -94,8 +96,22 @@ OF_RESULT = {
 }
 
 
+def parsed_line(text: bytes, fault: Callable[[object], str]) -> tuple[dict[str, object], str]:
+    """Return the table in a line of JSON, and what is wrong with it."""
+    try:
+        line = json.loads(text.decode(), parse_constant=_refuse)
+        problem = fault(line)
+    except (ValueError, RecursionError) as error:
+        return {}, f"is not JSON: {first_line(error)}"
+    return line if isinstance(line, dict) else {}, problem
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
 def fault_of_round(line: object) -> str:
-    """Return what is wrong with a line of ``rounds.jsonl``."""
+    """Return what is wrong with the line of a round, in a run folder or in an archived run."""
     if not isinstance(line, dict):
         return f"is {shown(line)}, not a table"
     columns = {
@@ -111,6 +127,13 @@ def fault_of_client(line: object) -> str:
     if not isinstance(line, dict):
         return f"is {shown(line)}, not a table"
     return _fault(line, dict.fromkeys(line, NUMBER) | OF_CLIENT, ["round", "client"])
+
+
+def fault_of_edge(line: object) -> str:
+    """Return what is wrong with a line of ``edges.jsonl``."""
+    if not isinstance(line, dict):
+        return f"is {shown(line)}, not a table"
+    return _fault(line, OF_EDGE, ["round"])
 
 
 def fault_of_recipe(recipe: Mapping[str, object]) -> str:

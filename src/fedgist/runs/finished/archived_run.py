@@ -11,35 +11,21 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
 
 from fedgist.core.metrics import LOSS, PROBE, PROBES_BESIDE
 from fedgist.errors import DataError, first_line, shown
-from fedgist.runs.columns import (
-    DOWN_BYTES,
-    LEAST,
-    MEAN,
-    STD,
-    TRAIN_LOSS,
-    UP_BYTES,
-    metric_of,
-)
-from fedgist.runs.record import (
-    METRICS_FILE,
-    RECIPE,
-    ROUNDS,
-    Line,
-    blob_of,
-    read_lines,
-    read_result,
-)
+from fedgist.runs.columns import DOWN_BYTES, LEAST, MEAN, STD, TRAIN_LOSS, UP_BYTES, metric_of
+from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.record import Line, blob_of
+from fedgist.runs.run_seals import Seal
 
 KIND, VERSION, TABLE_SEALED = "fedgist_run", 2, 1  # the last: of which only the table is sealed
 TOTAL_S = "time/total_s"
@@ -55,44 +41,27 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 FILE = re.compile(r"seed-\d+\.csv")  # its name
 
 
-@dataclass(frozen=True)
-class ArchivedRun:
-    """A finished run: the command that does it, and the files of its directory as values.
-
-    ``whole`` says that all of its file is sealed, and not the table alone.
-    """
-
-    command: str
-    recipe: Mapping[str, object]
-    result: Mapping[str, object]
-    metrics: Mapping[str, object]
-    rounds: list[Line]
-    whole: bool = True
-
-
 def is_archived(path: Path) -> bool:
     """Return whether a path is, by its name, a file of this format."""
     return FILE.fullmatch(path.name) is not None and path.is_file()
 
 
-def of_directory(folder: Path, command: str) -> ArchivedRun:
-    """Return the finished run in a folder, for its archive file."""
-    recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-    kept = {name: metrics[name] for name in (*list(metrics)[:1], LOSS.name) if name in metrics}
-    lines, result = read_lines(folder / ROUNDS), read_result(folder)
-    seconds = max(float(str(result.get(TOTAL_S, 0))), _seconds(lines))
-    end = {key: _whole(result[key]) for key in OF_RESULT if result.get(key) is not None}
-    return ArchivedRun(
-        command,
-        _with_own_numbers(recipe),
-        {**end, TOTAL_S: round(seconds, 1)},
-        kept,
-        [_short(line, next(iter(metrics), "accuracy")) for line in lines],
+def archived_part(run: FinishedRun, command: str) -> FinishedRun:
+    """Return what the archive keeps of the finished run in a folder."""
+    names = (*list(run.described)[:1], LOSS.name)
+    seconds = max(float(run.result.get(TOTAL_S, 0)), _seconds(run.rounds))
+    end = {key: _whole(run.result[key]) for key in OF_RESULT if run.result.get(key) is not None}
+    return replace(
+        run,
+        command=command,
+        recipe=_with_own_numbers(run.recipe),
+        result={**end, TOTAL_S: round(seconds, 1)},
+        described={name: run.described[name] for name in names if name in run.described},
+        rounds=[_short(line, run.first) for line in run.rounds],
     )
 
 
-def to_csv(run: ArchivedRun) -> str:
+def to_csv(run: FinishedRun) -> str:
     """Return a run as text; :func:`read_csv` is its inverse."""
     events = [
         {"round": line["round"], **{key: line[key] for key in EVENTS if key in line}}
@@ -110,7 +79,7 @@ def to_csv(run: ArchivedRun) -> str:
         "command": run.command,
         **({"events": events} if events else {}),
         "result": run.result,
-        "metrics": run.metrics,
+        "metrics": run.described,
         "recipe": run.recipe,
     }
     lines = tomli_w.dumps(head).removesuffix("\n").split("\n")
@@ -118,15 +87,15 @@ def to_csv(run: ArchivedRun) -> str:
     return f'{SEAL}{_digest(text)}"\n{text}'
 
 
-def read_csv(path: Path) -> ArchivedRun:
-    """Read a file that :func:`to_csv` wrote."""
+def read_csv(path: Path) -> FinishedRun:
+    """Read a file that :func:`to_csv` wrote; raise DataError if anything in it is unusable."""
     try:
-        return _parse(blob_of(path).decode().replace("\r\n", "\n"))
+        return _parse(blob_of(path).decode().replace("\r\n", "\n"), path)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be used as an archived run: {first_line(error)}") from error
 
 
-def _parse(text: str) -> ArchivedRun:
+def _parse(text: str, path: Path) -> FinishedRun:
     above = re.match(r"(#[^\n]*\n)*", text)
     length = above.end() if above else 0
     head = tomllib.loads("".join(line[1:] + "\n" for line in text[:length].split("\n")))
@@ -136,23 +105,27 @@ def _parse(text: str) -> ArchivedRun:
     sealed = text.partition("\n")[2] if whole else text[length:]
     if head.get("sha256") != _digest(sealed) or text.startswith(SEAL) != whole:
         raise ValueError(f"{'it' if whole else 'its table'} was changed, or is not whole (sha256)")
-    recipe, result, metrics = (_table(head, key) for key in ("recipe", "result", "metrics"))
-    rounds = list(_rounds(text[length:]))
-    by_number = {line["round"]: line for line in rounds}
-    for entry in head.get("events", []):
-        number = entry.get("round") if isinstance(entry, dict) else None
-        if number not in by_number:
-            raise ValueError(f"it has events of round {shown(number)}, which is not in its table")
-        by_number[number].update({key: entry[key] for key in EVENTS if key in entry})
-    command = str(head.get("command", ""))
-    return ArchivedRun(command, recipe, result, metrics, rounds, whole)
+    return FinishedRun(
+        path,
+        _table(head, "recipe", fault_of_recipe),
+        _with_events(list(_rounds(text[length:])), head.get("events", [])),
+        _table(head, "result", fault_of_result),
+        _table(head, "metrics"),
+        str(head.get("command", "")),
+        seal=Seal("sealed" if whole else "table sealed"),
+    )
 
 
-def _table(head: Mapping[str, object], key: str) -> Mapping[str, object]:
+def _table(
+    head: Mapping[str, object],
+    key: str,
+    fault: Callable[[Mapping[str, object]], str] = lambda _: "",
+) -> dict[str, object]:
     table = head.get(key)
-    if isinstance(table, dict):
+    problem = fault(table) if isinstance(table, dict) else f"is {shown(table)}, not a table"
+    if isinstance(table, dict) and not problem:
         return table
-    raise ValueError(f"it has {key} = {shown(table)}, not a table")
+    raise ValueError(f"its {key} {problem}")
 
 
 def _rounds(table: str) -> Iterator[Line]:
@@ -163,17 +136,30 @@ def _rounds(table: str) -> Iterator[Line]:
             f"its columns are {shown(columns)}: the first must be round, and none be there twice"
         )
     before = -1
-    for cells in rows:
-        line: Line = {
-            column: _number(cell, column)
-            for column, cell in zip(columns, cells, strict=True)
-            if cell
-        }
-        number = line.get("round")
-        if not isinstance(number, int) or number <= before:
-            raise ValueError(f"round {shown(number)} comes after {before}")
-        before = number
+    for number, cells in enumerate(rows, 1):
+        pairs = zip(columns, cells, strict=True)
+        line = {column: _number(cell, column) for column, cell in pairs if cell}
+        if problem := fault_of_round(line):
+            raise ValueError(f"line {number} of its table {problem}")
+        if line["round"] <= before:
+            raise ValueError(f"round {line['round']} comes after {before}")
+        before = int(line["round"])
         yield line
+
+
+def _with_events(rounds: list[Line], events: object) -> list[Line]:
+    """Return the lines of rounds with the events that the header has of them."""
+    by_number = {line["round"]: line for line in rounds}
+    for entry in events if isinstance(events, list) else [events]:
+        table = entry if isinstance(entry, dict) else {}
+        number = table.get("round")
+        line = by_number.get(number) if isinstance(number, int) else None
+        if line is None:
+            raise ValueError(f"it has events of round {shown(number)}, which is not in its table")
+        line.update({key: table[key] for key in EVENTS if key in table})
+        if problem := fault_of_round(line):
+            raise ValueError(f"round {number} {problem}")
+    return rounds
 
 
 def _number(cell: str, column: str) -> float:
@@ -216,15 +202,15 @@ def _is_kept(column: str, metric: str) -> bool:
     """
     if column in COLUMNS or (column.startswith(PREFIXES) and column.isprintable()):
         return True
-    known = column.startswith("eval/") and column.isprintable()
-    if not known:
+    is_score = column.startswith("eval/") and column.isprintable()
+    if not is_score:
         return False
     probes = (PROBE.name, *PROBES_BESIDE)
     kept = {m + statistic for m in (metric, *probes) for statistic in ("", MEAN, STD, LEAST)}
     return metric_of(column) in {*kept, f"{LOSS.name}{MEAN}"}
 
 
-def _with_own_numbers(recipe: Mapping[str, object]) -> Mapping[str, object]:
+def _with_own_numbers(recipe: dict[str, object]) -> dict[str, object]:
     """Return a recipe whose ``[paper]`` holds only the numbers of the method that ran."""
     paper, method = recipe.get("paper"), recipe.get("method")
     if not isinstance(paper, dict) or not isinstance(method, dict):

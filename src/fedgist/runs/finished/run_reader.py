@@ -1,0 +1,180 @@
+"""Read finished runs from run folders or archived files. All tables and pictures use this reader.
+
+Runs in progress are read as well. Unusable content is left out and named.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedgist.errors import DataError, ReportError, SealError, listed
+from fedgist.runs.file_checks import fault_of_recipe, fault_of_result
+from fedgist.runs.finished.archived_run import is_archived, read_csv
+from fedgist.runs.finished.finished_run import FinishedRun
+from fedgist.runs.record import (
+    METRICS_FILE,
+    MOST_PROBLEMS,
+    RECIPE,
+    RESULT,
+    ROUNDS,
+    Line,
+    read_table,
+    read_usable_lines,
+)
+from fedgist.runs.run_seals import Seal, seal_of
+
+DEEPEST = 4  # depth of the search for runs below a folder: seeds, sweeps, tables
+
+
+def read_run(path: Path) -> FinishedRun:
+    """Read a run folder or an archived run, and collect its problems.
+
+    A run without a usable recipe stays empty.
+    """
+    if is_archived(path):
+        return _read_archived(path)
+    problems: list[str] = []
+    seal = seal_of(path)
+    recipe = read_table(path / RECIPE, _toml, problems, fault_of_recipe)
+    if not recipe:
+        faults = [] if seal.problems else problems
+        left_out = tuple(f"{fault}: this run is left out" for fault in faults)
+        return FinishedRun(path, {}, [], {}, {}, problems=left_out, seal=seal)
+    result = _if_there(path / RESULT, problems, fault_of_result)
+    described = _if_there(path / METRICS_FILE, problems)
+    lines = read_usable_lines(path / ROUNDS)
+    rounds, order_problems = _each_round_once(lines.lines, path / ROUNDS)
+    problems += [*lines.problems, *order_problems]
+    shown = () if seal.is_broken else tuple(problems)  # the seal's message covers them
+    return FinishedRun(path, recipe, rounds, result, described, problems=shown, seal=seal)
+
+
+def _if_there(
+    path: Path, problems: list[str], fault: Callable[[Mapping[str, object]], str] = lambda _: ""
+) -> Line:
+    return read_table(path, json.loads, problems, fault) if path.exists() else {}
+
+
+def _read_archived(path: Path) -> FinishedRun:
+    try:
+        return read_csv(path)
+    except DataError as error:
+        left_out = (f"{error}: this run is left out",)
+        return FinishedRun(path, {}, [], {}, {}, problems=left_out, seal=Seal("broken"))
+
+
+def _each_round_once(lines: list[Line], path: Path) -> tuple[list[Line], list[str]]:
+    """Return one line per round, in order, and the problems; the later of two lines counts."""
+    by_round = {line["round"]: line for line in lines}
+    numbers = sorted(by_round)
+    problems = []
+    if repeats := len(lines) - len(by_round):
+        times = "1 round" if repeats == 1 else f"{repeats} rounds"
+        problems.append(f"{path}: {times} written twice; the later counts")
+    elif [line["round"] for line in lines] != numbers:
+        problems.append(f"{path}: its rounds are not in order")
+    if lacking := _lacking(numbers):
+        problems.append(f"{path}: {lacking}")
+    return [by_round[number] for number in numbers], problems
+
+
+def _lacking(numbers: Sequence[int]) -> str:
+    """Return a description of missing rounds between 1 and the last one, or an empty text."""
+    done = [number for number in numbers if number > 0]
+    count = (done[-1] if done else 0) - len(done)
+    first = next((i for i, number in enumerate(done, 1) if number != i), 0)
+    if count == 1:
+        return f"round {first} is missing; its bytes are not counted"
+    missing = f"{count} rounds are missing, the first is round {first}"
+    return f"{missing}; their bytes are not counted" if count else ""
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """Parse a recipe; the text after the seed's line is parsed once for all seeds of a setting."""
+    first, _, rest = text.partition("\n")
+    if not first.startswith("seed = "):
+        return tomllib.loads(text)
+    return {**tomllib.loads(first), **_parsed_once(rest)}
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_once(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+def find(folders: Iterable[Path], *, trust: bool = False) -> list[FinishedRun]:
+    """Return the runs in these folders and below them, such as a sweep's seeds, each once.
+
+    ``trust`` also accepts runs whose files do not match their seal.
+    """
+    runs: dict[Path, FinishedRun] = {}
+    for folder in folders:
+        run_folders = list(_run_folders(folder, DEEPEST))
+        if not run_folders:
+            why = ": it is a file" if folder.exists() else ": there is no such folder"
+            raise ReportError(f"{folder} holds no run{'' if folder.is_dir() else why}")
+        runs |= {
+            path.resolve(): read_run(path) for path in run_folders if path.resolve() not in runs
+        }
+    return [replace(run, trusted=trust) for run in runs.values()]
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    if is_archived(folder) or (folder / RECIPE).exists():
+        yield folder
+    elif depth and folder.is_dir():
+        inside = (p for p in folder.iterdir() if p.is_dir() or is_archived(p))
+        for child in sorted(inside, key=_natural):
+            yield from _run_folders(child, depth - 1)
+
+
+def _natural(path: Path) -> tuple[str, int, str]:
+    """Sort seed-10 after seed-9."""
+    stem, _, number = path.name.removesuffix(".csv").rpartition("-")
+    return (stem, int(number), path.name) if number.isdigit() else (path.name, -1, "")
+
+
+def readable(runs: Sequence[FinishedRun]) -> tuple[list[FinishedRun], list[str]]:
+    """Return the usable runs, and a sentence about each problem; raise ReportError without runs."""
+    problems = problems_of(runs)
+    usable = [run for run in runs if run.usable]
+    if not usable:
+        kind = SealError if any(run.seal.is_broken for run in runs) else ReportError
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise kind(problems[0] + more if problems else "there is no run")
+    return usable, problems
+
+
+def problems_of(runs: Iterable[FinishedRun]) -> list[str]:
+    """Return a sentence about each unusable part of the runs, or broken seal."""
+    return [problem for run in runs for problem in (*_misfits(run), *run.problems)]
+
+
+def _misfits(run: FinishedRun) -> list[str]:
+    if run.seal.behind:
+        return [f"{run.folder}: {run.seal.behind}"]
+    if not run.seal.problems:
+        return []
+    faults, more = run.seal.problems[:MOST_PROBLEMS], len(run.seal.problems) - MOST_PROBLEMS
+    text = "; ".join([*faults, *([f"and {more} more"] if more > 0 else [])])
+    trust = " (--trust shows it, marked)" if run.recipe else ""
+    end = "" if run.usable else f": this run is left out{trust}"
+    return [f"{run.folder} does not fit its seal: {text}{end}"]
+
+
+def not_sealed(runs: Iterable[FinishedRun]) -> list[str]:
+    """Return one sentence per kind about runs without a seal, or with a sealed table only."""
+    why = {
+        "not sealed": "an earlier fedgist wrote them, so changes are not noticed",
+        "table sealed": "of these archived runs, what is above the table is not checked",
+    }
+    named = {kind: [run.folder for run in runs if run.seal.state == kind] for kind in why}
+    return [
+        f"{kind} ({why[kind]}): {listed(folders, 3)}" for kind, folders in named.items() if folders
+    ]
