@@ -371,11 +371,18 @@ def test_without_public_data_it_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
-@pytest.mark.parametrize("how", [CTRL_C, KILL])
-@pytest.mark.parametrize("kind", [PeriodicCodist, MergedCodist])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (PeriodicCodist, KILL),
+        (MergedCodist, CTRL_C),
+        pytest.param(PeriodicCodist, CTRL_C, marks=pytest.mark.environment),
+        pytest.param(MergedCodist, KILL, marks=pytest.mark.environment),
+    ],
+)
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
-    how: str,
     kind: type[PeriodicCodist | MergedCodist],
+    how: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
