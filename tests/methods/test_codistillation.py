@@ -121,7 +121,13 @@ def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pools", [("small", "large"), ("small", "large", "other")])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        ("small", "large", "other"),
+        pytest.param(("small", "large"), marks=pytest.mark.environment),
+    ],
+)
 def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -> None:
     # rejects: the second student taught by the first's result; a mean that holds the student
     # itself; a student's own temperature in place of its teachers'

@@ -285,6 +285,7 @@ def told(tuner: Tuner) -> list[object]:
     return [(t.number, t.params, t.state, t.value, t.intermediate_values) for t in found]
 
 
+@pytest.mark.slow
 def test_a_killed_search_makes_the_trials_of_one_that_never_was(
     tmp_path: Path, space: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
