@@ -29,6 +29,9 @@ demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty cli
 
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 
+# else each of many processes would compile all modules again
+test test-all test-rest check: export PYTHONDONTWRITEBYTECODE =
+
 # three workers on two cores: now and then one waits, for a process
 test: $(STAMP) ## What a change needs: lint, types, imports, and the tests of fedgist itself
 	$(MAKE) --no-print-directory lint

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,13 @@ import psutil
 
 HANG_S = 1800.0  # far above what anything takes under any load: it only ends what hangs
 OUT, ERR = "out", "err"
-MAIN = "fedgist.cli.main"
+MAIN, CORES = "fedgist.cli.main", "fedgist.engines.worker_pool"
 
-# fedgist's commands are forked from a process that has imported them: each is a process of its own,
-# with signals and an end as any, but two seconds sooner
+# fedgist's commands are forked from a process that has imported them, and what they load when they
+# work: each is a process of its own, with signals and an end as any, but some seconds sooner
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([MAIN, "fedgist.cli.seeded_runs"])
+LOADED = ["fedgist.cli.seeded_runs", "dp_accounting.pld", "scipy.stats", "matplotlib.pyplot"]
+FORKS.set_forkserver_preload([MAIN, *LOADED])
 
 
 def call(
@@ -48,16 +50,26 @@ def fedgist(
     return _checked(Command([str(word) for word in words], cwd, env).end(), code)
 
 
+def python(script: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end; fedgist is imported already."""
+    return _checked(Command([str(script)], cwd, work=_script).end(), 0)
+
+
 class Command:
     """One of fedgist's commands, under way."""
 
     def __init__(
-        self, words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        work: Callable[[list[str]], None] | None = None,
     ) -> None:
-        """Begin it in the folder ``cwd``."""
+        """Begin it in the folder ``cwd``; ``work`` is called with the words, by default fedgist."""
         self.words, self._said = list(words), Path(tempfile.mkdtemp(prefix="fedgist-said-"))
         self._process = FORKS.Process(
-            target=_command, args=(self.words, cwd, _environment(env or {}), self._said)
+            target=_command,
+            args=(work or _fedgist, self.words, cwd, _environment(env or {}), self._said),
         )
         self._process.start()
         assert self._process.pid is not None
@@ -108,16 +120,32 @@ def _taken(path: Path) -> str:
     return text
 
 
-def _command(words: list[str], cwd: Path, env: Mapping[str, str], said: Path) -> None:
-    """Be one of fedgist's commands: in a process of its own, in whose streams nothing is yet."""
+def _command(
+    work: Callable[[list[str]], None],
+    words: list[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    said: Path,
+) -> None:
+    """Be a command: in a process of its own, in whose streams nothing is yet."""
     for stream, name in ((1, OUT), (2, ERR)):
         os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), stream)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)  # as Python does when it starts
+    vars(importlib.import_module(CORES))["usable_cores"] = lambda: 1  # as tests/conftest.py does
+    work(words)
+
+
+def _fedgist(words: list[str]) -> None:
     sys.argv = ["fedgist", *words]
     importlib.import_module(MAIN).main()
+
+
+def _script(words: list[str]) -> None:
+    sys.argv = list(words)
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """What many tests need: a small world, and a user's cache of their own."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import settings
 
 import fedgist  # noqa: F401  # once, before doctests import its modules a second time
+from fedgist.engines import worker_pool
 
 # the same examples in every run, however long one takes on a busy machine
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -15,6 +17,17 @@ settings.load_profile("fixed")
 torch.set_num_threads(1)  # test workers and their forks share the cores
 
 DATA = os.environ.get("FEDGIST_DATA")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """Let a run use one worker and one thread, unless the test asks for more.
+
+    Several tests run at once: threads that wait for each other would wait for other tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_pool, "usable_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(autouse=True)

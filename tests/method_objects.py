@@ -17,12 +17,13 @@ CHOSEN = (*QUICK, "centralized", "local", "fedrep", "fedadam", "cs_fl", "two_sta
 EVERYWHERE = (pytest.mark.slow, pytest.mark.environment)
 
 
+def marks(name: str, chosen: Collection[str] = CHOSEN) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the marks of a test of this method: few for `make check`, then ``chosen``."""
+    if name in QUICK:
+        return ()
+    return (pytest.mark.slow,) if name in chosen else EVERYWHERE
+
+
 def each(names: Iterable[str] = METHOD_OBJECTS, chosen: Collection[str] = CHOSEN) -> list[object]:
-    """Return names for a test of every method: few for the quick gate, ``chosen`` for the next."""
-
-    def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
-        if name in QUICK:
-            return ()
-        return (pytest.mark.slow,) if name in chosen else EVERYWHERE
-
-    return [pytest.param(name, marks=marks(name)) for name in names]
+    """Return names for a test of every method, with their marks."""
+    return [pytest.param(name, marks=marks(name, chosen)) for name in names]

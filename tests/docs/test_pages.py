@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
-from commands import call
+from commands import python
 from fedgist.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_python_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), "utf-8")
-    done = call([sys.executable, script], tmp_path)
+    done = python(script, tmp_path)
     if page.name == "tutorial.md":  # its first number is an accuracy
         assert float(done.stdout.split()[0]) > 0.9
 

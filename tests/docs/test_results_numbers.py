@@ -269,6 +269,7 @@ def read(runs: Runs, what: str, label: str) -> dict[int, float]:
     return runs.last()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_number_of_every_table_is_that_of_the_archive(page: str) -> None:
     checked = 0

@@ -19,7 +19,7 @@ from fedgist.testing import LAWS, Law, MethodUnderTest, laws
 from fedgist.testing.small_worlds import ALONE, federation, trace, world
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World
-from method_objects import METHOD_OBJECTS
+from method_objects import METHOD_OBJECTS, each
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "weight_decay": 0.3},
@@ -42,7 +42,7 @@ EVERY = pytest.mark.parametrize("option", OPTIONS)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", each(SUBJECTS, ("two_stages",)))
 def test_laws_hold_with_all_options_at_once(name: str, law: Law) -> None:
     law.try_on(SUBJECTS[name])
 

@@ -175,6 +175,7 @@ def test_a_correction_in_the_middle_of_a_run_is_said(
     assert result.summary["computes"] == FIRST
 
 
+@pytest.mark.slow
 def test_the_list_of_stale_runs_is_that_of_the_labels_on_the_pages() -> None:
     listed = {folder for _, folder in results_stale.stale()}
     runs = run_reader.find(sorted(results_stale.DATA.rglob("seed-*.csv")))

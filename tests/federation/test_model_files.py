@@ -20,6 +20,7 @@ from fedgist.methods import METHODS
 from fedgist.runs.finished.model_files import DESCRIPTION, export
 from fedgist.runs.finished.trained_models import ClientModel
 from fedgist.testing.small_worlds import blobs, public_rows, rows
+from method_objects import each
 
 QUICK: dict[str, Any] = {
     "model": {"hidden": [5]},
@@ -30,6 +31,8 @@ DEEP = {"hidden": [7, 5]}  # below the two layers that some methods keep to a cl
 ONNX_READER = "onnxruntime"
 # whose clients predict in a way of their own, and one of those that do not: onnx takes seconds
 BY_ITSELF = [n for n, m in METHODS.items() if n == "fedavg" or m.predict is not Method.predict]
+# besides: one whose clients keep layers, one of pools, one with a head of the server's
+OTHERS = ("fedrep", "periodic_codist", "fedlog")
 IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
 
 
@@ -56,7 +59,7 @@ def from_onnx(path: Path, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", each(METHODS, (*BY_ITSELF, *OTHERS)))
 def test_files_give_the_logits_of_every_methods_models(method: str, tmp_path: Path) -> None:
     model = trained(method, model=DEEP)
     export(model, tmp_path / "m.pt2")

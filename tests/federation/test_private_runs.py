@@ -65,7 +65,12 @@ STEPS = {"bodies": "dp_sgd", "sampling_rate": 0.5, "gradient_clip": 1.0}
 IN_POOLS = ("periodic_codist", "merged_codist")  # these have several models
 UNFIT = ("cs_fl", "flesd")  # what these send cannot carry noise
 POISSON = {"sampling": "poisson", "fraction_train": 0.3}
-EVERY = [RECORD, RECORD | {"where": "local"}, CLIENT, RECORD | STEPS]
+LOCAL = RECORD | {"where": "local"}
+EVERY = [RECORD, LOCAL, CLIENT, RECORD | STEPS]
+# noise at the server, of a round, and at clients, of each step; the others have no more than these
+REPEATED = [CLIENT, RECORD | STEPS] + [
+    pytest.param(section, marks=pytest.mark.environment) for section in (RECORD, LOCAL)
+]
 
 
 @pytest.mark.slow
@@ -108,7 +113,7 @@ def test_each_line_says_what_was_spent_and_the_result_how(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", EVERY)
+@pytest.mark.parametrize("section", REPEATED)
 def test_a_run_that_goes_on_is_as_if_it_had_not_stopped(
     section: dict[str, Any], tmp_path: Path
 ) -> None:

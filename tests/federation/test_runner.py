@@ -19,7 +19,6 @@ from fedgist.core.net import Net
 from fedgist.errors import RecipeError
 from fedgist.methods.fedavg import FedAvg
 from fedgist.testing.small_worlds import SIZES, blobs, rows
-from interrupted import StopAfter, bare
 
 QUICK: dict[str, Any] = {
     "train": {"num_rounds": 3, "batch_size": 5, "lr": 0.01},
@@ -129,24 +128,6 @@ def test_a_method_of_ones_own_whose_server_hears_each_client(workers: int) -> No
     recipe = QUICK | {"engine": {"workers": workers, "cohort_size": 2}}
     result = fedgist.run(recipe, data=user_arrays(), clients=rows(), method=Talk())
     assert result.federation.server.value.tolist() == [float(n) for n in SIZES]
-
-
-@pytest.mark.slow
-def test_a_run_in_a_folder_resumes_bit_for_bit(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": user_arrays(), "clients": rows()}
-    whole = fedgist.run(
-        QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}, out=tmp_path / "a", **given
-    )
-    long = QUICK | {"train": QUICK["train"] | {"num_rounds": 5}}
-
-    with pytest.raises(KeyboardInterrupt):
-        fedgist.run(long, out=tmp_path / "b", observer=StopAfter(3), **given)
-    resumed = fedgist.run(long, out=tmp_path / "b", resume=True, **given)
-
-    assert bare(resumed.rounds) == bare(whole.rounds)
-    a, b = whole.federation.checkpoint(), resumed.federation.checkpoint()
-    assert all(torch.equal(a.clients[k], b.clients[k]) for k in a.clients)
-    assert all(torch.equal(a.server[k], b.server[k]) for k in a.server)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedgist.methods.fedavg import FedAvg
 from fedgist.recipe.overrides import Overrides
 from fedgist.runs import atomic_files, checkpoint, digests, resuming, runner
 from fedgist.runs.record import STATE, Record, read_lines
+from fedgist.testing.laws import equal
 from fedgist.testing.small_worlds import blobs
 from interrupted import StopAfter, bare
 
@@ -60,6 +61,8 @@ def test_it_goes_on_where_nothing_changed(stopped: Path, tmp_path: Path) -> None
     whole = run(tmp_path / "whole")
     assert bare(resumed.rounds) == bare(whole.rounds) == bare(read_lines(stopped / "rounds.jsonl"))
     assert resumed.clients == whole.clients == read_lines(stopped / "clients.jsonl")
+    states = [done.federation.checkpoint().arrays() for done in (resumed, whole)]
+    assert equal(*states)
 
 
 def cut_in_the_third(blob: bytes) -> bytes:

@@ -122,7 +122,13 @@ def weights_of(fed: Federation) -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pools", [("small", "large"), ("small", "large", "other")])
+@pytest.mark.parametrize(
+    "pools",
+    [
+        ("small", "large", "other"),
+        pytest.param(("small", "large"), marks=pytest.mark.environment),
+    ],
+)
 def test_students_learn_from_frozen_copies_of_the_others(pools: Sequence[str]) -> None:
     # rejects: the second student taught by the first's result; a mean that holds the student
     # itself; a student's own temperature in place of its teachers'
@@ -372,11 +378,18 @@ def test_without_public_data_it_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
-@pytest.mark.parametrize("how", [CTRL_C, KILL])
-@pytest.mark.parametrize("kind", [PeriodicCodist, MergedCodist])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (PeriodicCodist, KILL),
+        (MergedCodist, CTRL_C),
+        pytest.param(PeriodicCodist, CTRL_C, marks=pytest.mark.environment),
+        pytest.param(MergedCodist, KILL, marks=pytest.mark.environment),
+    ],
+)
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
-    how: str,
     kind: type[PeriodicCodist | MergedCodist],
+    how: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -463,7 +463,7 @@ def test_without_public_rows_it_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:stopping when")  # that is how a notebook is told
-@pytest.mark.parametrize("how", [CTRL_C, KILL])
+@pytest.mark.parametrize("how", [CTRL_C, pytest.param(KILL, marks=pytest.mark.environment)])
 def test_stopped_within_a_distillation_it_goes_on_with_the_same_bits(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from fedgist.methods.periodic_codist import PeriodicCodist
 from fedgist.methods.repshare import RepShare
 from fedgist.testing import LAWS, Law, LawError, MethodUnderTest, check_laws
 from fedgist.testing.example_methods import Digest
-from method_objects import METHOD_OBJECTS, each
+from method_objects import METHOD_OBJECTS, marks
 
 TWO_STAGES = Distillation(30, 8, 0.01, 0.5, 0.5, 0.2, mixup=2)
 FEW_STEPS = SimilarityDistillation(epochs=2, batch_size=32, momentum=0.5, queue=40)
@@ -107,8 +108,24 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name.split()[0])
-@pytest.mark.parametrize("name", each(SUBJECTS, MECHANISMS.values()))
+# over a wire that loses and repeats, `make test` leaves out what is sent and kept as by another
+UNRELIABLE = ("12b", "12c", "12d")
+AS_OTHERS = ("fedrep", "lg_fedavg", "fedadam", "local", "digest, batch norm and dropout")
+
+
+def tried() -> list[object]:
+    """Return every subject with every law."""
+    several = set(MECHANISMS.values())
+    cases: list[object] = []
+    for name, law in itertools.product(SUBJECTS, LAWS):
+        number = law.name.split()[0]
+        chosen = several.difference(AS_OTHERS) if number in UNRELIABLE else several
+        case = pytest.param(name, law, marks=marks(name, chosen), id=f"{name}-{number}")
+        cases.append(case)
+    return cases
+
+
+@pytest.mark.parametrize(("name", "law"), tried())
 def test_law(name: str, law: Law) -> None:
     law.try_on(SUBJECTS[name])
 

@@ -108,6 +108,7 @@ CIRCLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedlog", "local"])
 def test_a_run_saves_its_heads_and_they_are_drawn(tmp_path: Path, method: str) -> None:
     run = tmp_path / method

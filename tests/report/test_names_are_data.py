@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import markupsafe
@@ -63,11 +64,12 @@ def is_harmless(text: str) -> bool:
     return all(sign.isprintable() or sign == "\n" for sign in text)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs whose folders, columns, reasons and classes have such names."""
+    place = tmp_path_factory.mktemp("runs")
     for seed, name in enumerate(FOLDERS):
-        run = write_run(tmp_path / name, [0.5, 0.6], seed=seed, clients=[0.5, 0.7])
+        run = write_run(place / name, [0.5, 0.6], seed=seed, clients=[0.5, 0.7])
         lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
         lines[0]["refused"] = [{"client": 0, "reason": HOSTILE[seed]}]
         lines[0][f"server/{HOSTILE[seed]}"] = 1.0
@@ -76,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
         (run / "rounds.jsonl").write_text(text)
         split = {"classes": HOSTILE, "train": [[1] * len(HOSTILE)] * 2}
         (run / PARTITION).write_text(json.dumps(split))
-    return tmp_path
+    return place
 
 
 @pytest.mark.parametrize("name", FOLDERS, ids=ascii)
@@ -94,15 +96,19 @@ def test_every_format_of_a_table_is_harmless(folder: Path) -> None:
     assert is_harmless(shown("watch", folder, "--once"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_a_label_of_any_name_is_a_cell_of_its_own(tmp_path: Path, name: str) -> None:
-    # the label of a row holds the value in which runs of a method differ
-    for seed, value in enumerate((name, "other")):
-        run = write_run(tmp_path / str(seed), [0.5])
+def labelled(folder: Path, values: Sequence[str]) -> Path:
+    """Write runs of one method: a row's label holds the value in which they differ."""
+    for number, value in enumerate(values):
+        run = write_run(folder / str(number), [0.5])
         (run / "recipe.toml").write_text(
             f'seed = 0\n[method]\nname = "fedlog"\nword = {json.dumps(value)}\n'
         )
+    return folder
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_label_of_any_name_is_a_cell_of_its_own(tmp_path: Path, name: str) -> None:
+    labelled(tmp_path, (name, "other"))
     study = comparison.study(find([tmp_path]))
     label = f"fedlog word={name}"
     assert study.rows[0].label == label
@@ -111,11 +117,18 @@ def test_a_label_of_any_name_is_a_cell_of_its_own(tmp_path: Path, name: str) -> 
     markdown = str(render(study, "markdown")).splitlines()
     bars = {len(re.findall(r"(?<!\\)\|", line)) for line in markdown[2:6]}
     assert bars == {8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [HOSTILE[i::3] for i in range(3)], ids=["0", "1", "2"])
+def test_labels_of_any_names_are_text_on_the_page(tmp_path: Path, names: list[str]) -> None:
+    labelled(tmp_path, names)
     page = tmp_path / "page.html"
     text = shown("report", tmp_path, "-o", page)
     assert is_harmless(text)
     assert "<script>alert" not in page.read_text()
-    assert str(markupsafe.escape(printable(label))) in page.read_text()
+    for name in names:
+        assert str(markupsafe.escape(printable(f"fedlog word={name}"))) in page.read_text()
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))

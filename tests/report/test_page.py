@@ -176,6 +176,7 @@ def test_features_are_arranged_once(folder: Path) -> None:
     assert tsne_points(run) == first  # a damaged cache is made anew
 
 
+@pytest.mark.slow
 def test_a_run_saves_features_if_asked_to(tmp_path: Path) -> None:
     recipe = {
         "data": {"train_rows": 100},

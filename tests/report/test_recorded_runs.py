@@ -40,6 +40,7 @@ def test_tables_have_the_numbers_that_were_recorded(run: Path, command: str) -> 
         assert score in printed
 
 
+@pytest.mark.slow
 def test_a_report_has_a_line_for_each(run: Path, tmp_path: Path) -> None:
     fedgist("report", run, RECORDED / "archive", "-o", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")

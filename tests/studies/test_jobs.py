@@ -283,10 +283,21 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
         is_done(job)
 
 
+LONG = [*SMALL, "train.num_rounds=40"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The accuracies of a sweep that nobody stops, by method."""
+    todo = grid(DEMO, LONG, ["method.name=fedlog,fedavg"], 1, tmp_path_factory.mktemp("whole"))
+    do(todo)
+    return {job.recipe.method.name: accuracies(job) for job in todo}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
-    tmp_path: Path, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, whole: dict[str, list[float]]
 ) -> None:
     command = [
         "sweep",
@@ -297,7 +308,7 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         "1",
         "--out",
         "sweep",
-        *(word for text in [*SMALL, "train.num_rounds=40"] for word in ("--set", text)),
+        *(word for text in LONG for word in ("--set", text)),
     ]
     begun = Command(command, tmp_path)
     wait_until(lambda: any(p.read_text() for p in tmp_path.glob("sweep/*/*/rounds.jsonl")))
@@ -309,13 +320,9 @@ def test_a_sweep_that_is_stopped_or_killed_goes_on_and_ends_the_same(
         assert "go on with: fedgist sweep demo" in said.stderr
     wait_for_ends(children)
     assert "fedavg" in fedgist(*command, cwd=tmp_path).stdout
-    for method in ("fedlog", "fedavg"):
+    for method, expected in whole.items():
         (run,) = tmp_path.glob(f"sweep/*{method}/seed-0")
-        whole = grid(
-            DEMO, [*SMALL, "train.num_rounds=40"], [f"method.name={method}"], 1, tmp_path / "whole"
-        )[0]
-        do([whole], 1)
-        assert accuracies(Job("", whole.recipe, run)) == accuracies(whole)
+        assert accuracies(Job("", read(run / "recipe.toml"), run)) == expected
 
 
 @pytest.mark.parametrize(

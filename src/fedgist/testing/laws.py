@@ -201,20 +201,20 @@ def padding_changes_nothing(subject: MethodUnderTest) -> None:
 
 def any_subset_may_answer(subject: MethodUnderTest) -> None:
     """Let only some of the clients answer, in every stage."""
-    for stage in stages(federation(subject.world())):
+    for stage in subject.walk:
         for kept in ([0], [1, 3], list(range(len(stage.orders)))):
             places = [i for i in kept if i < len(stage.orders)] or [0]
-            server = stage.update(stage.ask(places))
+            server = stage.update(stage.ask_some(places))
             finite = all(bool(torch.isfinite(leaf).all()) for leaf in named(server).values())
             assert finite, f"the server's state is not finite if orders {places} alone are answered"
-            assert shapes(server) == shapes(stage.fed.server), "the server's state changes shape"
+            assert shapes(server) == shapes(stage.server), "the server's state changes shape"
 
 
 def messages_cost_their_fields(subject: MethodUnderTest) -> None:
     """Pack and unpack every message, and count its bytes."""
-    for stage in stages(federation(subject.world())):
-        sent = [message for _, message in stage.uploads()]
-        booked = sum(stage.ask().upload_bytes.values())
+    for stage in subject.walk:
+        sent = [message for _, message in stage.uploads]
+        booked = sum(stage.answer.upload_bytes.values())
         expected = sum(payload_bytes(m) for m in sent)
         assert booked == expected, f"{booked} bytes are recorded, but {expected} are sent"
         for message in [*stage.downs, *sent]:
@@ -227,8 +227,8 @@ def messages_cost_their_fields(subject: MethodUnderTest) -> None:
 
 def sums_are_totals(subject: MethodUnderTest) -> None:
     """Try to look at single messages, and at a total over too few clients."""
-    for stage in stages(federation(subject.world())):
-        answer = stage.ask()
+    for stage in subject.walk:
+        answer = stage.answer
         replies = gather(answer.subtotals, answer.each)
         few = gather(answer.subtotals, answer.each, min_replies=len(replies) + 1)
         assert not len(few), "fewer replies than privacy.min_replies are shown"
@@ -238,7 +238,7 @@ def sums_are_totals(subject: MethodUnderTest) -> None:
             pass
         else:
             raise AssertionError("a total over too few replies was given")
-        if reduction(type(stage.uploads()[0][1])) != "sum":
+        if reduction(type(stage.uploads[0][1])) != "sum":
             continue
         try:
             iter(replies)
@@ -260,14 +260,14 @@ def inputs_stay(subject: MethodUnderTest) -> None:
     """Check that no stage changes its inputs."""
     for stage in stages(federation(subject.world())):
         nets = stage.fed.task.starts.values()
-        given = [*map(named, (*stage.downs, stage.fed.server)), *(net.state() for net in nets)]
+        given = [*map(named, (*stage.downs, stage.server)), *(net.state() for net in nets)]
         before = _copied(given)
-        answer = stage.ask()
+        answer = stage.answer
         assert _same(before, given), "a function of the client changed its net or its message"
         replies = gather(answer.subtotals, answer.each)
         sent = list(map(named, sums_of(replies)))
         sent_before = _copied(sent)
-        stage.fed.method.server_update(stage.fed.server, replies, stage.ctx)
+        stage.fed.method.server_update(stage.server, replies, stage.ctx)
         assert _same(before, given), "server_update changed its state or a net"
         assert _same(sent_before, sent), "server_update changed a reply"
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedgist.core.method import Method
-from fedgist.testing.small_worlds import ALONE, Trace, law_world, loopback, trace
+from fedgist.testing.small_worlds import ALONE, Trace, federation, law_world, loopback, trace
+from fedgist.testing.stages import Stage, stages
 from fedgist.world.world import World
 
 
@@ -25,6 +26,11 @@ class MethodUnderTest:
     @functools.cached_property
     def _plain(self) -> World:
         return law_world(self.method, **self.sections)
+
+    @functools.cached_property
+    def walk(self) -> list[Stage]:
+        """All stages of three rounds, which have run; for laws that change nothing in them."""
+        return list(stages(federation(self.world())))
 
     @functools.cached_property
     def alone(self) -> Trace:

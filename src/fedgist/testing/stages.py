@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from fedgist.core.message import Form
 from fedgist.core.method import Context, Order, Replies
 from fedgist.core.replies import gather
 from fedgist.core.tree import Tree, take
-from fedgist.engines.engine import Answer
+from fedgist.engines.engine import Answer, Engine, Simulation
 from fedgist.engines.local_engine import LocalEngine
 from fedgist.engines.message_form import upload_form
 from fedgist.runs.round import Federation
@@ -19,33 +22,46 @@ from fedgist.training import inference, local_training
 ROUNDS = (0, 1, 2)  # before training, the first round, and a later round
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
-    """A stage with clients, before it has run."""
+    """A stage with clients: ``server`` and ``own`` are the states before it."""
 
     fed: Federation
     ctx: Context
     orders: Sequence[Order]
     downs: Sequence[Tree]
+    server: Tree
+    own: Mapping[str, Tensor]
 
-    def ask(self, places: Sequence[int] | None = None) -> Answer:
-        """Run the clients at these indices of ``orders``, by default all."""
-        chosen = range(len(self.orders)) if places is None else places
-        orders, downs = [self.orders[i] for i in chosen], [self.downs[i] for i in chosen]
+    def ask(self) -> Answer:
+        """Run all clients, with the state that the engine holds now."""
+        return self.fed.engine.ask(self.ctx, self.orders, self.downs)
+
+    @functools.cached_property
+    def answer(self) -> Answer:
+        """The answer of all clients; they run when it is first read."""
+        return self.ask()
+
+    def ask_some(self, places: Sequence[int]) -> Answer:
+        """Run the clients at these indices of ``orders``, with their state before the stage."""
+        _hosts_clients(self.fed.engine).restore(self.own)
+        orders, downs = [self.orders[i] for i in places], [self.downs[i] for i in places]
         return self.fed.engine.ask(self.ctx, orders, downs)
 
     def update(self, answer: Answer) -> Any:
         """Return the server's state after this answer."""
         replies = gather(answer.subtotals, answer.each)
-        return self.fed.method.server_update(self.fed.server, replies, self.ctx)
+        return self.fed.method.server_update(self.server, replies, self.ctx)
 
+    @functools.cached_property
     def uploads(self) -> list[tuple[Order, Any]]:
-        """Return each client's own upload, also of messages that are summed.
+        """Each client's own upload, also of messages that are summed, from its state before.
 
         The clients' new state is not stored.
         """
         engine = self.fed.engine
         assert isinstance(engine, LocalEngine)  # for the type checker
+        engine.restore(self.own)
         uploads = []
         for order, down in zip(self.orders, self.downs, strict=True):
             cohort, clients = engine.trial(self.ctx, [order], [down])
@@ -61,8 +77,13 @@ class Stage:
         return upload_form(self.fed.method, self.ctx, order.architecture, down)
 
 
+def _hosts_clients(engine: Engine) -> Simulation:
+    assert isinstance(engine, Simulation)  # for the type checker
+    return engine
+
+
 def stages(fed: Federation, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
-    """Yield all stages of these rounds with clients; each runs after it is yielded."""
+    """Yield all stages of these rounds with clients; each has run when the next is yielded."""
     method = fed.method
     for number in rounds:
         names = method.stages(fed.context("", number))
@@ -76,6 +97,7 @@ def stages(fed: Federation, rounds: Sequence[int] = ROUNDS) -> Iterator[Stage]:
                 fed.server = method.server_update(fed.server, Replies(), ctx)
                 continue
             downs = [method.download(fed.server, order, ctx) for order in orders]
-            stage = Stage(fed, ctx, orders, downs)
+            own = {n: array.clone() for n, array in _hosts_clients(fed.engine).state().items()}
+            stage = Stage(fed, ctx, orders, downs, fed.server, own)
             yield stage
-            fed.server = stage.update(stage.ask())
+            fed.server = stage.update(stage.answer)

@@ -32,7 +32,7 @@ def no_example_leaves(subject: MethodUnderTest) -> None:
     """Look for raw numbers of examples in every upload."""
     data = canaries()
     for stage in stages(federation(subject.world(given={"data": data}))):
-        for order, message in stage.uploads():
+        for order, message in stage.uploads:
             for name, array in named(message).items():
                 leaked = torch.isin(data.x[:, 0], array.flatten().to(data.x.dtype)).any()
                 assert not leaked, f"{name} of client {order.client} holds an example's number"
@@ -55,8 +55,8 @@ def spoiled(message: Tree, how: str) -> Any:
 
 def bad_uploads_are_refused(subject: MethodUnderTest) -> None:
     """Validate corrupted uploads of every stage, which must be refused."""
-    for stage in stages(federation(subject.world())):
-        (_, message), form = stage.uploads()[0], stage.form(0)
+    for stage in subject.walk:
+        (_, message), form = stage.uploads[0], stage.form(0)
         assert refuse(message, form) is None, f"a good upload is refused: {refuse(message, form)}"
         arrays = named(message)
         numbers = any(a.is_floating_point() for a in arrays.values())

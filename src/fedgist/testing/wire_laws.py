@@ -191,8 +191,7 @@ def asked_again(subject: MethodUnderTest) -> None:
     for stage in stages(federation(fresh, ALONE, loopback), rounds=(0, 1)):
         engine = stage.fed.engine
         assert isinstance(engine, LoopbackEngine)  # for the type checker
-        before = {k: v.clone() for k, v in engine.state().items()}
-        first = stage.ask()
+        first = stage.answer
         after = {k: v.clone() for k, v in engine.state().items()}
         again = stage.ask()
         assert _same(first, again), "a site gives another reply when asked again"
@@ -201,10 +200,10 @@ def asked_again(subject: MethodUnderTest) -> None:
         engine.ask(stage.ctx, stage.orders, changed)
         other = {k: v.clone() for k, v in engine.state().items()}
         untouched = loopback(fresh)
-        untouched.restore(before)
+        untouched.restore(stage.own)
         untouched.ask(stage.ctx, stage.orders, changed)
         assert _equal(other, untouched.state()), "another download starts from another state"
-        stage.ask()
+        stage.ask()  # the next stage goes on from the first answer
 
 
 def _other(down: Tree) -> Tree:
