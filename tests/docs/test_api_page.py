@@ -10,6 +10,7 @@ import pytest
 
 import fedgist
 import fedgist.core
+import fedgist.core.method
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text("utf-8")
 NAMES = re.findall(r"^   (fedgist[\w.]+)$", PAGE, re.MULTILINE)
@@ -32,6 +33,8 @@ def test_everything_that_fedgist_exports_is_on_the_page() -> None:
 
 def test_the_names_that_authors_of_methods_may_import_are_on_the_page() -> None:
     assert len(STABLE) > 10
+    for name in fedgist.core.method.__all__:
+        assert re.search(rf"\b{name}\b", PAGE), name
     for module, contents in STABLE:
         for name in re.findall(r"``(\w+)``", contents):
             assert re.search(rf"\b{name}\b", PAGE), f"{module}: {name}"
