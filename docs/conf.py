@@ -5,10 +5,12 @@ in a checkout. ``make docs`` builds it; every warning is an error.
 """
 
 import os
+import pydoc
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 project = "fedgist"
@@ -61,6 +63,8 @@ ASIDE = re.compile(r"README|docs/decisions/.*")
 def setup(app: Sphinx) -> None:
     """Read docstrings as they are written, and open with the README."""
     app.connect("autodoc-process-docstring", with_plain_shapes)
+    app.connect("autodoc-process-signature", without_generated_signature)
+    app.connect("missing-reference", as_plain_code)
     app.connect("source-read", with_readme)
 
 
@@ -84,3 +88,24 @@ def with_plain_shapes(*event: object) -> None:
     lines = event[-1]
     assert isinstance(lines, list)
     lines[:] = [re.sub(r"(?<!`)(\([\w, ]*)\*(\w+\))", r"\1\\*\2", line) for line in lines]
+
+
+def without_generated_signature(*event: object) -> tuple[str, str] | None:
+    """Leave out the signature of a recipe, which is all its defaults, and of a protocol."""
+    _, kind, _, described, _, _, _ = event
+    generated = hasattr(described, "model_fields") or getattr(described, "_is_protocol", False)
+    return ("", "") if kind == "class" and generated else None
+
+
+def as_plain_code(*event: object) -> object:
+    """Show a docstring's link to a name outside the reference as plain code, if the name exists."""
+    _, _, link, text = event
+    assert isinstance(link, pending_xref)
+    if link.get("refdomain") != "py":
+        return None
+    target, module = link["reftarget"], link.get("py:module")
+    if module is None and "." not in target:  # in a table: it is checked on the name's own page
+        return text
+    names = [target, f"{module}.{target}", f"{module}.{link.get('py:class')}.{target}"]
+    exists = any(pydoc.locate(name) for name in names if name.startswith("fedgist."))
+    return text if exists else None
