@@ -13,8 +13,7 @@ from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import Data
-from fedgist.recipe.reading import Recipe
-from fedgist.recipe.schema import ModelSection, Partitioning
+from fedgist.recipe.schema import ModelSection, Partitioning, Recipe
 from fedgist.recipe.section import GIVEN
 
 RowsOfClients = Sequence[object] | Mapping[str, object]  # each client's rows, in order or by name

@@ -22,7 +22,6 @@ from fedgist.recipe.model_factories import (
 )
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.privacy_section import PrivacySection
-from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import (
     ClientsSection,
     EngineSection,
@@ -30,6 +29,7 @@ from fedgist.recipe.schema import (
     ModelSection,
     ObjectiveSection,
     Partitioning,
+    Recipe,
 )
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
