@@ -201,7 +201,7 @@ def test_a_table_is_reproduced_beside_the_papers(cli: Cli, place: Path, data_set
     lines.write_text(lines.read_text().replace('"comm/up_bytes": ', '"comm/up_bytes": 1'))
     broken = cli(*args, code=1)
     assert "fedlog seed 1" in broken.stderr
-    assert "does not fit its seal: rounds.jsonl was changed" in broken.stderr
+    assert "does not match its seal: rounds.jsonl was changed" in broken.stderr
     assert broken.stdout.count("fedlog") > 0  # the other seed is still compared
     assert broken.stdout != first
     assert cli(*args, "--rerun").stdout == first

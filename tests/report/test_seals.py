@@ -1,4 +1,4 @@
-"""What does not fit a run's seal is left out of what is shown, and named; the exit code is 1."""
+"""What does not match a run's seal is left out of what is shown, and named; the exit code is 1."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_edit_is_noticed_by_every_command(runs: Path, tmp_path: Path, what
         done = call(command, run)
         assert done.exit_code == 1, (command, done.output)
         assert isinstance(done.exception, SealError), done.exception
-        assert str(done.exception).startswith(f"{run} does not fit its seal: "), done.exception
+        assert str(done.exception).startswith(f"{run} does not match its seal: "), done.exception
 
 
 @pytest.mark.parametrize("command", DRAWN)
@@ -106,7 +106,7 @@ def test_the_others_are_shown_and_what_is_left_out_is_named(
     done = call(command, finished, runs / "other")
     assert done.exit_code == 1
     note = (
-        f"{finished} does not fit its seal: rounds.jsonl was changed since the run wrote it: it "
+        f"{finished} does not match its seal: rounds.jsonl was changed since the run wrote it: it "
         "has lines after round 4, its last one: this run is left out (--trust shows it, marked)"
     )
     assert note in done.output
@@ -133,7 +133,7 @@ def test_tables_in_files_name_what_they_leave_out_on_the_screen(
     for words in (["--format", "csv"], ["-o", tmp_path / "table.txt"]):
         done = call("compare", finished, runs / "other", *words)
         assert done.exit_code == 1
-        assert f"{finished} does not fit its seal" in done.stderr
+        assert f"{finished} does not match its seal" in done.stderr
     data = json.loads(call("compare", runs / "other", "--format", "json").stdout)
     assert data["rows"][0]["seal"] == "sealed"
 
@@ -156,7 +156,7 @@ def test_watching_leaves_it_out_and_sends_it_to_no_tracker(
     done = call("watch", finished.parent, "--track", "mlflow")
     assert done.exit_code == 1
     assert sent == [copy]
-    assert f"{finished} does not fit its seal" in done.output
+    assert f"{finished} does not match its seal" in done.output
 
 
 def test_the_number_of_the_format_is_no_column(runs: Path) -> None:

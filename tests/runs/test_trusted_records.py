@@ -109,7 +109,7 @@ def test_lines_that_do_not_fit_the_checkpoint_are_refused(
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(CheckpointError, match=says) as caught:
         run(stopped, resume=True)
-    assert "does not fit the checkpoint of round 4" in str(caught.value)
+    assert "does not match the checkpoint of round 4" in str(caught.value)
     assert "--overwrite" in str(caught.value)
     assert (path.read_bytes() if path.exists() else None) == before  # nothing is lost
 

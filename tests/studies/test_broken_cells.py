@@ -1,4 +1,4 @@
-"""Cells of a sweep that do not fit their seal: named, left out, and done again on request."""
+"""Cells of a sweep that do not match their seal: named, left out, and done again on request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_broken_run_is_named_and_the_others_are_compared(done: Path) -> None:
     first = sweep(done)
     assert first.exit_code == 1
     assert isinstance(first.exception, JobsError)
-    says = f"fedlog seed 0: {run} does not fit its seal: rounds.jsonl was changed since the run"
+    says = f"fedlog seed 0: {run} does not match its seal: rounds.jsonl was changed since the run"
     assert says in str(first.exception)
     assert "--rerun does it again" in str(first.exception)
     assert cells_in(first) == ["local"]

@@ -101,7 +101,7 @@ def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     if digest in {None, hashlib.sha256(kept).hexdigest()}:
         return kept
     raise CheckpointError(
-        f"{path} does not fit the checkpoint of round {last_round}: {damage(path, last_round)}; "
+        f"{path} does not match the checkpoint of round {last_round}: {damage(path, last_round)}; "
         "put the file back from a copy, or start the run again with --overwrite"
     )
 

@@ -162,7 +162,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
     if problems := seal_of(folder).problems:
-        raise CheckpointError(f"{folder} does not fit its seal: {problems[0]}; {MENDING}")
+        raise CheckpointError(f"{folder} does not match its seal: {problems[0]}; {MENDING}")
 
 
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
@@ -173,7 +173,7 @@ def check_features(folder: Path, saved: Checkpoint | None) -> None:
     for name, digest in sealed.items():
         if name.startswith(Path(FEATURES).stem) and of_file(folder / name) != digest:
             raise CheckpointError(
-                f"{folder / name} does not fit the checkpoint: it was changed, or is missing; "
+                f"{folder / name} does not match the checkpoint: it was changed, or is missing; "
                 + MENDING
             )
     for name in features_in(folder):

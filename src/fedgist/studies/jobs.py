@@ -67,7 +67,7 @@ def fault_of(job: Job, archive: Archive | None = None) -> str:
     if not (job.folder / RESULT).exists():
         return ""
     seal = seal_of(job.folder)
-    text = f"{job.folder} does not fit its seal: {'; '.join(seal.problems)}"
+    text = f"{job.folder} does not match its seal: {'; '.join(seal.problems)}"
     return text if seal.is_broken else ""
 
 

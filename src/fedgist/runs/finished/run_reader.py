@@ -165,7 +165,7 @@ def _misfits(run: FinishedRun) -> list[str]:
     text = "; ".join([*faults, *([f"and {more} more"] if more > 0 else [])])
     trust = " (--trust shows it, marked)" if run.recipe else ""
     end = "" if run.usable else f": this run is left out{trust}"
-    return [f"{run.folder} does not fit its seal: {text}{end}"]
+    return [f"{run.folder} does not match its seal: {text}{end}"]
 
 
 def not_sealed(runs: Iterable[FinishedRun]) -> list[str]:
