@@ -139,6 +139,18 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    "wrong", [{"method": {"name": "fedprox", "mu": -1.0}}, {"evaluate": {"on": "global"}}]
+)
+def test_a_recipe_with_a_mistake_replaces_no_run(wrong: dict[str, Any], tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": blobs(), "clients": rows(), "out": tmp_path / "run"}
+    fedgist.run(QUICK, **given)
+    files = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match=r"method.mu|evaluate.on"):
+        fedgist.run(QUICK | {"method": {"name": "local"}} | wrong, overwrite=True, **given)
+    assert {p: p.read_bytes() for p in files} == files
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"data": (np.zeros((3, 2)),)}, r"data is a tuple of 1; it must be \(x, y\)"),
