@@ -53,8 +53,8 @@ def check_tables(
         build_method(name, options, f"methods.{name}")
         own = {"name": objective} if objective else {}
         section = ObjectiveSection(**{**own, **table.get("objective", {})})
-        given, where = OBJECTIVES[section.name], f"methods.{name}.objective"
-        check_options(given, section.options, section.name, where, OF_THE_TASK)
+        given, table_key = OBJECTIVES[section.name], f"methods.{name}.objective"
+        check_options(given, section.options, section.name, table_key, OF_THE_TASK)
 
 
 def no_source() -> None:
@@ -106,8 +106,8 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
         return _section("model", model, factory, sizes_of(factory), changed)
     table = "clients.pools" if clients.pools else "clients.architectures"
     keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
-    told = any(key.startswith(table) for key in changed)
-    unread = [key for key in keys if key in changed or not told]
+    table_changed = any(key.startswith(table) for key in changed)
+    unread = [key for key in keys if key in changed or not table_changed]
     if unread:
         raise RecipeError(
             f"{min(unread)} is given, and nothing reads it: [{table}] names the clients' models"
@@ -136,12 +136,12 @@ def _train(recipe: Recipe, changed: Collection[str]) -> Update:
         return {"train": train.model_copy(update={"momentum": momentum})}, []
     if train.momentum is None:
         return {}, []
-    what = f"train.momentum = {train.momentum}"
+    setting = f"train.momentum = {train.momentum}"
     if "train.momentum" in changed or "train.optimizer" not in changed:
         raise RecipeError(
-            f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
+            f"{setting}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
         )
-    note = f"{what} is dropped: optimizer {train.optimizer} does not read it"
+    note = f"{setting} is dropped: optimizer {train.optimizer} does not read it"
     return {"train": train.model_copy(update={"momentum": None})}, [note]
 
 
@@ -153,12 +153,12 @@ def _section(
     changed: Collection[str],
 ) -> Update:
     """Return a section with its options checked, without those that a changed name left over."""
-    known, open_ended = options_of(function, aside)
+    option_names, open_ended = options_of(function, aside)
     options, notes = dict(section.options), []
     if f"{table}.name" in changed and not open_ended:
-        for key in [k for k in options if k not in known and f"{table}.{k}" not in changed]:
-            what = f"{table}.{key} = {shown(options.pop(key))}"
-            notes.append(f"{what} is dropped: {section.name} does not read it")
+        for key in [k for k in options if k not in option_names and f"{table}.{k}" not in changed]:
+            setting = f"{table}.{key} = {shown(options.pop(key))}"
+            notes.append(f"{setting} is dropped: {section.name} does not read it")
     check = check_options(function, options, section.name, table, aside)
     typed = {key: getattr(section, key) for key in section.model_fields_set - set(section.options)}
     return {table: type(section)(**typed, **check)}, notes

@@ -216,8 +216,8 @@ def _is_kept(column: str, metric: str) -> bool:
     """
     if column in COLUMNS or (column.startswith(PREFIXES) and column.isprintable()):
         return True
-    known = column.startswith("eval/") and column.isprintable()
-    if not known:
+    is_score = column.startswith("eval/") and column.isprintable()
+    if not is_score:
         return False
     probes = (PROBE.name, *PROBES_BESIDE)
     kept = {m + statistic for m in (metric, *probes) for statistic in ("", MEAN, STD, LEAST)}

@@ -74,10 +74,10 @@ def said(outcome: Mapping[str, Any]) -> list[str]:
     if table is None:
         return []
     early = "stopped early; " if outcome["stopped_early"] else ""
-    what = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
-    what = what or "the last round's models are kept, the best was round {best_round}"
+    kept_models = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
+    kept_models = kept_models or "the last round's models are kept, the best was round {best_round}"
     numbers = ": {column} {best:.4f} there, {last:.4f} in round {last_round}"
-    return [early + (what + numbers).format(**table)]
+    return [early + (kept_models + numbers).format(**table)]
 
 
 def selection_of(side: ServerContext) -> Selection | None:

@@ -53,12 +53,13 @@ def add_central_noise(
 
 def _expected(side: ServerContext, orders: Sequence[Order]) -> dict[str, float]:
     """Return the expected number of clients of a total, by architecture and in all: public."""
-    training, asked, share = side.task.training, [order.architecture for order in orders], 1.0
-    if training.sampling == "poisson":  # how many were drawn is one
-        asked = [client.architectures[0] for client in side.clients]
+    training, share = side.task.training, 1.0
+    architectures = [order.architecture for order in orders]
+    if training.sampling == "poisson":  # the number of drawn clients is not public
+        architectures = [client.architectures[0] for client in side.clients]
         share = training.fraction_train
-    counts = {name: share * asked.count(name) for name in side.task.architectures}
-    return {**counts, EVERYBODY: share * len(asked)}
+    counts = {name: share * architectures.count(name) for name in side.task.architectures}
+    return {**counts, EVERYBODY: share * len(architectures)}
 
 
 def _completed(side: ServerContext, server: Tree, replies: Replies, ctx: Context) -> Replies:

@@ -69,8 +69,8 @@ class Binding:
             for done, old, new in self.raised
         ]
         notes += [(done, f"the server forgot client {client}") for done, client in self.forgotten]
-        if told := [note for done, note in notes if line["round"] == done + 1]:
-            line["events"] = [*line.get("events", []), *told]
+        if events := [note for done, note in notes if line["round"] == done + 1]:
+            line["events"] = [*line.get("events", []), *events]
         return line
 
 

@@ -131,9 +131,9 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     name = metric_of(column)
     for statistic in (MEAN, STD, LEAST):
         name = name.removesuffix(statistic)
-    known = {**PROBES_BESIDE, **metrics}
-    if column.startswith("eval/") and name in known:
-        return known[name]
+    metrics_by_name = {**PROBES_BESIDE, **metrics}
+    if column.startswith("eval/") and name in metrics_by_name:
+        return metrics_by_name[name]
     return Metric(column, column, "", "higher")
 
 

@@ -67,10 +67,10 @@ def notes_on(recipes: Sequence[Recipe]) -> list[str]:
     """
     if len(recipes) <= 1:
         return []
-    found = compositions(recipes)
-    open_runs = len(recipes) - sum(composition.count for composition in found)
+    joint_promises = compositions(recipes)
+    open_runs = len(recipes) - sum(composition.count for composition in joint_promises)
     beside = f"; {open_runs} more without privacy promise nothing" if open_runs else ""
     return [
         composition.described() + beside + (PUBLIC_NOISE if composition.simulated else "")
-        for composition in found
+        for composition in joint_promises
     ]

@@ -69,8 +69,8 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
     """Return lines of clients, with the lines of the same client and split joined."""
     beside = {(line["client"], line["split"]): line for line in more}
-    found = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
-    return [*found, *beside.values()]
+    joined_lines = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
+    return [*joined_lines, *beside.values()]
 
 
 def has_named_sets(task: Task) -> bool:
@@ -131,11 +131,11 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
                 line |= {of_all(metric): v for metric, v in values.items()}
             for metric, value in values.items():
                 means.setdefault((name, metric), []).append(value)
-    for (name, metric), found in means.items():
+    for (name, metric), scores in means.items():
         column = {ALL_ROWS: over_models(metric)} if len(models) > 1 else {}
         column[HELD_OUT] = over_clients("validation", metric)
         if name in column:
-            line[column[name]] = sum(found) / len(found)
+            line[column[name]] = sum(scores) / len(scores)
     return line
 
 
@@ -148,7 +148,7 @@ def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
             marked[name] = take(marks, rows.rows), y[rows.rows]
         else:
             marked[name] = _marked(net, rows, ctx)
-    return {name: _measured(*found, ctx.task.objective) for name, found in marked.items()}
+    return {name: _measured(*predicted, ctx.task.objective) for name, predicted in marked.items()}
 
 
 def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
@@ -186,7 +186,7 @@ def _marks(
 
 
 def _measured(marks: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
-    one: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+    of_one_client: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
     everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
-    measured = objective.measure(one, y.unsqueeze(0), everyone)
+    measured = objective.measure(of_one_client, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

@@ -107,15 +107,15 @@ def read_releases(folder: Path, device: str) -> Releases | None:
     try:
         with safetensors.safe_open(folder / RELEASES, "pt") as file:
             entry = json.loads(file.metadata()[_ENTRY])
-            found = Releases(folder, entry["round"], entry["begun"], {}, entry["again"])
+            releases = Releases(folder, entry["round"], entry["begun"], {}, entry["again"])
             for place, about in enumerate(entry["totals"]):
                 blob = bytes(file.get_tensor(str(place)).numpy())
                 message: Tree = unpack(registered(about["type"]), blob)
                 arrays = map_leaves(lambda leaf: leaf.to(device), message)
                 name, clients = about["architecture"], tuple(about["clients"])
-                total = Subtotal(name, clients, found.round, about["stage"], arrays)
-                before = found.totals.get(about["stage"], ())
-                found.totals[about["stage"]] = (*before, total)
+                total = Subtotal(name, clients, releases.round, about["stage"], arrays)
+                before = releases.totals.get(about["stage"], ())
+                releases.totals[about["stage"]] = (*before, total)
     except _BROKEN:
         return None
-    return found
+    return releases

@@ -49,9 +49,9 @@ def of_world(world: World) -> dict[str, str]:
     }
     arrays |= {f"annotations/{name}": values for name, values in data.annotations.items()}
     rows = {
-        f"{split}/{what}": getattr(getattr(parts, split), what)
+        f"{split}/{array_name}": getattr(getattr(parts, split), array_name)
         for split in ("train", "validation", "test")
-        for what in ("rows", "counts")
+        for array_name in ("rows", "counts")
     }
     values = [data.scale, data.mean, data.std, data.classes]
     examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
@@ -136,11 +136,11 @@ def check_binding(
     """
     begun, now = saved.binding, binding_of(side, inputs)
     _check_recipe(now.recipe, begun, folder, raising=raising)
-    for what in dict.fromkeys([*begun.inputs, *now.inputs]):
-        if begun.inputs.get(what) != now.inputs.get(what):
+    for input_name in dict.fromkeys([*begun.inputs, *now.inputs]):
+        if begun.inputs.get(input_name) != now.inputs.get(input_name):
             raise RecipeError(
-                f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
-                "begin a run in another folder"
+                f"{folder} cannot go on: {input_name} changed since the run was begun; put it "
+                "back, or begin a run in another folder"
             )
     if raising:
         _check_rounds(side, saved, folder)
@@ -216,11 +216,11 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     start = start_server(side)
     for number in range(1, saved.round + 1):
-        for what, before, after in _plans(shorter, side, number, start):
+        for setting, before, after in _plans(shorter, side, number, start):
             if before != after:
                 raise RecipeError(
-                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
-                    f"round {number} would have been another"
+                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {setting} depends on it, "
+                    f"and round {number} would have been another"
                 )
 
 
@@ -229,10 +229,10 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
 
 
 def _plans(
-    one: ServerContext, other: ServerContext, number: int, start: Tree
+    shorter: ServerContext, longer: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
     """Return the settings of a round in two runs; ``start`` is their server's first state."""
-    sides, name = (one, other), f"method {one.setup.method_name}"
+    sides, name = (shorter, longer), f"method {shorter.setup.method_name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
     phases = [

@@ -249,20 +249,20 @@ class Federation:
             used = [part for part in used if not wrong.keys() & set(part.asked)]
             each = [part for part in each if part.order.asked not in wrong]
         replies = gather(totals, each, self.side.setup.privacy.min_replies)
-        record.answered(answer, [asked for part in used for asked in part.asked], replies)
+        record.answered(answer, [recipient for part in used for recipient in part.asked], replies)
         unused = [part for part in parts if not usable(part)]
-        record.too_late((asked, part.round) for part in unused for asked in part.asked)
+        record.too_late((recipient, part.round) for part in unused for recipient in part.asked)
         return replies
 
     def _objected(self, each: Sequence[Reply], ctx: Context) -> dict[Asked, str]:
         """Return the clients whose messages the method cannot use, with the reasons."""
-        found = {}
+        reasons = {}
         for reply in each:
             with watched(self.method, "objection", ctx.round, reply.message):
                 why = self.method.objection(reply.message, ctx)
             if check_returned(why, self.method, "objection"):
-                found[reply.order.asked] = str(why)
-        return found
+                reasons[reply.order.asked] = str(why)
+        return reasons
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
@@ -275,16 +275,16 @@ class Federation:
         if self.probe is None:
             return details
         with on_threads(self.side.server_threads):
-            found, more = self.probe(self)
-        line |= found
+            probe_columns, more = self.probe(self)
+        line |= probe_columns
         return evaluation.joined(details, more)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.setup.evaluate, self.context(EVALUATE, number)
         if evaluation.scores_models(self.side.setup, self.task):
             with watched(self.method, "models", number, *self._held):
-                found = self.method.models(self.server, ctx)
-            models = check_returned(found, self.method, "models")
+                returned = self.method.models(self.server, ctx)
+            models = check_returned(returned, self.method, "models")
             with on_threads(self.side.server_threads):
                 line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":

@@ -42,8 +42,8 @@ def under_way(table: Line) -> PartialRound:
     """Return the round that :meth:`PartialRound.plain` described."""
     record = dict(table["record"])
     for name in ("refused", "absent", "losses"):
-        record[name] = [(Asked(*asked), value) for asked, value in record[name]]
-    record["asked"] = [Asked(*asked) for asked in record["asked"]]
+        record[name] = [(Asked(*recipient), value) for recipient, value in record[name]]
+    record["asked"] = [Asked(*recipient) for recipient in record["asked"]]
     record["pools"] = tuple(record["pools"])
     if record["wire_bytes"] is not None:
         record["wire_bytes"] = tuple(record["wire_bytes"])
@@ -84,7 +84,7 @@ class RoundRecord:
     @property
     def failed(self) -> set[Asked]:
         """Who was absent or refused in an earlier stage of this round."""
-        return {asked for asked, _ in (*self.refused, *self.absent)}
+        return {recipient for recipient, _ in (*self.refused, *self.absent)}
 
     def ordered(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
         """Count a stage's orders and the bytes of their downloads."""
@@ -99,7 +99,7 @@ class RoundRecord:
         """Count the replies and those that are ``used``, and note withheld totals."""
         self.refused += answer.refused
         self.absent += answer.absent
-        self.replied = _sum(self.replied, Counter(asked.architecture for asked in used))
+        self.replied = _sum(self.replied, Counter(recipient.architecture for recipient in used))
         self.losses += answer.losses.items()
         self.up_bytes = _sum(self.up_bytes, answer.upload_bytes)
         if answer.wire_bytes is not None:
@@ -114,21 +114,21 @@ class RoundRecord:
 
     def too_late(self, replies: Iterable[tuple[Asked, int]]) -> None:
         """Note clients whose reply to an earlier round arrived now and is not used."""
-        self.late += [self._of(asked) | {"answers": number} for asked, number in replies]
+        self.late += [self._of(recipient) | {"answers": number} for recipient, number in replies]
 
     def line(self) -> Line:
         """Return the round's line."""
-        asked = dict(Counter(asked.architecture for asked in self.asked))
+        num_asked = dict(Counter(recipient.architecture for recipient in self.asked))
         line: Line = {"round": self.number}
-        line |= self._totals("clients/asked", asked)
+        line |= self._totals("clients/asked", num_asked)
         line |= self._totals("clients/replied", self.replied)
         entries = {
-            "refused": [self._entry(asked, reason) for asked, reason in self.refused],
-            "absent": [self._entry(asked, reason) for asked, reason in self.absent],
+            "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
+            "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],
             "late": self.late,
             "events": self.events,
         }
-        line |= {name: found for name, found in entries.items() if found}
+        line |= {name: values for name, values in entries.items() if values}
         line |= self._mean_losses()
         line |= self._totals(UP_BYTES, self.up_bytes)
         line |= self._totals(DOWN_BYTES, self.down_bytes)
@@ -141,20 +141,20 @@ class RoundRecord:
         of_pools = {f"{name}/{pool}": counts.get(pool, 0) for pool in self.pools}
         return {name: sum(counts.values()), **of_pools}
 
-    def _entry(self, asked: Asked, reason: str) -> Line:
-        return self._of(asked) | {"reason": reason}
+    def _entry(self, recipient: Asked, reason: str) -> Line:
+        return self._of(recipient) | {"reason": reason}
 
-    def _of(self, asked: Asked) -> Line:
-        pool = {"pool": asked.architecture} if self.pools else {}
-        return {"client": asked.client, **pool}
+    def _of(self, recipient: Asked) -> Line:
+        pool = {"pool": recipient.architecture} if self.pools else {}
+        return {"client": recipient.client, **pool}
 
     def _mean_losses(self) -> Line:
         """Return the mean loss over clients, and that of each pool."""
         groups = {TRAIN_LOSS: [loss for _, loss in self.losses]}
         for pool in self.pools:
-            of_pool = [loss for asked, loss in self.losses if asked.architecture == pool]
+            of_pool = [loss for recipient, loss in self.losses if recipient.architecture == pool]
             groups[f"{TRAIN_LOSS}/{pool}"] = of_pool
-        return {name: sum(found) / len(found) for name, found in groups.items() if found}
+        return {name: sum(losses) / len(losses) for name, losses in groups.items() if losses}
 
 
 def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:

@@ -139,9 +139,9 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
         return None
     if place.folder is None:
         return Releases(None)
-    found, saved = read_releases(place.folder, side.setup.device), place.saved
-    if found is not None:
-        return found
+    earlier, saved = read_releases(place.folder, side.setup.device), place.saved
+    if earlier is not None:
+        return earlier
     lines = read_lines(place.folder / ROUNDS)
     if saved is None and not lines and not (place.folder / RELEASES).exists():  # a new run
         return Releases(place.folder)
@@ -368,8 +368,8 @@ def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     trained = [line for line in lines if line["round"] > 0]
     notes = []
     if not any(line.get("clients/replied") for line in trained):
-        asked = sum(line.get("clients/asked", 0) for line in trained)
-        why = "each is in the record with its reason" if asked else "nobody was online"
+        num_asked = sum(line.get("clients/asked", 0) for line in trained)
+        why = "each is in the record with its reason" if num_asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
     # else there are no test rows, or clients keep their scores on purpose
     expected = side.task.test_sets.get(ALL_ROWS) and side.setup.privacy.share_measurements

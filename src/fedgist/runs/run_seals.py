@@ -218,8 +218,8 @@ def _fault_of_lines(path: Path, digest: object, last: int, *, later: bool = True
     fits = _hash(lines_up_to(blob, last)) == digest
     if fits and later:
         return ""
-    what = f"it has lines after round {last}, its last one" if fits else damage(path, last)
-    return f"{path.name} was changed since the run wrote it: {what}"
+    fault = f"it has lines after round {last}, its last one" if fits else damage(path, last)
+    return f"{path.name} was changed since the run wrote it: {fault}"
 
 
 def _hash(blob: bytes) -> str:

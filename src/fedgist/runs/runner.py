@@ -116,7 +116,8 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     setup = resolve(recipe.changed({"engine.device": device}), given)
     world, server = prepare_run(setup)
     # models are used without the test sets that were given with them
-    begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
+    inputs = saved.binding.inputs
+    begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
     federation = Federation(world.server, make_engine(world, workers=1), server)
     federation.restore(saved.best or saved)

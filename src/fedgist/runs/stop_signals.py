@@ -19,22 +19,22 @@ def stoppable(
     KeyboardInterrupt raised. Outside the main thread, which alone may catch signals, the function
     always returns False.
     """
-    asked: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
     def ask(number: int, frame: Any) -> None:
         del frame
-        if asked:
+        if received:
             second()
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         first()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

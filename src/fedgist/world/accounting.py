@@ -69,8 +69,8 @@ def multiplier(
     most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
 
     def enough(noise: float) -> bool:
-        found = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
-        return found <= epsilon
+        epsilon_spent = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+        return epsilon_spent <= epsilon
 
     return _searched(enough, most, say)
 
@@ -112,11 +112,11 @@ def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
     return math.exp(root)
 
 
-def _gaussian(what: str, given: float, delta: float) -> float:
+def _gaussian(quantity: str, given: float, delta: float) -> float:
     """Return the sigma of one release for an epsilon, or the other way round."""
     with _without_warnings():
-        found: float = getattr(_library(), f"get_{what}_gaussian")(given, delta)
-    return found
+        value: float = getattr(_library(), f"get_{quantity}_gaussian")(given, delta)
+    return value
 
 
 def _without_warnings() -> np.errstate:
@@ -143,13 +143,13 @@ def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str],
     """Return the least noise that is enough, up to ``most``, to a thousandth."""
     if most <= LEAST_NOISE:
         return most
-    told = time.monotonic()
+    last_message_at = time.monotonic()
     least = most / 2
     while least > LEAST_NOISE and enough(least):
         most, least = least, least / 2
     for step in range(BISECTIONS):
-        if time.monotonic() - told > PATIENCE_S:
-            told = time.monotonic()
+        if time.monotonic() - last_message_at > PATIENCE_S:
+            last_message_at = time.monotonic()
             say(
                 f"privacy: the noise multiplier is from {least:.4g} to {most:.4g}; "
                 f"steps of the search left: {BISECTIONS - step}"

@@ -72,12 +72,10 @@ def _rows(value: object, count: int, who: str) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-def named_like(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...]:
+def named_like(pattern: str, names: Sequence[str], key: str) -> tuple[int, ...]:
     """Return the numbers of the clients whose names match a pattern (``*`` is any text)."""
     if not names:
-        raise RecipeError(
-            f"{where} = {shown(pattern)}: the clients of this partition have no names"
-        )
-    if found := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
-        return found
-    raise RecipeError(f"{where} = {shown(pattern)} matches none of the clients: {listed(names)}")
+        raise RecipeError(f"{key} = {shown(pattern)}: the clients of this partition have no names")
+    if matching := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
+        return matching
+    raise RecipeError(f"{key} = {shown(pattern)} matches none of the clients: {listed(names)}")

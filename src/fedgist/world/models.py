@@ -61,9 +61,9 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
         layer = head_of(whole, sizes.outputs, type(whole).__name__, head)[0]
         size = sum(array.numel() * array.element_size() for array in state.values())
         file = existing(path)
-        found = read_weights(file, _TIMES * size + _SLACK)
+        file_arrays = read_weights(file, _TIMES * size + _SLACK)
         others = _other_classes(classes_of(file), sizes)
-        arrays, note = _fitting(_renamed(found, state), state, layer, others)
+        arrays, note = _fitting(_renamed(file_arrays, state), state, layer, others)
     except (InputError, ValueError, TypeError, RuntimeError) as error:
         raise RecipeError(f"model.weights = {path!r}: {first_line(error)}") from error
 
@@ -75,9 +75,11 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
     return loaded, f"{Path(path).name}: {note}" if note else ""
 
 
-def _renamed(arrays: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _renamed(
+    arrays: Mapping[str, Tensor], model_arrays: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
     """Return arrays without the beginning that all names share, while no name is known."""
-    while arrays and not any(name in known for name in arrays):
+    while arrays and not any(name in model_arrays for name in arrays):
         firsts = {name.partition(".")[0] for name in arrays}
         if len(firsts) > 1 or not all("." in name for name in arrays):
             break
@@ -111,17 +113,17 @@ def _fitting(
     return fitting, "; ".join(notes)
 
 
-def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
+def _other_classes(file_classes: tuple[str, ...], sizes: Sizes) -> str:
     """Return how a file's classes differ from the data's; nothing if equal or without names."""
     own = sizes.classes
-    unnamed = [tuple(map(str, range(len(names)))) for names in (said, own)]
-    if sizes.projects or said == own or said in unnamed or own in unnamed:
+    unnamed = [tuple(map(str, range(len(names)))) for names in (file_classes, own)]
+    if sizes.projects or file_classes == own or file_classes in unnamed or own in unnamed:
         return ""
     kind, kinds = ("word", "words") if sizes.text else ("class", "classes")
-    problem = f"the file has {len(said)} names of {kinds}, the data {len(own)}"
-    if len(said) == len(own):
-        place = next(i for i, name in enumerate(said) if name != own[i])
-        theirs, ours = (printable(names[place][:_LONGEST]) for names in (said, own))
+    problem = f"the file has {len(file_classes)} names of {kinds}, the data {len(own)}"
+    if len(file_classes) == len(own):
+        place = next(i for i, name in enumerate(file_classes) if name != own[i])
+        theirs, ours = (printable(names[place][:_LONGEST]) for names in (file_classes, own))
         problem = f"{kind} {place} is {theirs!r} in the file, {ours!r} in the data"
     if sizes.text:
         raise ValueError(problem)
@@ -155,19 +157,19 @@ def members_of_pools(
     """
     members: dict[str, tuple[int, ...]] = {}
     for name, pool in pools.items():
-        asked, where = pool.clients, f"clients.pools.{name}.clients"
-        if isinstance(asked, int):
-            if asked > num_clients:
-                raise RecipeError(f"{where} = {asked}: there are {num_clients} clients")
-            members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
+        chosen, setting = pool.clients, f"clients.pools.{name}.clients"
+        if isinstance(chosen, int):
+            if chosen > num_clients:
+                raise RecipeError(f"{setting} = {chosen}: there are {num_clients} clients")
+            members[name] = tuple(random.choice(random.fold(key, name), num_clients, chosen))
             continue
-        if isinstance(asked, str):
-            members[name] = named_like(asked, names, where)
+        if isinstance(chosen, str):
+            members[name] = named_like(chosen, names, setting)
             continue
-        members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
+        members[name] = tuple(range(num_clients)) if chosen is None else tuple(sorted(set(chosen)))
         if strange := [client for client in members[name] if client >= num_clients]:
             raise RecipeError(
-                f"{where}: client {strange[0]} does not exist, there are {num_clients}"
+                f"{setting}: client {strange[0]} does not exist, there are {num_clients}"
             )
     if alone := set(range(num_clients)).difference(*members.values()):
         raise RecipeError(f"clients.pools: client {min(alone)} is in no pool")
@@ -178,11 +180,11 @@ def architectures_by_client(
     members: Mapping[str, Sequence[int]], num_clients: int
 ) -> list[tuple[str, ...]]:
     """Return each client's pools, the smallest first: the client holds that pool's model."""
-    found: list[list[str]] = [[] for _ in range(num_clients)]
+    pool_names: list[list[str]] = [[] for _ in range(num_clients)]
     for name in sorted(members, key=lambda pool: len(members[pool])):
         for client in members[name]:
-            found[client].append(name)
-    return [tuple(names) for names in found]
+            pool_names[client].append(name)
+    return [tuple(names) for names in pool_names]
 
 
 def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, Pool]:
@@ -195,12 +197,12 @@ def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, 
     out = {}
     for name, pool in setup.pools.items():
         size = len(members[name])
-        asked = pool.per_round or max(1, round(setup.train.fraction_train * size))
-        if asked > size:
+        per_round = pool.per_round or max(1, round(setup.train.fraction_train * size))
+        if per_round > size:
             raise RecipeError(
-                f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
+                f"clients.pools.{name}.per_round = {per_round}: the pool has {size} clients"
             )
-        out[name] = Pool(size, asked)
+        out[name] = Pool(size, per_round)
     return out
 
 
@@ -229,9 +231,9 @@ class Sizes:
 
 
 def builder(
-    factory: Factory, sizes: Sizes, options: Mapping[str, Any], where: str, *, bare: bool = False
+    factory: Factory, sizes: Sizes, options: Mapping[str, Any], label: str, *, bare: bool = False
 ) -> Build:
-    """Return a function that makes the model of some sizes; ``where`` begins its messages.
+    """Return a function that makes a model of these sizes; its errors start with ``label``.
 
     Parameters
     ----------
@@ -242,7 +244,7 @@ def builder(
     if not _takes(factory, given, options):
         named = "".join(f", {name}=..." for name in options)
         raise RecipeError(
-            f"{where}: a factory is called as f(input_shape, num_classes{named}), and this one is "
+            f"{label}: a factory is called as f(input_shape, num_classes{named}), and this one is "
             f"f{inspect.signature(factory)}"
         )
 
@@ -250,17 +252,17 @@ def builder(
         try:
             module: object = factory(*given, **options)
         except ValueError as error:  # it says what does not fit
-            raise RecipeError(f"{where}: {first_line(error)}") from error
+            raise RecipeError(f"{label}: {first_line(error)}") from error
         except Exception as error:  # a user's code may fail in any way
             raise RecipeError(
-                f"{where} failed: {type(error).__name__}: {first_line(error)}"
+                f"{label} failed: {type(error).__name__}: {first_line(error)}"
             ) from error
         if not isinstance(module, nn.Module):
-            raise RecipeError(f"{where} returned a {type(module).__name__}, not a torch.nn.Module")
+            raise RecipeError(f"{label} returned a {type(module).__name__}, not a torch.nn.Module")
         return module
 
     stated = ", ".join(f"{key} = {shown(value)}" for key, value in options.items())
-    _check_size(build, f"{where} ({stated})" if stated else where)
+    _check_size(build, f"{label} ({stated})" if stated else label)
     return build
 
 
@@ -297,7 +299,7 @@ def _takes(factory: Factory, given: tuple[Any, ...], options: Mapping[str, Any])
     return True
 
 
-def _check_size(build: Build, where: str) -> None:
+def _check_size(build: Build, label: str) -> None:
     """Raise RecipeError if a model is too large, counted without making its numbers."""
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
@@ -308,9 +310,9 @@ def _check_size(build: Build, where: str) -> None:
         size = sum(array.numel() * array.element_size() for array in arrays)
     except (ValueError, RuntimeError):  # not every model can be made so; a real one will tell
         return
-    what = f"{where}: {count:,} parameters, with their gradients and moments,"
+    description = f"{label}: {count:,} parameters, with their gradients and moments,"
     try:
-        check_memory(_COPIES * size, what)
+        check_memory(_COPIES * size, description)
     except DataError as error:
         raise RecipeError(str(error)) from error
 

@@ -66,9 +66,9 @@ def _of_labels(setup: Setup) -> dict[str, bool]:
     }
 
 
-def _check(asked: dict[str, bool], why: str) -> None:
+def _check(settings: dict[str, bool], why: str) -> None:
     """Raise RecipeError if the recipe has a setting that ``why`` forbids."""
-    if bad := [what for what, is_asked in asked.items() if is_asked]:
+    if bad := [setting for setting, is_set in settings.items() if is_set]:
         raise RecipeError(f"{bad[0]} {why}")
 
 

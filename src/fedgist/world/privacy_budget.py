@@ -190,8 +190,8 @@ def _check_settings(setup: Setup) -> None:
             central and section.min_replies > 1 and setup.train.sampling == "poisson"
         ),
     }
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise RecipeError(problem)
 
 
@@ -221,18 +221,18 @@ def _check_private_steps(train: TrainSection, task: Task) -> None:
 
 def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tuple[int, ...]:
     """Return the number of releases of each round, from round 0."""
-    method, known = setup.method, {}
+    method, forms = setup.method, {}
     counts = []
     for number in range(task.training.num_rounds + 1):
         count = 0
         for ctx in _stages(method, task, number):
             key = (number == 0, ctx.stage)
-            if key not in known:
-                known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
-                for form in known[key]:
+            if key not in forms:
+                forms[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
+                for form in forms[key]:
                     _check_form(setup, form)
             terms = method.record_terms if setup.privacy.unit == "record" else 1
-            count += terms * any(form.arrays for form in known[key])
+            count += terms * any(form.arrays for form in forms[key])
         counts.append(count)
     if not any(counts):
         raise RecipeError(
@@ -267,8 +267,8 @@ def _stages(method: Method, task: Task, number: int) -> Iterator[Context]:
 
 def _one_of_each(clients: tuple[ClientInfo, ...]) -> list[Order]:
     """Return one client of each architecture."""
-    found = {client.architectures[0]: client.id for client in clients}
-    return [Order(client, name) for name, client in sorted(found.items())]
+    client_ids = {client.architectures[0]: client.id for client in clients}
+    return [Order(client, name) for name, client in sorted(client_ids.items())]
 
 
 def _form(method: Method, ctx: Context, order: Order) -> Form:

@@ -65,19 +65,19 @@ def server_sets(
     return sets
 
 
-def _rows_of(part: TestSet, where: str, data: Dataset, on_test: Examples) -> Tensor:
+def _rows_of(part: TestSet, key: str, data: Dataset, on_test: Examples) -> Tensor:
     """Return which test rows are in a part, (rows,) of truth values."""
     if part.clients is not None:
         if data.clients_test is None:
             raise RecipeError(
-                f"{where}.clients needs test rows whose clients are known; {data.name} has none"
+                f"{key}.clients needs test rows whose clients are known; {data.name} has none"
             )
-        chosen = named_like(part.clients, data.client_names, f"{where}.clients")
+        chosen = named_like(part.clients, data.client_names, f"{key}.clients")
         return torch.isin(data.clients_test, torch.tensor(chosen)).to(on_test.y.device)
     classes = part.classes or ()
     if strange := [c for c in classes if c >= data.num_classes]:
         raise RecipeError(
-            f"{where}.classes names class {strange[0]}; the data have classes "
+            f"{key}.classes names class {strange[0]}; the data have classes "
             f"0..{data.num_classes - 1}"
         )
     return torch.isin(on_test.y, torch.tensor(classes, device=on_test.y.device))
