@@ -111,10 +111,10 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if "paper" in merged:
         recipe = _departing(recipe, changes)
     # what the recipe names loads torch, so a mistake in its own keys is told before
-    from fedgist.recipe.section_options import check_tables, settled
+    from fedgist.recipe.section_options import check_tables, with_checked_options
 
     check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
-    recipe = settled(recipe, changed)
+    recipe = with_checked_options(recipe, changed)
     return recipe.noting([*left_over, *recipe.dropped])
 
 

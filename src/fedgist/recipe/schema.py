@@ -33,7 +33,7 @@ from fedgist.recipe.section import (
     OpenSection,
     PositiveInt,
     Share,
-    known,
+    registered_name,
 )
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
@@ -54,7 +54,7 @@ class _Section(BaseModel):
 class Partitioning(OpenSection):
     """How the rows are divided among the clients."""
 
-    name: Annotated[str, known(PARTITIONS, "partition")] = "dirichlet"
+    name: Annotated[str, registered_name(PARTITIONS, "partition")] = "dirichlet"
     """How rows are divided among clients. The options of the rule are written beside it."""
 
 
@@ -103,7 +103,7 @@ class ClientsSection(_Section):
 class ModelSection(OpenSection):
     """The clients' model."""
 
-    name: Annotated[str, known(MODELS, "model", "factory")] = "mlp"
+    name: Annotated[str, registered_name(MODELS, "model", "factory")] = "mlp"
     """The clients' model: a name, or your own ``package.module:factory``.
 
     The options of the model are written beside it.
@@ -141,7 +141,7 @@ class MethodSection(OpenSection):
     """The federated method and its hyper-parameters."""
 
     name: Annotated[
-        str, known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
+        str, registered_name(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
     ] = DEFAULT_METHOD
     """The method: a name, a variant ``NAME@VARIANT``, or your own ``package.module:Class``.
 
@@ -155,10 +155,10 @@ class ObjectiveSection(OpenSection):
     The options of the objective are written beside its name.
     """
 
-    name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
+    name: Annotated[str, registered_name(OBJECTIVES, "objective")] = "classes"
     """What models learn: one class per row, the next word of texts, or SimCLR without labels."""
     metrics: Annotated[
-        tuple[Annotated[str, known(CHOSEN_METRICS, "metric")], ...],
+        tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric")], ...],
         Field(min_length=1),
     ] = tuple(CLASS_METRICS)
     """Metrics of the models. The first one selects the best round. The log loss is always measured.

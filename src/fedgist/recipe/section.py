@@ -38,7 +38,9 @@ class OpenSection(BaseModel):
 GIVEN = "given"  # recorded as the name of what was given as an object, in Python
 
 
-def known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str) -> Any:
+def registered_name(
+    names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str
+) -> Any:
     """Return the check of a name, or of its ``base``, the part of it that is looked up.
 
     It is a known one, GIVEN or, with ``own``, ``package.module:own``.

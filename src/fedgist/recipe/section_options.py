@@ -27,7 +27,7 @@ PARTS = ("data", "num_clients", "key")  # what every partition takes beside its 
 Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
 
 
-def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
+def with_checked_options(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     """Return the recipe with its options checked, and without keys that no code reads.
 
     ``changed`` are the keys that were set on top of a file, by their dotted names.

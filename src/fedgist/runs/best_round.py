@@ -68,7 +68,7 @@ class Selection:
         return {"selection": table, "stopped_early": lines[-1]["round"] < planned, **kept}
 
 
-def said(outcome: Mapping[str, Any]) -> list[str]:
+def selection_notes(outcome: Mapping[str, Any]) -> list[str]:
     """Return what a user should know of an :meth:`Selection.outcome`: a sentence, or none."""
     table = outcome.get("selection")
     if table is None:

@@ -141,20 +141,20 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
 
 def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
     """Return the metrics of one net on each test set; a row of several is predicted once."""
-    marked: dict[str, tuple[RowPredictions, Tensor]] = {}
+    by_set: dict[str, tuple[RowPredictions, Tensor]] = {}
     for name, rows in ctx.task.test_sets.items():
         if isinstance(rows, PartialTestSet):  # of all rows, which come first
-            marks, y = marked[ALL_ROWS]
-            marked[name] = take(marks, rows.rows), y[rows.rows]
+            predictions, y = by_set[ALL_ROWS]
+            by_set[name] = take(predictions, rows.rows), y[rows.rows]
         else:
-            marked[name] = _marked(net, rows, ctx)
-    return {name: _measured(*predicted, ctx.task.objective) for name, predicted in marked.items()}
+            by_set[name] = _set_predictions(net, rows, ctx)
+    return {name: _measured(*predicted, ctx.task.objective) for name, predicted in by_set.items()}
 
 
-def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
+def _set_predictions(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
     pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
     batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
-    return _marks(net, batches, ctx.task.objective)
+    return _predictions(net, batches, ctx.task.objective)
 
 
 def score_rows(
@@ -170,23 +170,23 @@ def score_rows(
         Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool, device=y.device))
         for rows, labels in pieces
     )
-    return _measured(*_marks(model, batches, objective), objective)
+    return _measured(*_predictions(model, batches, objective), objective)
 
 
-def _marks(
+def _predictions(
     model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
 ) -> tuple[RowPredictions, Tensor]:
     """Return the predictions of the rows of batches, and their labels."""
-    marks, labels = [], []
+    predictions, labels = [], []
     with torch.no_grad():
         for batch in batches:
-            marks.append(objective.predict_rows(model(batch.x), batch))
+            predictions.append(objective.predict_rows(model(batch.x), batch))
             labels.append(batch.y)
-    return map_leaves(lambda *leaf: torch.cat(leaf), *marks), torch.cat(labels)
+    return map_leaves(lambda *leaf: torch.cat(leaf), *predictions), torch.cat(labels)
 
 
-def _measured(marks: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
-    of_one_client: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+def _measured(predictions: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
+    of_one_client: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
     everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
     measured = objective.measure(of_one_client, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

@@ -15,7 +15,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.round import Federation
-from fedgist.runs.run_directory import alone
+from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
 from fedgist.runs.sealing import files_in, of_files
 from fedgist.world.data import client_number
@@ -27,7 +27,7 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
     The run's checkpoint is replaced; when the run goes on, its record says what was done. What
     others learned from the client stays with them. Returns the client's number.
     """
-    with alone(folder):
+    with locked(folder):
         federation, world = load_run(folder, given)
         number = client_number(world.partition, client)
         saved = checkpoints.load(folder)

@@ -62,10 +62,10 @@ class Releases:
 
     def begin(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> None:
         """Charge a round that is done again, before anybody is asked; see :meth:`after`."""
-        again = self.after(number, done, steps=steps)
-        if again == self.again:
+        repeats = self.after(number, done, steps=steps)
+        if repeats == self.again:
             return
-        self.again = again
+        self.again = repeats
         self._write()
 
     def begin_stage(self, number: int, stage: str) -> None:

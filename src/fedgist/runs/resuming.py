@@ -90,7 +90,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
         for part in ("x", "y")
     }
     # a file's content is no part of the recipe
-    heard = side.hears if side.setup.clients.graph.name == "file" else None
+    heard = side.neighbors if side.setup.clients.graph.name == "file" else None
     graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
@@ -110,7 +110,7 @@ def binding_of(
 ) -> Binding:
     """Return the binding of a run before its first line."""
     now = computes(side.setup.method_name)
-    binding = Binding(_described(side.recipe), dict(inputs), computes=now)
+    binding = Binding(_result_settings(side.recipe), dict(inputs), computes=now)
     if saved is None:
         return binding
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
@@ -158,7 +158,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
             "start the run again with --overwrite"
         )
     begun = saved.binding.recipe
-    _check_recipe(_described(recipe), saved.binding, folder, raising=False)
+    _check_recipe(_result_settings(recipe), saved.binding, folder, raising=False)
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
     if problems := seal_of(folder).problems:
@@ -216,7 +216,7 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     start = start_server(side)
     for number in range(1, saved.round + 1):
-        for setting, before, after in _plans(shorter, side, number, start):
+        for setting, before, after in _round_settings(shorter, side, number, start):
             if before != after:
                 raise RecipeError(
                     f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {setting} depends on it, "
@@ -228,7 +228,7 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
     return replace(side.task.training, num_rounds=count)
 
 
-def _plans(
+def _round_settings(
     shorter: ServerContext, longer: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
     """Return the settings of a round in two runs; ``start`` is their server's first state."""
@@ -248,7 +248,7 @@ def _plans(
     ]
 
 
-def _described(recipe: Recipe) -> dict[str, Any]:
+def _result_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a recipe that can change the bits of its results."""
     sections = recipe.model_dump(mode="json", exclude={"engine"})
     plans = recipe.model_dump(mode="json", include={"engine": {"plans", "server_threads"}})

@@ -88,8 +88,8 @@ class Federation:
         spending, number = self.side.spending, self.round + 1
         if spending is None or self.releases is None:
             return False
-        again = self.releases.after(number, self._stages_done(number), steps=self._steps)
-        return not spending.allows(number, again)
+        repeats = self.releases.after(number, self._stages_done(number), steps=self._steps)
+        return not spending.allows(number, repeats)
 
     @property
     def _steps(self) -> bool:
@@ -130,7 +130,7 @@ class Federation:
         now = self._do_stages(number, pauses)
         begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
-        if self.side.hears is not None:
+        if self.side.neighbors is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
         with watched(self.method, "report", number, *self._held):
             numbers = self.method.report(self.server, self.context(EVALUATE, number))
@@ -156,11 +156,11 @@ class Federation:
         now = self.under_way
         before = now.seconds
         for stage in stages[now.done :]:
-            alone = self._do_stage(self.context(stage, number), now)
+            server_only = self._do_stage(self.context(stage, number), now)
             now.done += 1
             between = number > 0 and now.done < len(stages)
             now.seconds = before + time.perf_counter() - began
-            if alone and between and pauses(f"{stage}, {now.done} of {len(stages)}"):
+            if server_only and between and pauses(f"{stage}, {now.done} of {len(stages)}"):
                 raise PausedError
         self.under_way = None
         return now
@@ -176,11 +176,11 @@ class Federation:
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
-        return self._hearing(chosen, number)
+        return self._with_neighbors(chosen, number)
 
-    def _hearing(self, orders: list[Order], number: int) -> list[Order]:
+    def _with_neighbors(self, orders: list[Order], number: int) -> list[Order]:
         """Return the orders with each client's neighbors of this round, if clients are peers."""
-        peers = None if self.side.hears is None else self.side.hears(number)
+        peers = None if self.side.neighbors is None else self.side.neighbors(number)
         return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
     def _do_stage(self, ctx: Context, now: PartialRound) -> bool:
@@ -308,7 +308,9 @@ class Federation:
 
     def orders_to_each(self, number: int) -> list[Order]:
         """Return an order to each client, for its first model."""
-        return self._hearing([Order(c.id, c.architectures[0]) for c in self.side.clients], number)
+        return self._with_neighbors(
+            [Order(c.id, c.architectures[0]) for c in self.side.clients], number
+        )
 
     def checkpoint(self) -> Checkpoint:
         """Return all that is needed to go on; the clients' part only where they are simulated."""

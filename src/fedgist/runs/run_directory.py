@@ -37,7 +37,7 @@ def as_folder(name: str) -> str:
 
 
 @contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
+def locked(folder: Path | None) -> Iterator[None]:
     """Hold the folder's lock: two processes in one run directory would write each round twice."""
     if folder is None or not _can_hold(folder / LOCK.parent):
         yield
@@ -81,7 +81,7 @@ def _can_hold(place: Path) -> bool:
     return True
 
 
-def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
+def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
     """Return whether to go on with the run in ``folder``; raise RecipeError if it is in the way."""
     if folder is None:
         return False

@@ -22,7 +22,7 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.best_round import said, selection_of
+from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.columns import described, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
@@ -104,7 +104,7 @@ def run_server(
         check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
     binding = binding_of(side, inputs, place.saved)
     releases = _releases(side, place)  # before later lines are cut off
-    with _going_on(place.folder):
+    with _naming_resume_command(place.folder):
         record = _open_record(side, place, binding)
         try:
             state = start_server(side) if state is None else state
@@ -114,15 +114,15 @@ def run_server(
             if callable(start := getattr(engine, "start", None)):
                 start()  # workers are forked before anything else starts a thread
             observer.began(side, str(place.folder or ""), federation.round)
-            notes = [*place.notes, *start_notes(side), *_corrected(side, binding)]
-            _tell(observer, notes)
-            _go(federation, record, observer, binding, save_features)
+            notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding)]
+            _show_notes(observer, notes)
+            _do_rounds(federation, record, observer, binding, save_features)
             if federation.best is not None:
                 federation.restore(federation.best)
             save_features(federation, None)
-            empty = [*_emptiness(side, record.rounds), *_spent(federation)]
-            _tell(observer, empty)
-            end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
+            empty = [*_emptiness_notes(side, record.rounds), *_spent_budget_notes(federation)]
+            _show_notes(observer, empty)
+            end = _result_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
             record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
         finally:
             engine.close()
@@ -150,7 +150,7 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
     return Releases(place.folder, again=before + 1 + later)
 
 
-def _spent(federation: Federation) -> list[str]:
+def _spent_budget_notes(federation: Federation) -> list[str]:
     """Return a note if the run ends early because its privacy is spent."""
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
@@ -165,7 +165,7 @@ def _spent(federation: Federation) -> list[str]:
 
 
 @contextlib.contextmanager
-def _going_on(folder: Path | None) -> Iterator[None]:
+def _naming_resume_command(folder: Path | None) -> Iterator[None]:
     """If the disk is full and a checkpoint exists, name the command that resumes the run."""
     try:
         yield
@@ -181,7 +181,7 @@ def start_notes(side: ServerContext) -> list[str]:
     return [*side.notes, *noted]
 
 
-def _corrected(side: ServerContext, binding: Binding) -> list[str]:
+def _correction_notes(side: ServerContext, binding: Binding) -> list[str]:
     """Return a note on each correction of the method since the run was begun."""
     missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
     return [
@@ -225,7 +225,7 @@ def _files(folder: Path, record: Record) -> dict[str, str]:
     return {**record.files, **of_files(folder, features_in(folder))}
 
 
-def _go(
+def _do_rounds(
     federation: Federation,
     record: Record,
     observer: Observer,
@@ -326,12 +326,12 @@ class _Rounds:
         checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
 
 
-def _tell(observer: Observer, notes: Sequence[str]) -> None:
+def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
     for note in notes:
         observer.note(note)
 
 
-def _end_of(
+def _result_of(
     side: ServerContext, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
     """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
@@ -353,7 +353,7 @@ def _end_of(
         **outcome,
         **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
         "communication": totals(record.rounds),
-        "notes": [*notes, *said(outcome)],
+        "notes": [*notes, *selection_notes(outcome)],
         "versions": versions(),
         **({"privacy": side.spending.described()} if side.spending else {}),
         **({FORMAT_KEY: FORMAT} if record.folder else {}),
@@ -363,7 +363,7 @@ def _end_of(
     }
 
 
-def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
+def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     """Return a note if a run trained no client or evaluated nothing."""
     trained = [line for line in lines if line["round"] > 0]
     notes = []

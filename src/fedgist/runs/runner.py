@@ -30,7 +30,7 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.resuming import TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
-from fedgist.runs.run_directory import alone, clear, enter
+from fedgist.runs.run_directory import check_entry, clear, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import World
@@ -79,8 +79,8 @@ def run(
                 f"rounds = {rounds} raises the number of rounds of a run that is resumed"
             )
         recipe = recipe.changed({"train.num_rounds": rounds})
-    with alone(folder):
-        resuming = enter(folder, resume=resume, overwrite=overwrite)
+    with locked(folder):
+        resuming = check_entry(folder, resume=resume, overwrite=overwrite)
         saved = checkpoints.load(folder) if resuming and folder else None
         if resuming and folder and saved is None and blob_of(folder / ROUNDS):
             observer.note(f"{folder} has no checkpoint: its run begins again at round 1")

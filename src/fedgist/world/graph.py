@@ -34,11 +34,11 @@ def neighbors_of(
         )
     graph = _graph(section, task.num_clients, key)
     for number in range(task.training.num_rounds + 1):
-        alone = [client for client, heard in enumerate(graph(number)) if not heard]
-        if alone:
+        isolated = [client for client, heard in enumerate(graph(number)) if not heard]
+        if isolated:
             when = f" in round {number}" if section.changes or section.name == "file" else ""
             raise RecipeError(
-                f"clients.graph: client {alone[0]} hears nobody{when}; every client needs a "
+                f"clients.graph: client {isolated[0]} hears nobody{when}; every client needs a "
                 "neighbor"
             )
     return graph

@@ -171,8 +171,8 @@ def members_of_pools(
             raise RecipeError(
                 f"{setting}: client {strange[0]} does not exist, there are {num_clients}"
             )
-    if alone := set(range(num_clients)).difference(*members.values()):
-        raise RecipeError(f"clients.pools: client {min(alone)} is in no pool")
+    if without_pool := set(range(num_clients)).difference(*members.values()):
+        raise RecipeError(f"clients.pools: client {min(without_pool)} is in no pool")
     return members
 
 

@@ -85,10 +85,13 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
         )
 
 
-def lonely(train: Rows, objective: Objective) -> set[int]:
+def clients_with_too_few_rows(train: Rows, objective: Objective) -> set[int]:
     """Return the places of clients with fewer than two rows, if the objective compares rows."""
     counts = train.counts.tolist() if objective.views > 1 else []
     return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
+
+
+lonely = clients_with_too_few_rows  # the name that runs/finished/probes.py imports
 
 
 def drop_small_clients(
@@ -98,6 +101,6 @@ def drop_small_clients(
 
     ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
     """
-    few = lonely(train, objective)
+    few = clients_with_too_few_rows(train, objective)
     notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
     return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes

@@ -67,16 +67,16 @@ class PrivacyBudget:
         assert self.section.delta is not None  # a complete section has one
         return self.section.delta
 
-    def epsilon(self, number: int, again: int = 0) -> float:
+    def epsilon(self, number: int, repeats: int = 0) -> float:
         """Return the epsilon spent up to a round, of which ``again`` rounds were done twice."""
-        longer = repeated(self.schedule, again, number)
-        return spent(longer, self.noise, self.delta, number + again)
+        longer = with_repeats(self.schedule, repeats, number)
+        return spent(longer, self.noise, self.delta, number + repeats)
 
-    def allows(self, number: int, again: int) -> bool:
+    def allows(self, number: int, repeats: int) -> bool:
         """Return whether the budget allows this round."""
         budget = self.section.epsilon
         assert budget is not None  # a complete section has one
-        return not again or self.epsilon(number, again) <= budget * (1.0 + 1e-6)
+        return not repeats or self.epsilon(number, repeats) <= budget * (1.0 + 1e-6)
 
     def described(self) -> dict[str, object]:
         """Return the privacy section of a run's result."""
@@ -100,13 +100,13 @@ class PrivacyBudget:
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
 
 
-def repeated(schedule: ReleaseSchedule, again: int, number: int) -> ReleaseSchedule:
+def with_repeats(schedule: ReleaseSchedule, repeats: int, number: int) -> ReleaseSchedule:
     """Return the schedule up to a round, preceded by ``again`` repeats of the costliest round."""
     releases, steps = schedule.releases, schedule.steps
     return replace(
         schedule,
-        releases=(max(releases),) * again + releases[: number + 1],
-        steps=(max(steps, default=0),) * again + steps[: number + 1],
+        releases=(max(releases),) * repeats + releases[: number + 1],
+        steps=(max(steps, default=0),) * repeats + steps[: number + 1],
     )
 
 
@@ -144,7 +144,7 @@ def private_task(
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
-    paid = repeated(schedule, section.repeats, task.training.num_rounds)
+    paid = with_repeats(schedule, section.repeats, task.training.num_rounds)
     noise = multiplier(paid, section.epsilon, section.delta, say)
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))

@@ -13,7 +13,7 @@ from fedgist.world.graph import Neighbors
 from fedgist.world.privacy_budget import PrivacyBudget
 
 Online = Callable[[int], list[ClientInfo]]  # in a round
-NeighborsOf = Callable[[int], Neighbors] | None  # by round
+NeighborsByRound = Callable[[int], Neighbors] | None  # by round
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class ServerContext:
     holds_out: bool = False
     notes: tuple[str, ...] = ()
     spending: PrivacyBudget | None = None
-    hears: NeighborsOf = None
+    neighbors: NeighborsByRound = None
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
 

@@ -50,7 +50,7 @@ from fedgist.world.public_data import (
     rows_of_client,
     set_aside,
 )
-from fedgist.world.server_context import NeighborsOf, Online, ServerContext
+from fedgist.world.server_context import NeighborsByRound, Online, ServerContext
 from fedgist.world.server_sets import server_sets
 
 
@@ -88,23 +88,23 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         check_rows(setup.privacy, data, train, parts.validation)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    online, hears, settings, lonely = _who(setup, task, clients, train)
+    online, neighbors, settings, few_notes = _participants(setup, task, clients, train)
     side = ServerContext(
         *(setup, len(parts.train), setup.method, task, clients, online, data.name),
-        *(len(parts.validation.rows) > 0, _notes(groups, lonely, spending), spending, hears),
+        *(len(parts.validation.rows) > 0, _notes(groups, few_notes, spending), spending, neighbors),
         plans=setup.engine.plans,
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
-    population = _as_seen(population, setup.data.normalize, data, parts)
+    population = _with_own_moments(population, setup.data.normalize, data, parts)
     return World(side, data, parts, population, settings, public)
 
 
 def _notes(
-    groups: Mapping[str, ClientGroup], lonely: Sequence[str], spending: PrivacyBudget | None
+    groups: Mapping[str, ClientGroup], few_notes: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
     """Return notes for the user before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
-    return (*of_models, *lonely, *(spending.notes() if spending else ()))
+    return (*of_models, *few_notes, *(spending.notes() if spending else ()))
 
 
 def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
@@ -160,23 +160,25 @@ def _clients(
     return clients, train, task_pools(setup, members)
 
 
-def _who(
+def _participants(
     setup: Setup, task: Task, clients: tuple[ClientInfo, ...], train: Rows
-) -> tuple[Online, NeighborsOf, dict[int, Settings], list[str]]:
+) -> tuple[Online, NeighborsByRound, dict[int, Settings], list[str]]:
     """Return who is online in a round, each client's neighbors, and clients' own settings.
 
     Also returned are notes on clients that are left out.
     """
     root, section = random.key(setup.seed), setup.clients
     online = availability(section.availability, clients, random.fold(root, "online"))
-    online, lonely = drop_small_clients(online, train, task.objective)
-    hears = neighbors_of(section.graph, setup.method, task, random.fold(root, "graph"))
+    online, few_notes = drop_small_clients(online, train, task.objective)
+    neighbors = neighbors_of(section.graph, setup.method, task, random.fold(root, "graph"))
     key = random.fold(root, "client settings")
     own = client_settings(section.settings, setup.method, task, len(clients), key)
-    return online, hears, own, lonely
+    return online, neighbors, own, few_notes
 
 
-def _as_seen(population: Population, normalize: str, data: Dataset, parts: Partition) -> Population:
+def _with_own_moments(
+    population: Population, normalize: str, data: Dataset, parts: Partition
+) -> Population:
     """Let each client see its rows by its own moments, if asked for; the server's stay the same."""
     if normalize != "client":
         return population
