@@ -158,7 +158,7 @@ def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
 
 
 def path_of(path: object, argument: str) -> Path | None:
-    """Return the path given by an argument, or None.
+    """Return the path in an argument, or None.
 
     Raises
     ------

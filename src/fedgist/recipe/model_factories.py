@@ -30,13 +30,13 @@ def model_factory(name: str) -> Factory:
 
 
 def sizes_of(factory: Factory) -> tuple[str, ...]:
-    """Return the names of a factory's first two parameters: an input's shape, and the classes."""
+    """Return the names of a factory's first two parameters: input shape and number of classes."""
     return tuple(options_of(factory)[0])[:2]
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model by name, with its checked options; ``table`` is the recipe's table that names it."""
+    """A model by name, with its checked options. ``table`` is the recipe table with its name."""
 
     table: str
     section: ModelSection
@@ -46,9 +46,9 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A model that some clients have: a share of all, or those whose numbers are listed.
+    """A model of some clients: a share of all clients, or the clients listed by number.
 
-    With a share of 0, only the server has it.
+    With a share of 0, only the server has the model.
     """
 
     model: NamedModel
@@ -60,9 +60,9 @@ class ModelTable:
 class PoolTable:
     """A pool of clients with one model.
 
-    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
-    drawn; None: all of them. ``per_round`` is the number of them that are selected in a round;
-    None: ``train.fraction_train`` of them.
+    ``clients`` holds client numbers, a pattern of client names (``"*/question"``), or the number of
+    clients to draw. None means all clients. ``per_round`` is the number of the pool's clients
+    selected in a round. None means the fraction ``train.fraction_train`` of the pool.
     """
 
     model: NamedModel

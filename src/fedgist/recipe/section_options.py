@@ -1,8 +1,8 @@
-"""Options of a recipe's data source, models and method: each is checked against their signatures.
+"""Check the options of a recipe's data source, models and method against their signatures.
 
-A key that nothing reads would be a lie in the record. It is an error where it was given for this
-very name; where a setting changed the name (``--set model.name=lenet5``), the old name's options
-are dropped, and the recipe says so.
+A recorded key that nothing reads would be misleading. It is an error if it was given together with
+the current name. If a setting changed the name (``--set model.name=lenet5``), the options of the
+old name are dropped, and the recipe carries a note.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys 
 def with_checked_options(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     """Return the recipe with its options checked, and without keys that no code reads.
 
-    ``changed`` are the keys that were set on top of a file, by their dotted names.
+    ``changed`` holds the dotted keys that were set in addition to the file.
     """
     update: dict[str, Any] = {}
     notes: list[str] = []
@@ -44,9 +44,10 @@ def with_checked_options(recipe: Recipe, changed: Collection[str] = ()) -> Recip
 def check_tables(
     tables: Mapping[str, Mapping[str, Any]], aside: Collection[str], objective: str | None
 ) -> None:
-    """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
+    """Check the options in all tables ``[methods.NAME]``, also of methods that do not run.
 
-    ``aside`` are the sections in them, which are no options; ``objective`` is the recipe's own.
+    ``aside`` holds the names of sections in these tables, which are not options. ``objective`` is
+    the name of the recipe's own objective.
     """
     for name, table in tables.items():
         options = {key: value for key, value in table.items() if key not in aside}
@@ -152,7 +153,7 @@ def _section(
     aside: tuple[str, ...],
     changed: Collection[str],
 ) -> Update:
-    """Return a section with its options checked, without those that a changed name left over."""
+    """Return a section with its options checked, without options that belong to an old name."""
     option_names, open_ended = options_of(function, aside)
     options, notes = dict(section.options), []
     if f"{table}.name" in changed and not open_ended:

@@ -1,6 +1,6 @@
 """Digests: SHA-256 of texts, and of arrays with their names, types and shapes.
 
-Of large arrays a sample may be taken: the first and the last bytes, and blocks drawn by a key.
+The digest of a large array may cover only a sample: the first and last bytes and random blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def of_text(text: str) -> str:
 
 
 def of_arrays(arrays: Mapping[str, Tensor], key: Tensor | None = None) -> str:
-    """Return the digest of arrays by name; with a key, of samples of them."""
+    """Return the digest of arrays by name; with a key, large arrays are sampled."""
     state = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name].detach().cpu().contiguous()

@@ -23,7 +23,7 @@ from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 
-PER_CORE = 4  # workers: more of them only wait for each other
+PER_CORE = 4  # workers per core: more workers only wait for each other
 USEFUL = f"more have no client of their own, or a core has more than {PER_CORE}"
 
 

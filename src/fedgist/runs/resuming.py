@@ -1,4 +1,4 @@
-"""Checks of a resumed run: its recipe, data, rows and first models must be those of the old run.
+"""Checks of a resumed run: its recipe, data, rows and initial models must be unchanged.
 
 Data and models are compared by digests, which a checkpoint holds. The workers and the device may
 change. The number of rounds may be raised if the rounds done so far would be the same in the longer
@@ -39,7 +39,7 @@ WHOLE = 2**31  # bytes of examples up to which every byte counts
 
 
 def of_world(world: World) -> dict[str, str]:
-    """Return the digests of a simulation's data, rows and first models."""
+    """Return the digests of a simulation's data, rows and initial models, by name."""
     data, parts = world.data, world.partition
     arrays = {"y": data.y, "y_test": data.y_test}
     arrays |= {
@@ -74,7 +74,7 @@ def _sampled(world: World) -> Tensor | None:
 
 
 def of_server(side: ServerContext) -> dict[str, str]:
-    """Return the digests of what a server knows: its task, its clients, and the models' starts."""
+    """Return the digests of a server's inputs: its task, its clients, and the initial models."""
     task = side.task
     starts = {
         f"{name}/{kind}/{path}": array
@@ -130,9 +130,9 @@ def check_binding(
     *,
     raising: bool,
 ) -> None:
-    """Raise RecipeError, which names the difference, if the run in ``folder`` had other inputs.
+    """Raise RecipeError, naming the difference, if the run in ``folder`` had other inputs.
 
-    ``raising`` says whether a larger number of rounds was asked for.
+    ``raising`` says whether the user requested a larger number of rounds.
     """
     begun, now = saved.binding, binding_of(side, inputs)
     _check_recipe(now.recipe, begun, folder, raising=raising)
@@ -147,9 +147,9 @@ def check_binding(
 
 
 def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> None:
-    """Raise an error if a file of a finished run was changed since.
+    """Raise an error if the recipe or a file of a finished run changed since the run ended.
 
-    Its data are not read. ``rounds`` is how many are asked for now.
+    The data of the run are not read. ``rounds`` is the number of rounds that the user requests now.
     """
     saved = load(folder)
     if saved is None:
@@ -166,7 +166,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
 
 
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
-    """Check the saved features of a run that goes on; those of rounds to come are removed."""
+    """Check the saved features of a resumed run, and remove features of later rounds."""
     sealed = saved.binding.files if saved else {}
     if saved and not sealed:  # a run of before there were seals
         return
@@ -231,7 +231,10 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
 def _round_settings(
     shorter: ServerContext, longer: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
-    """Return the settings of a round in two runs; ``start`` is their server's first state."""
+    """Return the settings of a round in a shorter and a longer run, with their names.
+
+    ``start`` is the initial state of the server in both runs.
+    """
     sides, name = (shorter, longer), f"method {shorter.setup.method_name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]

@@ -1,7 +1,7 @@
 """One round: select clients, train them, aggregate, evaluate, and record.
 
-It knows what a server may know: the vocabulary of methods and the verb of engines, but no
-particular method or engine. It never sees what clients hold.
+This module depends on the interfaces of methods and engines, but on no particular method or engine.
+It never sees the rows or the state of clients.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from fedgist.world.server_context import ServerContext
 class Observer(Protocol):
     """Functions that are called as a run proceeds, for example to show progress.
 
-    If it has a function ``working``, that is called within long rounds, with the stage just done.
+    If an observer has a function ``working``, it is called during long rounds with a text about the
+    stage that has just finished.
     """
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Take note that the run starts, or goes on after ``done`` rounds."""
+        """Handle the start of the run, or its continuation after ``done`` rounds."""
 
     def finished_round(self, line: Line) -> None:
-        """Take the line of a round that was added to the record."""
+        """Handle the line of a round that was added to the record."""
 
     def note(self, text: str) -> None:
-        """Take a line about something that a user should know."""
+        """Handle a message for the user."""
 
 
 @dataclass
 class Federation:
     """A run at its server: its context, the engine that reaches the clients, and its state.
 
-    ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
-    system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
-    peer in the last round. ``under_way`` is a round that was left between two stages. ``probe``
-    trains probes on features of the models, and returns their columns and clients' lines.
+    ``best`` is the state after the best round so far, if the run keeps that round's models. With
+    noise from the system, ``releases`` holds the released totals. ``edges`` lists the messages from
+    peer to peer in the last round. ``under_way`` is a round that stopped between two stages.
+    ``probe`` trains probes on features of the models, and returns their columns and clients' lines.
     """
 
     side: ServerContext
@@ -79,7 +80,7 @@ class Federation:
 
     @property
     def again(self) -> int:
-        """The number of rounds that were repeated with other noise, and so released more."""
+        """The number of rounds that were repeated with new noise, so that they released more."""
         return self.releases.again if self.releases is not None else 0
 
     @property
@@ -97,13 +98,13 @@ class Federation:
         return privacy is not None and privacy.steps is not None
 
     def _stages_done(self, number: int) -> Sequence[str]:
-        """Return the stages of a round that is under way which are done."""
+        """Return the finished stages of a round that stopped between two stages."""
         if self.under_way is None or self.under_way.record.number != number:
             return ()
         return self.method.stages(self.context("", number))[: self.under_way.done]
 
     def context(self, stage: str, number: int | None = None) -> Context:
-        """Return the server's context of a stage of a round: by default of the last one done."""
+        """Return the server's context of a stage in a round, by default the last finished round."""
         return context(self.side, self.round if number is None else number, stage)
 
     def advance(self, pauses: Callable[[str], bool] = lambda _: False) -> tuple[Line, list[Line]]:
@@ -126,7 +127,7 @@ class Federation:
     def do_round(
         self, number: int, pauses: Callable[[str], bool] = lambda _: False
     ) -> tuple[Line, list[Line]]:
-        """Do one round, or the rest of it; round 0 is what a method does before training."""
+        """Do one round or its remaining stages. Round 0 is the exchange before training."""
         now = self._do_stages(number, pauses)
         begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
@@ -146,7 +147,7 @@ class Federation:
         return line, details
 
     def _do_stages(self, number: int, pauses: Callable[[str], bool]) -> PartialRound:
-        """Do the remaining stages of a round, and return the record of all."""
+        """Do the remaining stages of a round, and return the record of all its stages."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
@@ -184,7 +185,7 @@ class Federation:
         return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
     def _do_stage(self, ctx: Context, now: PartialRound) -> bool:
-        """Do a stage; return whether it was work of the server without clients."""
+        """Do a stage; return whether the server worked without clients."""
         record, failed = now.record, now.record.failed
         able = [order for order in now.selected if order.asked not in failed]
         with watched(self.method, "orders", ctx.round, *self._held):
@@ -313,7 +314,7 @@ class Federation:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """Return all that is needed to go on; the clients' part only where they are simulated."""
+        """Return everything needed to resume; clients' state only if clients are simulated."""
         clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
         done, now = self.round, None
         if self.under_way is not None:
@@ -321,7 +322,7 @@ class Federation:
         return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint."""
+        """Replace the current state by a checkpoint's."""
         saved = dict(checkpoint.server)
         if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
             saved = added_later(start_server(self.side)) | saved
@@ -335,13 +336,13 @@ class Federation:
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None
 
     def forget(self, client: int) -> None:
-        """Drop what the server keeps of one client."""
+        """Drop the messages of one client that the server keeps."""
         with watched(self.method, "forget", 0, *self._held):  # it is rare: in any round
             state = self.method.forget(self.server, client, self.context(EVALUATE))
         self.server = check_state(state, self.method, "forget")
 
     def keep_this_round(self) -> None:
-        """Remember the state as it is now as that of the best round."""
+        """Store the current state as the state of the best round."""
         self.best = self.checkpoint().copied()
 
 

@@ -24,7 +24,7 @@ class PausedError(Exception):
 class PartialRound:
     """A round that is not finished: its record so far, its clients, and its finished stages.
 
-    ``edges`` says what crossed from peer to peer.
+    ``edges`` lists the messages from peer to peer.
     """
 
     record: RoundRecord
@@ -34,12 +34,12 @@ class PartialRound:
     edges: list[Line] = field(default_factory=list)
 
     def plain(self) -> Line:
-        """Return it in JSON's types."""
+        """Return the partial round in JSON's types."""
         return asdict(self)
 
 
 def under_way(table: Line) -> PartialRound:
-    """Return the round that :meth:`PartialRound.plain` described."""
+    """Return the partial round that :meth:`PartialRound.plain` converted."""
     record = dict(table["record"])
     for name in ("refused", "absent", "losses"):
         record[name] = [(Asked(*recipient), value) for recipient, value in record[name]]
@@ -62,10 +62,10 @@ Counts = dict[str, int]  # by architecture; plain, for a round under way is save
 class RoundRecord:
     """The line of one round, filled stage by stage.
 
-    A client that was asked is *absent* (no answer in time) or *refused* (its message, or what it
-    was sent, was not valid), or it has replied; a reply to an earlier round that arrives now is
-    *late*. Replies and bytes are counted by architecture: where there are ``pools``, which are
-    architectures, the line has them of each, with how many were asked and their loss.
+    A client with an order has replied, is *absent* (no answer in time), or is *refused* (its
+    message or its download was not valid). A reply to an earlier round that arrives now is
+    *late*. Replies and bytes are counted by architecture. Each of the ``pools`` is an architecture:
+    the line also has each pool's orders, replies, bytes and mean loss.
     """
 
     number: int
@@ -83,7 +83,7 @@ class RoundRecord:
 
     @property
     def failed(self) -> set[Asked]:
-        """Who was absent or refused in an earlier stage of this round."""
+        """The clients that were absent or refused in an earlier stage of this round."""
         return {recipient for recipient, _ in (*self.refused, *self.absent)}
 
     def ordered(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
@@ -137,7 +137,7 @@ class RoundRecord:
         return line
 
     def _totals(self, name: str, counts: Counts) -> Line:
-        """Return a sum over all architectures, and that of each pool."""
+        """Return the sum of the counts over all architectures, and the count of each pool."""
         of_pools = {f"{name}/{pool}": counts.get(pool, 0) for pool in self.pools}
         return {name: sum(counts.values()), **of_pools}
 
@@ -149,7 +149,7 @@ class RoundRecord:
         return {"client": recipient.client, **pool}
 
     def _mean_losses(self) -> Line:
-        """Return the mean loss over clients, and that of each pool."""
+        """Return the mean loss over all clients, and over the clients of each pool."""
         groups = {TRAIN_LOSS: [loss for _, loss in self.losses]}
         for pool in self.pools:
             of_pool = [loss for recipient, loss in self.losses if recipient.architecture == pool]

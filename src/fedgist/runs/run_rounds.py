@@ -1,7 +1,7 @@
-"""All rounds of a run at its server: they are recorded, saved now and then, and can be stopped.
+"""All rounds of a run at its server: they are recorded, saved regularly, and can be stopped.
 
-It needs only what a server knows, and an engine, which may simulate the clients or reach them over
-a wire. A run directory written here is complete.
+The rounds need only the server's context and an engine, which simulates the clients or reaches them
+over a network. A run directory written here is complete.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ STOPPING = (
 class Place:
     """The place of a run: its folder, or None for memory, and the checkpoint that it resumes.
 
-    ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
-    ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
-    server knows. ``notes`` are told with the run's own. ``raising`` says that more rounds than at
-    first are wanted.
+    ``files`` holds further texts to write by name, such as a simulation's class counts. ``inputs``
+    holds digests of the run's inputs besides its recipe; None stands for the server's inputs.
+    ``notes`` are shown before the run's own notes. ``raising`` says that the user raised the number
+    of rounds.
     """
 
     folder: Path | None = None
@@ -87,12 +87,12 @@ def run_server(
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
     save_features: Callable[[Federation, int | None], None] = lambda _, __: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
-    """Do the rounds that are left; return the federation, its record, and how it ended.
+    """Do the remaining rounds; return the federation, its record, and the run's result.
 
     Parameters
     ----------
     state
-        The server's state before round 1; made here if not given.
+        The server's state before round 1. If None, it is made here.
     probe
         Trains probes on the features of models, if the recipe asks for it.
     save_features
@@ -130,10 +130,10 @@ def run_server(
 
 
 def _releases(side: ServerContext, place: Place) -> Releases | None:
-    """Return earlier releases; None if repeated rounds have the same noise.
+    """Return the earlier releases of the run; None if repeated rounds have the same noise.
 
-    Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
-    have got as far as its release.
+    If the file of releases is lost, all rounds after the checkpoint are charged, and one further
+    round, which may have been killed after its release.
     """
     if side.task.privacy is None or side.task.privacy.source == "seed":
         return None
@@ -151,7 +151,7 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
 
 
 def _spent_budget_notes(federation: Federation) -> list[str]:
-    """Return a note if the run ends early because its privacy is spent."""
+    """Return a note if the run ends early because its privacy budget is spent."""
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
         return []
@@ -176,7 +176,7 @@ def _naming_resume_command(folder: Path | None) -> Iterator[None]:
 
 
 def start_notes(side: ServerContext) -> list[str]:
-    """Return notes on where the models start, and on each that runs client by client."""
+    """Return the server's notes, and the notes on execution plans."""
     noted = [f"{name} {plan.note}" for name, plan in side.plans.items() if plan.note]
     return [*side.notes, *noted]
 
@@ -192,7 +192,7 @@ def _correction_notes(side: ServerContext, binding: Binding) -> list[str]:
 
 
 def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
-    """Open the run's record, and write its files that are complete before round 1."""
+    """Open the run's record, and write the files that are complete before round 1."""
     saved = place.saved
     if place.folder:
         place.folder.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Bindin
 
 
 def _files(folder: Path, record: Record) -> dict[str, str]:
-    """Return the digests of the run's files, those of its lines aside."""
+    """Return the digests of the run's files, except the files of lines."""
     return {**record.files, **of_files(folder, features_in(folder))}
 
 
@@ -232,7 +232,7 @@ def _do_rounds(
     binding: Binding,
     save_features: Callable[[Federation, int | None], None],
 ) -> None:
-    """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
+    """Do the rounds; raise Stopped after a signal, or an exception that the observer raised."""
     with stoppable(lambda: observer.note(STOPPING)) as stop:
         rounds = _Rounds(federation, record, observer, binding, save_features, stop)
         whole = rounds.do_all()
@@ -244,9 +244,9 @@ def _do_rounds(
 
 @dataclass
 class _Rounds:
-    """The remaining rounds of a run: each is recorded, and the run is saved now and then.
+    """The remaining rounds of a run: each is recorded, and the run is saved regularly.
 
-    ``problems`` are exceptions of the observer. They are raised when the round is saved.
+    ``problems`` holds exceptions of the observer. They are raised after the round is saved.
     """
 
     federation: Federation
@@ -262,7 +262,7 @@ class _Rounds:
         """Go through the remaining rounds; return False if asked to stop before the last one.
 
         A checkpoint is saved every ``engine.checkpoint_every`` rounds, when the run is stopped, and
-        at its end. The run ends early if its scores or its privacy budget say so.
+        at its end. Early stopping or a spent privacy budget ends the run early.
         """
         federation = self.federation
         if federation.round == 0 and federation.method.stages(federation.context("", 0)):
@@ -297,7 +297,7 @@ class _Rounds:
             self.problems.append(problem)
 
     def _pauses(self, text: str) -> bool:
-        """Show the progress within a round, and save now and then; return whether to pause."""
+        """Show the progress within a round, and save regularly; return whether to pause."""
         if callable(show := getattr(self.observer, "working", None)):
             show(text)
         stopping = self._stops()
@@ -334,7 +334,7 @@ def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
 def _result_of(
     side: ServerContext, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
-    """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
+    """Return a run's result: main metric, bytes sent, notes, and versions of packages."""
     selection, planned = selection_of(side), side.task.training.num_rounds
     outcome = selection.outcome(record.rounds, planned) if selection else {}
     main = side.task.objective.metrics[0]

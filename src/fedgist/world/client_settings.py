@@ -1,8 +1,8 @@
 """Settings of single clients: from a simulation's recipe, or from the file of a real site.
 
-A method declares what can be set (``PeerMethod.own_settings``), a frozen dataclass of plain values.
-In a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for
-those whose numbers are listed; other clients have the defaults.
+A method declares its client settings as a frozen dataclass of plain values
+(``PeerMethod.own_settings``). In a recipe, a table ``[clients.settings.NAME]`` holds values for a
+share of the clients, or for clients listed by number. All other clients have the defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 def client_settings(
     tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
 ) -> dict[int, Settings]:
-    """Return the settings of the clients that have any of their own, by client."""
+    """Return the settings of the clients that do not have the defaults, by client number."""
     order = random.permutation(key, num_clients).tolist()
     given: dict[int, Settings] = {}
     drawn = 0.0
@@ -56,7 +56,7 @@ def client_settings(
 
 
 def _whose(table: Mapping[str, object], source: str) -> tuple[float, tuple[int, ...]]:
-    """Return the share of the clients, or the clients listed, that a table is for."""
+    """Return the share of all clients that a table applies to, and the clients it lists."""
     if ("share" in table) == ("clients" in table):
         raise RecipeError(f"{source}: give share or clients: whose settings are these?")
     if "share" in table:
@@ -65,7 +65,7 @@ def _whose(table: Mapping[str, object], source: str) -> tuple[float, tuple[int, 
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
-    """Return the settings in the TOML file of a site: keys without a table."""
+    """Return the settings in a site's TOML file, whose keys are at the top level."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -16,8 +16,8 @@ from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
 from fedgist.recipe.graph_section import GraphSection
 
-Neighbors = tuple[tuple[int, ...], ...]  # of each client, whom it hears
-ATTEMPTS = 1000  # at a random graph of which every client has exactly so many neighbors
+Neighbors = tuple[tuple[int, ...], ...]  # for each client, the clients it receives from
+ATTEMPTS = 1000  # at a random graph in which every client has the same number of neighbors
 _BYTES_OF_A_LINE = 60  # of memory, for each byte of the shortest line
 _LEAST = 2
 
@@ -66,7 +66,7 @@ def _graph(section: GraphSection, count: int, key: Tensor) -> Callable[[int], Ne
 
 
 def _by_chance(chance: float, count: int, key: Tensor) -> Neighbors:
-    """Draw each pair by itself (Erdos and Renyi 1959, Gilbert)."""
+    """Draw each pair of clients independently (Erdos and Renyi 1959, Gilbert)."""
     draws = random.uniform(key, (count, count)) < chance
     pairs = draws.triu(1)
     both = pairs | pairs.T
@@ -74,10 +74,10 @@ def _by_chance(chance: float, count: int, key: Tensor) -> Neighbors:
 
 
 def _regular(degree: int, count: int, key: Tensor) -> Neighbors:
-    """Draw a graph of clients with equally many neighbors (Steger and Wormald 1999).
+    """Draw a graph in which all clients have ``degree`` neighbors (Steger and Wormald 1999).
 
-    Ends of edges are paired at random as long as any pair makes a new edge; what cannot be paired
-    at last is tried again from the start.
+    Ends of edges are paired at random as long as any pair makes a new edge. If ends remain that
+    cannot be paired, the draw starts again.
     """
     if degree >= count or degree * count % 2:
         why = "fewer than the clients" if degree >= count else "even, times the clients"
@@ -116,7 +116,10 @@ def _of_edges(edges: set[tuple[int, int]], count: int) -> Neighbors:
 
 
 def _from_file(path: Path, count: int) -> Callable[[int], Neighbors]:
-    """Read the edges of a file: the same in every round, or from the round of each line on."""
+    """Read graphs from a file. The lines of a round form the graph until the next round listed.
+
+    Lines without a round form the graph of all rounds.
+    """
     try:
         check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
         with path.open(newline="", encoding="utf-8") as file:

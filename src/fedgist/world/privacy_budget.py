@@ -53,7 +53,7 @@ FOUND_IN_ROWS = {
 class PrivacyBudget:
     """The privacy budget of a run: its releases, and the noise that keeps them within the budget.
 
-    ``noise`` is the multiplier: the deviation of noise by the sensitivity.
+    ``noise`` is the noise multiplier: the noise's standard deviation divided by the sensitivity.
     """
 
     section: PrivacySection
@@ -68,12 +68,12 @@ class PrivacyBudget:
         return self.section.delta
 
     def epsilon(self, number: int, repeats: int = 0) -> float:
-        """Return the epsilon spent up to a round, of which ``again`` rounds were done twice."""
+        """Return the epsilon spent up to a round if ``repeats`` of the rounds were done twice."""
         longer = with_repeats(self.schedule, repeats, number)
         return spent(longer, self.noise, self.delta, number + repeats)
 
     def allows(self, number: int, repeats: int) -> bool:
-        """Return whether the budget allows this round."""
+        """Return whether the budget allows this round after ``repeats`` repeated rounds."""
         budget = self.section.epsilon
         assert budget is not None  # a complete section has one
         return not repeats or self.epsilon(number, repeats) <= budget * (1.0 + 1e-6)
@@ -101,7 +101,7 @@ class PrivacyBudget:
 
 
 def with_repeats(schedule: ReleaseSchedule, repeats: int, number: int) -> ReleaseSchedule:
-    """Return the schedule up to a round, preceded by ``again`` repeats of the costliest round."""
+    """Return the schedule up to a round, preceded by ``repeats`` copies of the costliest round."""
     releases, steps = schedule.releases, schedule.steps
     return replace(
         schedule,
@@ -119,7 +119,8 @@ def private_task(
 ) -> tuple[Task, PrivacyBudget | None]:
     """Return the task with its privacy, and the run's budget; None if nothing is protected.
 
-    ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
+    ``sizes`` holds the clients' numbers of training rows. ``say`` is called with the progress of
+    long calculations.
     """
     section, method = setup.privacy, setup.method
     if section.unit == "none":
@@ -153,11 +154,11 @@ def private_task(
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
-    """Raise RecipeError if more than the releases depends on the private rows.
+    """Raise RecipeError if anything besides the releases depends on the private rows.
 
-    Numbers that were measured on the rows enter every input, without noise. And each client of a
-    row adds it to the total, so a row of several moves a total by more than its sensitivity. Rows
-    that clients hold out are theirs, too: by counts of them a search may choose.
+    Statistics measured on the rows enter every input without noise. A row that several clients hold
+    changes a total by more than the sensitivity, because each of these clients adds it. Held-out
+    rows (``held``) count as well, because a search may choose by scores on them.
     """
     unit = section.unit
     if unit == "none":
@@ -179,7 +180,7 @@ def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps |
 
 
 def _check_settings(setup: Setup) -> None:
-    """Raise RecipeError for settings that would release what is not accounted for."""
+    """Raise RecipeError for settings that would release information outside the accounting."""
     section, unit = setup.privacy, f"privacy.unit = {setup.privacy.unit!r}"
     central = section.where == "central"
     problems = {
@@ -243,7 +244,7 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
 
 
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return the number of a client's private steps in each round from 0; () without them."""
+    """Return a client's number of private steps per round, from round 0; () without such steps."""
     assert task.privacy is not None  # that of the caller
     steps = task.privacy.steps
     if steps is None:

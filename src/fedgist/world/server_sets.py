@@ -20,19 +20,22 @@ from fedgist.world.client_lists import named_like
 
 @dataclass(frozen=True)
 class PartialTestSet:
-    """A part of the test rows, ``rows`` (rows,); predictions of all rows serve it."""
+    """A part of the test rows: ``rows`` (rows,) are positions in ``whole``.
+
+    Its predictions are taken from the predictions of all test rows.
+    """
 
     whole: Examples
     rows: Tensor
 
     @property
     def x(self) -> Tensor:
-        """The examples themselves."""
+        """The examples (rows, *shape)."""
         return self.whole.x[self.rows]
 
     @property
     def y(self) -> Tensor:
-        """Their labels."""
+        """The labels of the examples (rows, ...)."""
         return self.whole.y[self.rows]
 
     def __len__(self) -> int:
@@ -43,7 +46,7 @@ class PartialTestSet:
         return self.whole.seen(self.rows.to(rows.device)[rows])
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
+        """Return batches of rows, as :meth:`~fedgist.data.examples.Examples.batch` does."""
         own = self.rows.to(rows.device)
         return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
 
@@ -66,7 +69,7 @@ def server_sets(
 
 
 def _rows_of(part: TestSet, key: str, data: Dataset, on_test: Examples) -> Tensor:
-    """Return which test rows are in a part, (rows,) of truth values."""
+    """Return a mask (rows,) of the test rows that belong to a part."""
     if part.clients is not None:
         if data.clients_test is None:
             raise RecipeError(

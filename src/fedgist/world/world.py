@@ -1,7 +1,7 @@
 """Make the world of a recipe: examples, clients, models and a method that fit each other.
 
-A world belongs to a simulation: it holds what the server knows and what all sites hold. A real
-server has only its own side.
+A world belongs to a simulation: it holds the server's context and the rows of all sites. A real
+server has only the server's context.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class World:
 
 
 def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> World:
-    """Make the world of a resolved recipe; ``say`` is told what takes long."""
+    """Make the world of a resolved recipe; ``say`` is called with notes on long calculations."""
     data, public, central = _data(setup)
     objective = objective_of(setup, data)
     parts = divide(setup, data)
@@ -108,7 +108,7 @@ def _notes(
 
 
 def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
-    """Return the clients' examples, the rows that all may see, and those that the server holds."""
+    """Return the clients' data, the public rows, and the rows that the server holds out."""
     data = read_data(setup.data, setup.seed, setup.given.data, setup.given.root)
     data, public = set_aside(setup, data)
     data, central = hold_out_at_server(setup, data)
@@ -138,7 +138,7 @@ def _with_public(
 def _held_out(
     on_train: Examples, on_test: Examples, central: Dataset | None, parts: Partition
 ) -> Examples:
-    """Return the rows that are held out: the clients' together, or those of the server."""
+    """Return the held-out rows: those of all clients together, or those of the server."""
     if central is None:
         return on_train.only(parts.validation.rows)
     return on_test.others(central.x, central.y)
@@ -147,7 +147,7 @@ def _held_out(
 def _clients(
     setup: Setup, groups: Mapping[str, ClientGroup], parts: Partition
 ) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
-    """Return the clients with their architectures and training rows, and the pools they are in."""
+    """Return the clients with their architectures, their training rows, and the pools' sizes."""
     if setup.method.merges_clients:
         return (ClientInfo(0, (next(iter(groups)),)),), parts.train.merged(), {}
     root, train, count = random.key(setup.seed), parts.train, len(parts.train)
@@ -163,9 +163,9 @@ def _clients(
 def _participants(
     setup: Setup, task: Task, clients: tuple[ClientInfo, ...], train: Rows
 ) -> tuple[Online, NeighborsByRound, dict[int, Settings], list[str]]:
-    """Return who is online in a round, each client's neighbors, and clients' own settings.
+    """Return the clients online in a round, each client's neighbors, and client settings.
 
-    Also returned are notes on clients that are left out.
+    The last value returned is a list of notes on clients that are left out.
     """
     root, section = random.key(setup.seed), setup.clients
     online = availability(section.availability, clients, random.fold(root, "online"))
@@ -179,7 +179,10 @@ def _participants(
 def _with_own_moments(
     population: Population, normalize: str, data: Dataset, parts: Partition
 ) -> Population:
-    """Let each client see its rows by its own moments, if asked for; the server's stay the same."""
+    """With ``normalize = "client"``, normalize each client's rows with its own moments.
+
+    The server's test rows keep the moments of the data.
+    """
     if normalize != "client":
         return population
     whole = population.test_examples
