@@ -168,8 +168,8 @@ def _merged(
 def _check_variant(name: object, given: object, tables: Mapping[str, object]) -> None:
     """Raise RecipeError if the method to run is a variant without a table in the recipe.
 
-    If the recipe has no tables of variants, its own [method] defines the variant, as in the
-    recorded recipe of a run.
+    If the recipe has no tables of variants, its own ``[method]`` defines the variant. Recorded
+    recipes of runs are of this form.
     """
     if not isinstance(name, str) or "@" not in name or name in tables:
         return

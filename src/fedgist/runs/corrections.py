@@ -2,8 +2,8 @@
 
 A run's result holds the number of the newest correction that its method had (``computes``). A run
 that lacks a correction which concerns it is stale: reports label it "before correction N" and never
-mix it with newer runs, and ``fedgist reproduce`` repeats it. A resumed run keeps computing as it
-was begun, if a hyper-parameter can select the earlier computation.
+mix it with newer runs, and ``fedgist reproduce`` repeats it. A resumed run keeps its original
+computation if a hyper-parameter selects it.
 """
 
 from __future__ import annotations

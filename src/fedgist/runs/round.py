@@ -79,7 +79,7 @@ class Federation:
         return self.side.task
 
     @property
-    def again(self) -> int:
+    def repeated_rounds(self) -> int:
         """The number of rounds that were repeated with new noise, so that they released more."""
         return self.releases.again if self.releases is not None else 0
 
@@ -140,7 +140,7 @@ class Federation:
         # in one order: a state that was restored has its arrays in another
         line |= {f"server/{name}": float(numbers[name]) for name in sorted(numbers)}
         if self.side.spending is not None:
-            line[EPSILON] = self.side.spending.epsilon(number, self.again)
+            line[EPSILON] = self.side.spending.epsilon(number, self.repeated_rounds)
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluated(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin

@@ -157,11 +157,12 @@ def _spent_budget_notes(federation: Federation) -> list[str]:
         return []
     if not done:
         raise RecipeError(
-            f"privacy: the budget is spent, and no round is finished: {federation.again} were "
-            "begun again with other noise; what they released stays released"
+            f"privacy: the budget is spent, and no round is finished: {federation.repeated_rounds} "
+            "were begun again with other noise; what they released stays released"
         )
     note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
-    return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
+    note += f"{federation.repeated_rounds} were done again with other noise (privacy.repeats pays)"
+    return [note]
 
 
 @contextlib.contextmanager
@@ -322,7 +323,7 @@ class _Rounds:
             return
         over = federation.under_way is None and self._is_over()
         now = replace(self.binding, lines=record.seal(), files=_files(folder, record), over=over)
-        now = replace(now, again=federation.again)
+        now = replace(now, again=federation.repeated_rounds)
         checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
 
 

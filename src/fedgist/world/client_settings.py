@@ -32,7 +32,10 @@ EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 def client_settings(
     tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
 ) -> dict[int, Settings]:
-    """Return the settings of the clients that do not have the defaults, by client number."""
+    """Return the settings of the clients that do not have the defaults, by client number.
+
+    ``key`` () draws the clients of tables with a share.
+    """
     order = random.permutation(key, num_clients).tolist()
     given: dict[int, Settings] = {}
     drawn = 0.0

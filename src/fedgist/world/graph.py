@@ -25,7 +25,15 @@ _LEAST = 2
 def neighbors_of(
     section: GraphSection, method: Method, task: Task, key: Tensor
 ) -> Callable[[int], Neighbors] | None:
-    """Return a function from a round to each client's neighbors; None without a graph."""
+    """Return a function from a round to each client's neighbors; None without a graph.
+
+    ``key`` () draws random graphs.
+
+    Raises
+    ------
+    RecipeError
+        If the method does not work among peers, or a client has no neighbor in some round.
+    """
     if section.name == "relay":
         return None
     if not (isinstance(method, PeerMethod) and method.among_peers):

@@ -154,8 +154,8 @@ def members_of_pools(
 ) -> dict[str, tuple[int, ...]]:
     """Return the clients of each pool in ascending order, or as drawn with the key.
 
-    Clients are drawn for a pool that states only how many clients it has. ``names`` holds the
-    clients' names, if they have any.
+    ``key`` () draws the clients of a pool that states only its number of clients. ``names`` holds
+    the clients' names, if they have any.
     """
     members: dict[str, tuple[int, ...]] = {}
     for name, pool in pools.items():
@@ -400,8 +400,8 @@ def architectures_of(
 def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:
     """Return the name of each client's architecture.
 
-    A group has the clients that it lists, or a random share of all clients. Shares are rounded by
-    the largest-remainder method.
+    A group has the clients that it lists, or a share of all clients drawn with ``key`` (). Shares
+    are rounded by the largest-remainder method.
     """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}

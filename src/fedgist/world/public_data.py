@@ -34,7 +34,10 @@ NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """Public rows in the form of a data set: ``x`` (rows, *shape) and ``y`` (rows,)."""
+    """Public rows in the form of a data set: ``x`` ``(rows, *input)``, ``y`` (rows,).
+
+    For texts, ``x`` and ``y`` are (rows, length).
+    """
 
     x: Tensor
     y: Tensor

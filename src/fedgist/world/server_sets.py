@@ -42,11 +42,15 @@ class PartialTestSet:
         return len(self.rows)
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Return inputs, as :meth:`~fedgist.data.examples.Examples.seen` does."""
+        """Return the inputs ``(rows, *input)`` of row numbers (rows,), without augmentation."""
         return self.whole.seen(self.rows.to(rows.device)[rows])
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return batches of rows, as :meth:`~fedgist.data.examples.Examples.batch` does."""
+        """Return one batch per client, with leaves (clients, batch, ...).
+
+        ``rows`` (clients, batch) are row numbers, or -1 for absent rows. ``keys`` (clients,) draw
+        the augmentation, as in :meth:`~fedgist.data.examples.Examples.batch`.
+        """
         own = self.rows.to(rows.device)
         return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
 
