@@ -40,7 +40,7 @@ class ClientGroup:
 
 @dataclass(frozen=True)
 class Overrides:
-    """A user's own objects, which replace what a recipe names."""
+    """A user's own objects, which replace parts of a recipe."""
 
     data: Dataset | None = None
     clients: RowsOfClients | None = None  # each client's training rows

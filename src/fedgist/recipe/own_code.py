@@ -19,7 +19,7 @@ _before: ContextVar[Callable[[str, str], None]] = ContextVar("before", default=l
 
 
 @contextlib.contextmanager
-def asking(before: Callable[[str, str], None]) -> Iterator[None]:
+def before_each_import(before: Callable[[str, str], None]) -> Iterator[None]:
     """Inside this context, call ``before(key, place)`` before each import of a user's code.
 
     An exception that ``before`` raises prevents the import.

@@ -1,7 +1,7 @@
 """One round: select clients, train them, aggregate, evaluate, and record.
 
 This module depends on the interfaces of methods and engines, but on no particular method or engine.
-It never sees the rows or the state of clients.
+It never reads the rows or the state of clients.
 """
 
 from __future__ import annotations

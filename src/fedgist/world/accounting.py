@@ -89,7 +89,7 @@ def spent(schedule: ReleaseSchedule, noise: float, delta: float, number: int) ->
 
 
 def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the epsilon and delta of several runs on the same rows, each with such a budget.
+    """Return the joint epsilon and delta of runs on the same rows with these budgets.
 
     The noise of each run must be calibrated exactly, without amplification by sampling. Then run i
     equals one Gaussian mechanism of standard deviation sigma_i that spends the run's whole budget.

@@ -84,8 +84,8 @@ def _some(section: Data, seed: int, data: Dataset) -> Dataset:
 def check_moments(setup: Setup, *, named_sets: bool) -> None:
     """Raise RecipeError if the server scores rows that it cannot normalize.
 
-    With ``data.normalize = "client"`` only rows of clients have a mean and standard deviation.
-    ``named_sets`` says whether the server has further test sets.
+    With ``data.normalize = "client"`` and without ``data.mean``, only rows of clients have a mean
+    and a standard deviation. ``named_sets`` says whether the server has further test sets.
     """
     on, section = setup.evaluate.on, setup.data
     if section.normalize != "client" or section.mean or (on == "client" and not named_sets):

@@ -126,7 +126,7 @@ def _of_edges(edges: set[tuple[int, int]], count: int) -> Neighbors:
 def _from_file(path: Path, count: int) -> Callable[[int], Neighbors]:
     """Read graphs from a file. The lines of a round form the graph until the next round listed.
 
-    Lines without a round form the graph of all rounds.
+    Rounds before the first listed round have its graph. Lines without a round count as round 0.
     """
     try:
         check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
