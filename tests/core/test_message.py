@@ -106,7 +106,7 @@ def tensors_of(value: object) -> list[Tensor]:
     return []
 
 
-def blob_of(header: dict[str, Any], data: bytes = b"") -> bytes:
+def read_bytes_or_empty(header: dict[str, Any], data: bytes = b"") -> bytes:
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -176,8 +176,8 @@ WHOLE = pack(Pair(torch.arange(3.0), torch.tensor(1)))
 @example(b"")
 @example(b"\x80\x04\x95.")
 @example(struct.pack("<Q", 2**63) + b"{}")
-@example(blob_of({}))
-@example(blob_of({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"1"))
+@example(read_bytes_or_empty({}))
+@example(read_bytes_or_empty({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"1"))
 def test_garbage_is_a_value_error(blob: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # whatever the reader found wrong with it
         unpack(Pair, blob)
@@ -186,7 +186,10 @@ def test_garbage_is_a_value_error(blob: bytes) -> None:
 @pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**62, 5]])
 def test_a_shape_that_torch_cannot_make_is_a_value_error(shape: list[int]) -> None:
     with pytest.raises(ValueError, match="not a Pair"):
-        unpack(Pair, blob_of({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}))
+        unpack(
+            Pair,
+            read_bytes_or_empty({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}),
+        )
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 7))

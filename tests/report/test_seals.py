@@ -19,7 +19,7 @@ from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FORMAT_KEY, read_lines
 from fedgist.runs.round import Federation
-from fedgist.runs.run_directory import alone
+from fedgist.runs.run_directory import locked
 from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS, better, later, lines, new, text  # isort: skip
@@ -187,7 +187,7 @@ def test_a_stopped_run_is_shown_and_lines_behind_its_checkpoint_are_marked(
 def test_a_running_run_is_not_judged(runs: Path, finished: Path) -> None:
     EDITS["finished: no result, an accuracy"](finished, runs / "other")
     assert seal_of(finished).state == "broken"
-    with alone(finished):
+    with locked(finished):
         assert seal_of(finished).state == "running"
         assert call("show", finished).exit_code == 0
     assert seal_of(finished).state == "broken"

@@ -666,7 +666,7 @@ def test_a_total_that_was_released_is_seen_again_after_a_kill_and_costs_nothing(
     fed, end, observer = real.go()
     assert distinct(real.seen, 3) == 1
     assert len([n for n, _ in real.seen if n == 3]) == 6
-    assert fed.again == 0
+    assert fed.repeated_rounds == 0
     assert fed.round == end["rounds"] == 6
     assert real.lines()[-1]["privacy/epsilon"] == pytest.approx(2.0, rel=2e-3)
     assert not [note for note in observer.notes if "is spent" in note]
@@ -683,7 +683,7 @@ def test_each_round_that_is_done_again_is_charged_before_it(
         real.kill(3, where)
     assert load(real.folder).round == 2  # type: ignore[union-attr]
     fed, end, observer = real.go()
-    assert fed.again == 3  # the second, the third and the last attempt
+    assert fed.repeated_rounds == 3  # the second, the third and the last attempt
     assert end["rounds"] == 5
     (files,) = run_reader.find([real.folder])
     assert files.finished  # not a run to go on with: its budget is spent
@@ -715,7 +715,7 @@ def test_rounds_behind_an_old_checkpoint_are_charged_each(
     assert [line["round"] for line in real.lines()] == [1, 2]
     fed, _, _ = real.go()
     # rounds 1 and 2 were released and not kept; round 3's total is seen again
-    assert fed.again == 2
+    assert fed.repeated_rounds == 2
     assert distinct(real.seen, 1) == distinct(real.seen, 2) == 2
     assert distinct(real.seen, 3) == 1
 
@@ -730,7 +730,7 @@ def test_a_lost_book_without_a_checkpoint_is_charged_for_all_lines(
     real.kill(3, "released")
     (real.folder / RELEASES).unlink()
     fed, _, _ = real.go()
-    assert fed.again == 3  # rounds 1 and 2, and round 3, which may have been released
+    assert fed.repeated_rounds == 3  # rounds 1 and 2, and round 3, which may have been released
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut"])
@@ -745,7 +745,7 @@ def test_where_the_book_of_releases_is_lost_what_may_have_been_released_is_charg
     else:
         file.unlink()
     fed, _, _ = real.go()
-    assert fed.again == 2  # round 3, whose line is there, and round 4, which may be
+    assert fed.repeated_rounds == 2  # round 3, whose line is there, and round 4, which may be
     assert distinct(real.seen, 4) == 2
 
 

@@ -30,16 +30,16 @@ def peers(graph: dict[str, Any], **options: Any) -> World:
 
 
 def neighbors(graph: dict[str, Any], number: int = 1) -> Neighbors:
-    hears = peers(graph).server.hears
-    assert hears is not None
-    return hears(number)
+    by_round = peers(graph).server.neighbors
+    assert by_round is not None
+    return by_round(number)
 
 
 def test_a_ring_and_a_full_graph() -> None:
     assert neighbors({"name": "ring"}) == ((1, 4), (0, 2), (1, 3), (2, 4), (0, 3))
     everyone = set(range(COUNT))
     assert [set(of) for of in neighbors({"name": "full"})] == [everyone - {c} for c in everyone]
-    assert peers({"name": "relay"}).server.hears is None
+    assert peers({"name": "relay"}).server.neighbors is None
 
 
 @given(st.integers(1, 6), st.integers(2, 24), st.integers(0, 50))
@@ -185,7 +185,7 @@ def test_all_neighbors_together_are_the_relay() -> None:
         fed = federation(peers({"name": graph}, m_down=4))
         fed.advance()
         down = fed.method.download(
-            fed.server, fed._hearing([Order(1, "mlp")], 2)[0], fed.context("train", 2)
+            fed.server, fed._with_neighbors([Order(1, "mlp")], 2)[0], fed.context("train", 2)
         )
         fed.engine.close()
         return down

@@ -36,13 +36,14 @@ def clients_of(clients: object, argument: str) -> RowsOfClients | None:
             ", or a mapping of names to rows"
         )
     if isinstance(clients, Mapping):
-        found: RowsOfClients = {str(name): rows for name, rows in clients.items()}
+        rows_of_clients: RowsOfClients = {str(name): rows for name, rows in clients.items()}
     else:
-        found = list(clients)
-    if not found or len(found) < len(clients if isinstance(clients, Mapping) else found):
-        problem = "names one client twice" if found else "is empty; it must list each client's rows"
-        raise RecipeError(f"{argument} {problem}")
-    return found
+        rows_of_clients = list(clients)
+    if not rows_of_clients:
+        raise RecipeError(f"{argument} is empty; it must list each client's rows")
+    if isinstance(clients, Mapping) and len(rows_of_clients) < len(clients):
+        raise RecipeError(f"{argument} names one client twice")
+    return rows_of_clients
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:
@@ -101,30 +102,32 @@ def groups_of(
     }
 
 
-def _group(where: str, value: object, names: Sequence[str], *, own_start: bool) -> ClientGroup:
+def _group(argument: str, value: object, names: Sequence[str], *, own_start: bool) -> ClientGroup:
     if not isinstance(value, tuple | list) or len(value) != 2:  # noqa: PLR2004
         raise RecipeError(
-            f"{where} is a {type(value).__name__}; it must be (module or factory, [clients])"
+            f"{argument} is a {type(value).__name__}; it must be (module or factory, [clients])"
         )
-    members = array(value[1], f"{where}: its clients")
+    members = array(value[1], f"{argument}: its clients")
     listed = [names.index(name) if name in names else name for name in members.tolist()]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in listed):
-        known = f" or names: {', '.join(names)}" if names else ""
+        or_names = f" or names: {', '.join(names)}" if names else ""
         raise RecipeError(
-            f"{where}: its clients are {value[1]!r:.80}; a list of their numbers{known} is needed"
+            f"{argument}: its clients are {value[1]!r:.80}; a list of their numbers{or_names} is "
+            "needed"
         )
-    return module_group(_module(value[0], where), own_start=own_start, clients=listed)
+    return module_group(_module(value[0], argument), own_start=own_start, clients=listed)
 
 
-def _module(model: Any, where: str) -> Any:
+def _module(model: Any, argument: str) -> Any:
     """Return ``model`` if it is a module or a factory; raise RecipeError otherwise."""
     if isinstance(model, str):
         raise RecipeError(
-            f"{where} is the text {model!r:.80}: give a module, or name it in the recipe's [model]"
+            f"{argument} is the text {model!r:.80}: give a module, or name it in the recipe's "
+            "[model]"
         )
     if not callable(model):
         raise RecipeError(
-            f"{where} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
+            f"{argument} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
         )
     return model
 
@@ -155,7 +158,7 @@ def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
 
 
 def path_of(path: object, argument: str) -> Path | None:
-    """Return the path given by an argument, or None.
+    """Return the path in an argument, or None.
 
     Raises
     ------

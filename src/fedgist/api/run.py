@@ -110,25 +110,25 @@ def run(
     """
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")
-    asked = _resumed(recipe, folder) if resume else _parse(recipe)
+    full_recipe = _resumed(recipe, folder) if resume else _parse(recipe)
     if method is not None:
-        asked = with_method(asked, method)
+        full_recipe = with_method(full_recipe, method)
     rows = clients_of(clients, "clients")
     given = Overrides(
         data=None if data is None else in_memory(data),
         clients=rows,
         clients_test=clients_of(clients_test, "clients_test"),
-        groups=groups_of(model, rows, own_start=asked.clients.init == "own"),
+        groups=groups_of(model, rows, own_start=full_recipe.clients.init == "own"),
         method=method,
         test_sets=named_sets(test_sets),
         public=public,
         root=path_of(data_root, "data_root"),
     )
     stated = {} if recipe is None else recipe if isinstance(recipe, Mapping) else None
-    asked = apply_overrides(asked, given, stated)
-    with watching(progress, callback, observer, _notes(asked, given, folder)) as watcher:
+    full_recipe = apply_overrides(full_recipe, given, stated)
+    with watching(progress, callback, observer, _notes(full_recipe, given, folder)) as watcher:
         done = runner.run(
-            asked,
+            full_recipe,
             given,
             watcher,
             folder=folder,

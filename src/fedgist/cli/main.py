@@ -29,7 +29,7 @@ from fedgist.errors import (
 )
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
-from fedgist.recipe.own_code import asking
+from fedgist.recipe.own_code import before_each_import
 from fedgist.report.terminal import console, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = sorted(sys.argv[1:], key=lambda argument: argument != NO_CODE)
     use_plain_signs()
     try:
-        with asking(_refuse if NO_CODE in arguments else _tell()):
+        with before_each_import(_refuse if NO_CODE in arguments else _tell()):
             app(arguments)
     except (Stopped, Interrupted) as stopped:
         _fail(str(stopped), 130)

@@ -1,1 +1,1 @@
-"""Recipes: their schema, how they are read, and what they name."""
+"""Recipes: their schema, their reading, and the methods and models that they name."""

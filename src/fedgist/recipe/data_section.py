@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from fedgist.data import Augmentation
 from fedgist.data.sources import DEFAULT_SOURCE, SOURCES
-from fedgist.recipe.section import CLOSED, OpenSection, PositiveInt, known
+from fedgist.recipe.section import CLOSED, OpenSection, PositiveInt, registered_name
 
 
 class PublicSection(OpenSection):
@@ -17,7 +17,7 @@ class PublicSection(OpenSection):
     They are training rows, the rows of one client, or rows of another source.
     """
 
-    name: Annotated[str, known(SOURCES, "data set")] | None = None
+    name: Annotated[str, registered_name(SOURCES, "data set")] | None = None
     """Another data source that supplies the public rows. Its own options are written beside it.
 
     Without a name, the public rows come from the training set.
@@ -81,7 +81,7 @@ class WordsSection(BaseModel):
 class Data(OpenSection):
     """The data source, its normalization, and rows held out or public."""
 
-    name: Annotated[str, known(SOURCES, "data set")] = DEFAULT_SOURCE
+    name: Annotated[str, registered_name(SOURCES, "data set")] = DEFAULT_SOURCE
     """The data source. Its own options (``path``, ``label``, ...) are written beside it."""
     classes: tuple[str, ...] = ()
     """Names of all classes, in the order of their numbers. The default is the source's own order.

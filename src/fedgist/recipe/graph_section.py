@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from fedgist.recipe.section import CLOSED
 
 GraphName = Literal["relay", "full", "ring", "random_regular", "erdos_renyi", "file"]
-#: What each graph needs to be told.
+#: The key that each of these graphs needs.
 NEEDED: Mapping[str, str] = MappingProxyType(
     {"random_regular": "degree", "erdos_renyi": "chance", "file": "path"}
 )

@@ -35,9 +35,9 @@ SLIP = 0.75  # from this similarity on (difflib's ratio), a name is taken for a 
 
 
 def method_class(name: str) -> type[Method]:
-    """Return the class of a registered method, or of one named ``package.module:Class``.
+    """Return the class of a registered method, or of a method named ``package.module:Class``.
 
-    Variants of a method, ``NAME@VARIANT``, are of its class.
+    A variant ``NAME@VARIANT`` has the class of the method ``NAME``.
     """
     name = base_name(name)
     if ":" not in name:
@@ -52,7 +52,14 @@ def method_class(name: str) -> type[Method]:
 
 
 def checked_class(cls: Any, name: str) -> type[Method]:
-    """Return a class if it is a method's and fedgist calls every function that it defines."""
+    """Return ``cls`` if it is a usable method class.
+
+    Raises
+    ------
+    MethodError
+        If ``cls`` is no method class, misspells a function of :class:`~fedgist.core.method.Method`,
+        or declares its fields incorrectly.
+    """
     if isinstance(cls, Method):
         raise MethodError(
             f"method {name} is an object; name its class, and give its fields as keys"
@@ -85,7 +92,7 @@ def checked_class(cls: Any, name: str) -> type[Method]:
 
 
 def misspelt(name: str) -> str | None:
-    """Return the function of the vocabulary of which ``name`` looks like a misspelling, if any."""
+    """Return the vocabulary's function that ``name`` looks like a misspelling of, if any."""
     return None if name in VOCABULARY else nearest(name, VOCABULARY, SLIP)
 
 

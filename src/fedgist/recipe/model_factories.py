@@ -30,13 +30,13 @@ def model_factory(name: str) -> Factory:
 
 
 def sizes_of(factory: Factory) -> tuple[str, ...]:
-    """Return the names of a factory's first two parameters: an input's shape, and the classes."""
+    """Return the names of a factory's first two parameters: input shape and number of classes."""
     return tuple(options_of(factory)[0])[:2]
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model by name, with its checked options; ``table`` is the recipe's table that names it."""
+    """A model by name, with its checked options. ``table`` is the recipe table with its name."""
 
     table: str
     section: ModelSection
@@ -46,9 +46,9 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A model that some clients have: a share of all, or those whose numbers are listed.
+    """A model of some clients: a share of all clients, or the clients listed by number.
 
-    With a share of 0, only the server has it.
+    With a share of 0, only the server has the model.
     """
 
     model: NamedModel
@@ -60,9 +60,9 @@ class ModelTable:
 class PoolTable:
     """A pool of clients with one model.
 
-    ``clients`` are numbers of clients, a pattern of their names (``"*/question"``), or how many are
-    drawn; None: all of them. ``per_round`` is the number of them that are selected in a round;
-    None: ``train.fraction_train`` of them.
+    ``clients`` holds client numbers, a pattern of client names (``"*/question"``), or the number of
+    clients to draw. None means all clients. ``per_round`` is the number of the pool's clients
+    selected in a round. None means the fraction ``train.fraction_train`` of the pool.
     """
 
     model: NamedModel
@@ -79,14 +79,14 @@ def architecture_tables(tables: Mapping[str, Mapping[str, Any] | float]) -> dict
     """Return the checked tables of ``clients.architectures`` by name."""
     models = {}
     for name, value in tables.items():
-        where = f"clients.architectures.{name}"
+        table_key = f"clients.architectures.{name}"
         table: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"share": value}
         share, clients = table.pop("share", None), table.pop("clients", None)
         if clients is None or share is not None:
-            share = _share(share, clients, where)
+            share = _share(share, clients, table_key)
         else:
-            clients = checked(ClientNumbers, clients, f"{where}.clients")
-        model = _model_of_table(table, name, where)
+            clients = checked(ClientNumbers, clients, f"{table_key}.clients")
+        model = _model_of_table(table, name, table_key)
         models[name] = ModelTable(model, 1.0 if share is None else share, clients)
     if not any(model.share for model in models.values()):
         raise RecipeError("clients.architectures: all shares are 0, so that no client has a model")
@@ -101,31 +101,32 @@ def pool_tables(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
     """Return the checked tables of ``clients.pools`` by name."""
     pools = {}
     for name, value in tables.items():
-        where, table = f"clients.pools.{name}", dict(value)
+        table_key, table = f"clients.pools.{name}", dict(value)
         if not name or SEPARATOR in name:
-            raise RecipeError(f"{where}: a pool's name is not empty and has no {SEPARATOR!r}")
+            raise RecipeError(f"{table_key}: a pool's name is not empty and has no {SEPARATOR!r}")
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
             kinds: dict[type, object] = {list: ClientNumbers, tuple: ClientNumbers, str: str}
             kind = kinds.get(type(clients), PositiveInt)
-            clients = checked(kind, clients, f"{where}.clients")
+            clients = checked(kind, clients, f"{table_key}.clients")
         if per_round is not None:
-            per_round = checked(PositiveInt, per_round, f"{where}.per_round")
-        pools[name] = PoolTable(_model_of_table(table, name, where), clients, per_round)
+            per_round = checked(PositiveInt, per_round, f"{table_key}.per_round")
+        pools[name] = PoolTable(_model_of_table(table, name, table_key), clients, per_round)
     return pools
 
 
-def _model_of_table(table: Mapping[str, object], name: str, where: str) -> NamedModel:
+def _model_of_table(table: Mapping[str, object], name: str, table_key: str) -> NamedModel:
     """Return the model that a table describes: by ``model``, or by the table's own ``name``."""
     options = {key: value for key, value in table.items() if key != "model"}
     named = {"name": table.get("model", name), **options}
     try:
-        section: ModelSection = checked(ModelSection, named, where)
+        section: ModelSection = checked(ModelSection, named, table_key)
     except RecipeError as error:  # the key is called "model" here
         if "model" not in table:
             raise
-        raise RecipeError(str(error).replace(f"{where}.name", f"{where}.model", 1)) from error
-    return _named(section, where)
+        text = str(error).replace(f"{table_key}.name", f"{table_key}.model", 1)
+        raise RecipeError(text) from error
+    return _named(section, table_key)
 
 
 def _named(section: ModelSection, table: str) -> NamedModel:
@@ -135,9 +136,9 @@ def _named(section: ModelSection, table: str) -> NamedModel:
     return NamedModel(table, section, factory, options)
 
 
-def _share(share: object, clients: object, where: str) -> float:
+def _share(share: object, clients: object, table_key: str) -> float:
     if clients is not None:
-        raise RecipeError(f"{where}: give share or clients, not both")
+        raise RecipeError(f"{table_key}: give share or clients, not both")
     if isinstance(share, bool) or not isinstance(share, int | float) or share < 0:
-        raise RecipeError(f"{where}: share must be a number, at least 0, not {shown(share)}")
+        raise RecipeError(f"{table_key}: share must be a number, at least 0, not {shown(share)}")
     return float(share)

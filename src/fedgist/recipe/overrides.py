@@ -26,8 +26,8 @@ ALL_SOURCES = set(Data.model_fields) - {"name"}  # keys of [data] that are read 
 class ClientGroup:
     """Clients of one architecture: their model's builder, and their numbers or their share of all.
 
-    ``head`` names the linear layer that is the head; None is the last one. ``note`` is what a user
-    should know of its start.
+    ``head`` names the linear layer that is the head. None means the last linear layer. ``note`` is
+    a message for the user about the model's initial weights.
     """
 
     build: Build
@@ -39,7 +39,7 @@ class ClientGroup:
 
 @dataclass(frozen=True)
 class Overrides:
-    """A user's own objects, which replace what a recipe names."""
+    """A user's own objects, which replace parts of a recipe."""
 
     data: Dataset | None = None
     clients: RowsOfClients | None = None  # each client's training rows
@@ -54,8 +54,8 @@ class Overrides:
 def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] | None) -> Recipe:
     """Return the recipe with ``given`` as the name of each part that an object replaces.
 
-    ``stated`` is the recipe's own text, if it was given together with the objects: then a key of it
-    that nothing reads is an error. Such keys of a file are dropped, with a note.
+    ``stated`` is the recipe's own table if it was given together with the objects. Then a key in
+    the table that nothing reads is an error. Unread keys of a recipe file are dropped with a note.
     """
     update: dict[str, Any] = {}
     unread: list[tuple[str, str]] = []

@@ -1,7 +1,7 @@
 """A user's own code, named ``package.module:thing`` by a recipe or a run directory.
 
-To import it is to run it, so it is imported here and nowhere else: whoever reads recipes of others
-is told before, or has it refused.
+Importing such code runs it, so this module is the only place that imports it. A reader of other
+people's recipes can be warned before an import, or can refuse it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _before: ContextVar[Callable[[str, str], None]] = ContextVar("before", default=l
 
 
 @contextlib.contextmanager
-def asking(before: Callable[[str, str], None]) -> Iterator[None]:
-    """Call ``before(key, place)`` ahead of each import within; its error refuses the import."""
+def before_each_import(before: Callable[[str, str], None]) -> Iterator[None]:
+    """Inside this context, call ``before(key, place)`` before each import of a user's code.
+
+    An exception that ``before`` raises prevents the import.
+    """
     token = _before.set(before)
     try:
         yield
@@ -29,7 +32,7 @@ def asking(before: Callable[[str, str], None]) -> Iterator[None]:
 
 
 def load_own(key: str, place: str) -> Any:
-    """Import what the recipe's ``key`` names as ``package.module:thing``, and return it."""
+    """Import ``package.module:thing``, the value of the recipe's ``key``, and return the thing."""
     _before.get()(key, place)
     try:
         return load_attribute(place)

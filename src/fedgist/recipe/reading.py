@@ -38,9 +38,10 @@ def read(
     settings: Sequence[str] = (),
     own: Mapping[str, object] = MappingProxyType({}),
 ) -> Recipe:
-    """Read a recipe file and apply ``section.key=value`` settings; without a file, the defaults.
+    """Read a recipe file and apply ``section.key=value`` settings.
 
-    Values by dotted key in ``own`` stand as if they were in the file.
+    Without a file, the settings are applied to the defaults. ``own`` holds values by dotted key
+    that are treated as part of the file.
 
     Raises
     ------
@@ -60,7 +61,9 @@ def read(
 
 
 def read_recorded(path: Path) -> Recipe:
-    """Read the recipe of a run, whose parts may have been objects: what it names is not loaded.
+    """Read the recipe of a recorded run without loading its method or its models.
+
+    Parts of a recorded run may have been Python objects, which its recipe cannot load.
 
     Raises
     ------
@@ -92,7 +95,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     """Make a recipe from nested dictionaries and ``section.key=value`` settings.
 
-    The method and the models that it names are checked when it is resolved.
+    The recipe's method and models are checked later, when the recipe is resolved.
 
     Raises
     ------
@@ -111,22 +114,22 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if "paper" in merged:
         recipe = _departing(recipe, changes)
     # what the recipe names loads torch, so a mistake in its own keys is told before
-    from fedgist.recipe.section_options import check_tables, settled
+    from fedgist.recipe.section_options import check_tables, with_checked_options
 
     check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
-    recipe = settled(recipe, changed)
+    recipe = with_checked_options(recipe, changed)
     return recipe.noting([*left_over, *recipe.dropped])
 
 
 def check_parts(recipe: Recipe) -> None:
-    """Raise RecipeError if a recipe's method or models cannot be made; it loads torch."""
+    """Raise RecipeError if a recipe's method or models cannot be made. This loads torch."""
     from fedgist.recipe.resolve import resolve
 
     resolve(recipe)
 
 
 def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """Return a paper's recipe with the settings in which this run departs from it."""
+    """Return a paper's recipe with a list of this run's settings that differ from the paper's."""
     departs = [
         f"{key} = {value}"
         for key, value in changes.items()
@@ -138,9 +141,9 @@ def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 def _merged(
     raw: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], set[str], list[str]]:
-    """Return a recipe in which the running method's table and the user's settings replace the rest.
+    """Merge the running method's table and the user's settings into a recipe's sections.
 
-    Return the sections, the keys that were put there, and what is said of keys that are left over.
+    Return the merged sections, the keys that the merge set, and notes on keys that were dropped.
     """
     merged = {key: value for key, value in raw.items() if key != "methods"}
     given = _table(raw, "method")
@@ -163,9 +166,10 @@ def _merged(
 
 
 def _check_variant(name: object, given: object, tables: Mapping[str, object]) -> None:
-    """Raise RecipeError if a recipe has no table of the variant of a method that is to run.
+    """Raise RecipeError if the method to run is a variant without a table in the recipe.
 
-    Without tables a file's own [method] says what its name stands for, as in a run's recipe.
+    If the recipe has no tables of variants, its own ``[method]`` defines the variant. Recorded
+    recipes of runs are of this form.
     """
     if not isinstance(name, str) or "@" not in name or name in tables:
         return
@@ -212,7 +216,7 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
 def defaults() -> Mapping[str, object]:
     """Return the defaults of the keys that every recipe has, by dotted key.
 
-    Runs that were recorded before a key was there did what its default does.
+    A run that was recorded before a key existed is treated as a run with the key's default.
     """
     recipe = Recipe()
     aside = {name for name in type(recipe).model_fields if role_of(name) or name in OPEN}

@@ -1,6 +1,6 @@
-"""Resolve a recipe, once: the objects that it names, beside its sections.
+"""Resolve a recipe once: its method and models become objects; its sections are kept.
 
-What a run is made of is built from the result, a :class:`Setup`. Nothing below it reads the recipe.
+The result is a :class:`Setup`. All parts of a run are built from it, and none reads the recipe.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from fedgist.training.stacking_plan import Plan
 class Setup:
     """A resolved recipe: its method and models as objects, and its other sections.
 
-    ``models`` are those of ``[model]`` or ``clients.architectures`` by the architecture's name; it
-    is empty if Python gave modules, or if there are ``pools``. ``num_clients`` is None if the data
-    determine it. ``text`` is the recipe itself, for the record.
+    ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
+    is empty if the user passed modules in Python, or if the recipe has ``pools``. ``num_clients``
+    is None if the data determine it. ``text`` is the recipe itself, for the record.
     """
 
     seed: int
@@ -63,7 +63,7 @@ class Setup:
     text: Recipe = field(repr=False)
 
     def recorded(self, num_clients: int, plans: Mapping[str, Plan], server_threads: int) -> Recipe:
-        """Return the recipe as a run records it, with what was chosen for the run."""
+        """Return the recipe as a run records it, with the values chosen for the run."""
         return self.text.changed(
             {
                 "clients.num_clients": num_clients,
@@ -75,7 +75,7 @@ class Setup:
 
 
 def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
-    """Return what a recipe and a user's objects describe; the one place that makes its parts.
+    """Resolve a recipe and a user's objects. Only this function makes the parts of a run.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
 def _models(
     recipe: Recipe, given: Overrides
 ) -> tuple[Mapping[str, ModelTable], Mapping[str, PoolTable]]:
-    """Return the models by architecture or, of a recipe with pools, by pool."""
+    """Return the models by architecture, and by pool. At most one of the mappings has entries."""
     clients = recipe.clients
     if clients.pools:
         if given.groups is not None:

@@ -1,8 +1,8 @@
 """The sections of a recipe, their keys and their bounds.
 
-Most keys define the experiment. The others have a *role*: they are only its ``seed``, or say how
-the ``work`` is done, what is written into the ``record``, or what the paper ``printed``. Code that
-compares runs, resumes them or searches over them asks :func:`role_of`.
+Most keys define the experiment. Every other key has a *role*: ``seed``, ``work`` (how the work is
+done), ``record`` (what is recorded) or ``printed`` (the paper's own numbers). Code that compares
+runs, resumes them or searches over them calls :func:`role_of`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedgist.recipe.section import (
     OpenSection,
     PositiveInt,
     Share,
-    known,
+    registered_name,
 )
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
@@ -54,7 +54,7 @@ class _Section(BaseModel):
 class Partitioning(OpenSection):
     """How the rows are divided among the clients."""
 
-    name: Annotated[str, known(PARTITIONS, "partition")] = "dirichlet"
+    name: Annotated[str, registered_name(PARTITIONS, "partition")] = "dirichlet"
     """How rows are divided among clients. The options of the rule are written beside it."""
 
 
@@ -103,7 +103,7 @@ class ClientsSection(_Section):
 class ModelSection(OpenSection):
     """The clients' model."""
 
-    name: Annotated[str, known(MODELS, "model", "factory")] = "mlp"
+    name: Annotated[str, registered_name(MODELS, "model", "factory")] = "mlp"
     """The clients' model: a name, or your own ``package.module:factory``.
 
     The options of the model are written beside it.
@@ -141,7 +141,7 @@ class MethodSection(OpenSection):
     """The federated method and its hyper-parameters."""
 
     name: Annotated[
-        str, known(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
+        str, registered_name(METHODS, "method", "Class", base_name), AfterValidator(_well_named)
     ] = DEFAULT_METHOD
     """The method: a name, a variant ``NAME@VARIANT``, or your own ``package.module:Class``.
 
@@ -155,10 +155,10 @@ class ObjectiveSection(OpenSection):
     The options of the objective are written beside its name.
     """
 
-    name: Annotated[str, known(OBJECTIVES, "objective")] = "classes"
+    name: Annotated[str, registered_name(OBJECTIVES, "objective")] = "classes"
     """What models learn: one class per row, the next word of texts, or SimCLR without labels."""
     metrics: Annotated[
-        tuple[Annotated[str, known(CHOSEN_METRICS, "metric")], ...],
+        tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric")], ...],
         Field(min_length=1),
     ] = tuple(CLASS_METRICS)
     """Metrics of the models. The first one selects the best round. The log loss is always measured.
@@ -331,13 +331,14 @@ class Recipe(_Section):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """A line for each key of the file that a setting left without a reader."""
+        """Notes on keys that were dropped because a setting made them unused, one line per key."""
         return self._dropped
 
     def changed(self, values: Mapping[str, object]) -> Recipe:
-        """Return the recipe with other values of some keys: ``"seed"``, ``"train.lr"``, a section.
+        """Return a copy of the recipe with new values for some keys.
 
-        The one way to change a recipe. Values are checked again.
+        A key is ``"seed"``, a dotted key such as ``"train.lr"``, or a section. This is the only way
+        to change a recipe. The new values are checked.
         """
         whole: dict[str, object] = {key: value for key, value in values.items() if "." not in key}
         parts: dict[str, dict[str, object]] = {}
@@ -353,28 +354,28 @@ class Recipe(_Section):
 
     @property
     def file(self) -> Path | None:
-        """The file that the recipe was read from, which messages name."""
+        """The file that the recipe was read from, for error messages. None without a file."""
         return self._file
 
     def noting(self, dropped: Iterable[str], file: Path | None = None) -> Recipe:
-        """Return the same recipe, which says what was dropped from it, and where it was read."""
+        """Return a copy of the recipe with notes on dropped keys, and the file it was read from."""
         recipe = self.model_copy()
         recipe._dropped, recipe._file = tuple(dropped), file or self._file  # noqa: SLF001
         return recipe
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that decide a run's record: none of role ``work`` or ``printed``."""
+        """Return all settings that affect the record: none of role ``work`` or ``printed``."""
         aside = {name for name in type(self).model_fields if role_of(name) in {"work", "printed"}}
         return self.model_dump(mode="json", exclude=aside)
 
     @property
     def left_open(self) -> tuple[str, ...]:
-        """Keys that are not stated and that the data may decide: how many clients there are."""
+        """Keys without a stated value that the data may determine: the number of clients."""
         stated = "num_clients" in self.clients.model_fields_set
         return () if stated else ("clients.num_clients",)
 
     def to_toml(self) -> str:
-        """Return the recipe as TOML, defaults included, but for what is left open."""
+        """Return the recipe as TOML with all defaults, except keys in :attr:`left_open`."""
         aside = {"clients": {"num_clients"}} if self.left_open else {}
         return tomli_w.dumps(_plain(self.model_dump(exclude=aside)))
 
@@ -404,7 +405,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_named(table: str, name: str, argument: str) -> None:
-    """Raise RecipeError if a part of a recipe was a user's object, which is missing now."""
+    """Raise RecipeError if the recipe needs a user's object that was not passed this time."""
     if name == GIVEN:
         raise RecipeError(
             f"{table}.name = {GIVEN!r}: it was given in Python, as {argument}; only Python with "

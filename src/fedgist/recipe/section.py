@@ -25,7 +25,7 @@ CLOSED = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)  # no keys
 
 
 class OpenSection(BaseModel):
-    """A section with options of what it names (a source, a model, a method) as further keys."""
+    """A section that accepts the options of its source, model or method as further keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -38,10 +38,13 @@ class OpenSection(BaseModel):
 GIVEN = "given"  # recorded as the name of what was given as an object, in Python
 
 
-def known(names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str) -> Any:
-    """Return the check of a name, or of its ``base``, the part of it that is looked up.
+def registered_name(
+    names: Iterable[str], kind: str, own: str = "", base: Callable[[str], str] = str
+) -> Any:
+    """Return a pydantic check that a value is one of ``names``.
 
-    It is a known one, GIVEN or, with ``own``, ``package.module:own``.
+    ``base`` maps the value to the part that is looked up. The check also accepts GIVEN, and with
+    ``own`` a user's own ``package.module:own``.
     """
 
     def check(name: str) -> str:

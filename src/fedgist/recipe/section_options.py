@@ -1,8 +1,8 @@
-"""Options of a recipe's data source, models and method: each is checked against their signatures.
+"""Check the options of a recipe's data source, models and method against their signatures.
 
-A key that nothing reads would be a lie in the record. It is an error where it was given for this
-very name; where a setting changed the name (``--set model.name=lenet5``), the old name's options
-are dropped, and the recipe says so.
+A recorded key that nothing reads would be misleading. It is an error if it was given together with
+the current name. If a setting changed the name (``--set model.name=lenet5``), the options of the
+old name are dropped, and the recipe carries a note.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PARTS = ("data", "num_clients", "key")  # what every partition takes beside its 
 Update = tuple[dict[str, Any], list[str]]  # sections, and what is said of keys that were dropped
 
 
-def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
+def with_checked_options(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
     """Return the recipe with its options checked, and without keys that no code reads.
 
-    ``changed`` are the keys that were set on top of a file, by their dotted names.
+    ``changed`` holds the dotted keys that were set in addition to the file.
     """
     update: dict[str, Any] = {}
     notes: list[str] = []
@@ -44,17 +44,18 @@ def settled(recipe: Recipe, changed: Collection[str] = ()) -> Recipe:
 def check_tables(
     tables: Mapping[str, Mapping[str, Any]], aside: Collection[str], objective: str | None
 ) -> None:
-    """Check the options in the tables ``[methods.NAME]``, whether that method runs or not.
+    """Check the options in all tables ``[methods.NAME]``, also of methods that do not run.
 
-    ``aside`` are the sections in them, which are no options; ``objective`` is the recipe's own.
+    ``aside`` holds the names of sections in these tables, which are not options. ``objective`` is
+    the name of the recipe's own objective.
     """
     for name, table in tables.items():
         options = {key: value for key, value in table.items() if key not in aside}
         build_method(name, options, f"methods.{name}")
         own = {"name": objective} if objective else {}
         section = ObjectiveSection(**{**own, **table.get("objective", {})})
-        given, where = OBJECTIVES[section.name], f"methods.{name}.objective"
-        check_options(given, section.options, section.name, where, OF_THE_TASK)
+        given, table_key = OBJECTIVES[section.name], f"methods.{name}.objective"
+        check_options(given, section.options, section.name, table_key, OF_THE_TASK)
 
 
 def no_source() -> None:
@@ -106,8 +107,8 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
         return _section("model", model, factory, sizes_of(factory), changed)
     table = "clients.pools" if clients.pools else "clients.architectures"
     keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
-    told = any(key.startswith(table) for key in changed)
-    unread = [key for key in keys if key in changed or not told]
+    table_changed = any(key.startswith(table) for key in changed)
+    unread = [key for key in keys if key in changed or not table_changed]
     if unread:
         raise RecipeError(
             f"{min(unread)} is given, and nothing reads it: [{table}] names the clients' models"
@@ -136,12 +137,12 @@ def _train(recipe: Recipe, changed: Collection[str]) -> Update:
         return {"train": train.model_copy(update={"momentum": momentum})}, []
     if train.momentum is None:
         return {}, []
-    what = f"train.momentum = {train.momentum}"
+    setting = f"train.momentum = {train.momentum}"
     if "train.momentum" in changed or "train.optimizer" not in changed:
         raise RecipeError(
-            f"{what}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
+            f"{setting}: train.optimizer = {train.optimizer!r} does not read it; known to: momentum"
         )
-    note = f"{what} is dropped: optimizer {train.optimizer} does not read it"
+    note = f"{setting} is dropped: optimizer {train.optimizer} does not read it"
     return {"train": train.model_copy(update={"momentum": None})}, [note]
 
 
@@ -152,13 +153,13 @@ def _section(
     aside: tuple[str, ...],
     changed: Collection[str],
 ) -> Update:
-    """Return a section with its options checked, without those that a changed name left over."""
-    known, open_ended = options_of(function, aside)
+    """Return a section with its options checked, without options that belong to an old name."""
+    option_names, open_ended = options_of(function, aside)
     options, notes = dict(section.options), []
     if f"{table}.name" in changed and not open_ended:
-        for key in [k for k in options if k not in known and f"{table}.{k}" not in changed]:
-            what = f"{table}.{key} = {shown(options.pop(key))}"
-            notes.append(f"{what} is dropped: {section.name} does not read it")
+        for key in [k for k in options if k not in option_names and f"{table}.{k}" not in changed]:
+            setting = f"{table}.{key} = {shown(options.pop(key))}"
+            notes.append(f"{setting} is dropped: {section.name} does not read it")
     check = check_options(function, options, section.name, table, aside)
     typed = {key: getattr(section, key) for key in section.model_fields_set - set(section.options)}
     return {table: type(section)(**typed, **check)}, notes

@@ -1,1 +1,1 @@
-"""Runs: rounds, evaluation, records, checkpoints, and what is done with finished runs."""
+"""Runs: rounds, evaluation, records, checkpoints, and the use of finished runs."""

@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """Write a file inside: the error of a full disk names it."""
+    """Inside this context, an error of a full disk names ``path``, the file being written."""
     try:
         yield
     except OSError as error:
@@ -25,7 +25,7 @@ def room_for(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: bytes | str) -> None:
-    """Write to a temporary file beside ``path``, flush it to the disk, and rename it.
+    """Write to a temporary file in the folder of ``path``, flush it to the disk, and rename it.
 
     A device or a pipe is written to directly, and a link is followed.
     """
@@ -70,7 +70,7 @@ def append(path: Path, blob: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until what was appended to a file is on the disk; there may be no such file."""
+    """Wait until the lines appended to a file are on the disk. The file need not exist."""
     if path.exists():
         with room_for(path), path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Selection of the best round and early stopping, by scores on validation data.
 
-Both are functions of the record's lines, so a resumed run decides as one that was not interrupted.
+Both depend only on the record's lines, so a resumed run decides like an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fedgist.world.server_context import ServerContext
 class Selection:
     """How the best round is selected: a metric column and whether higher or lower is better.
 
-    ``keeps`` says whether the best round's models are kept, in place of the last one's;
-    ``patience`` how many rounds may pass without a better one before the run stops, 0 for any
-    number.
+    ``keeps`` says whether the run keeps the best round's models instead of the last round's.
+    ``patience`` is the number of rounds without a better score after which the run stops. 0
+    disables early stopping.
     """
 
     column: str
@@ -33,7 +33,7 @@ class Selection:
     patience: int
 
     def best(self, lines: Sequence[Line]) -> Line | None:
-        """Return the line of the best round, the first of equals; None before there is one."""
+        """Return the line of the best round, the first one if tied; None without any score."""
         sign = 1 if self.better == "higher" else -1
         # max takes the first of equals
         return max(self._scored(lines), key=lambda line: sign * line[self.column], default=None)
@@ -68,16 +68,16 @@ class Selection:
         return {"selection": table, "stopped_early": lines[-1]["round"] < planned, **kept}
 
 
-def said(outcome: Mapping[str, Any]) -> list[str]:
-    """Return what a user should know of an :meth:`Selection.outcome`: a sentence, or none."""
+def selection_notes(outcome: Mapping[str, Any]) -> list[str]:
+    """Return a note on an :meth:`Selection.outcome` for the user; empty without a selection."""
     table = outcome.get("selection")
     if table is None:
         return []
     early = "stopped early; " if outcome["stopped_early"] else ""
-    what = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
-    what = what or "the last round's models are kept, the best was round {best_round}"
+    kept_models = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
+    kept_models = kept_models or "the last round's models are kept, the best was round {best_round}"
     numbers = ": {column} {best:.4f} there, {last:.4f} in round {last_round}"
-    return [early + (what + numbers).format(**table)]
+    return [early + (kept_models + numbers).format(**table)]
 
 
 def selection_of(side: ServerContext) -> Selection | None:
@@ -91,11 +91,11 @@ def selection_of(side: ServerContext) -> Selection | None:
 
 
 def check_selection(setup: Setup, *, holds_out: bool) -> None:
-    """Check that a run has the scores by which it is to select its best round.
+    """Raise RecipeError if a run lacks the scores by which it selects its best round.
 
-    This is the one place that knows under which promises scores may be used: they are seen by the
-    server, and choosing by them releases something about the rows behind them, of which the
-    accounting of privacy knows nothing. A search pays for its choice, and has rules of its own
+    Only this function decides which privacy settings allow a choice by scores. The server sees the
+    scores, and a choice by them releases information about the validation rows that the privacy
+    accounting does not cover. A search accounts for its choice separately
     (studies/private_choice.py).
     """
     settings, problem = setup.evaluate, ""

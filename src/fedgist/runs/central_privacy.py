@@ -16,7 +16,7 @@ from fedgist.world.server_context import ServerContext
 
 
 def hides_absence(task: Task) -> bool:
-    """Return whether nobody may see that a round drew no client: then noise alone is released."""
+    """Return whether a round without drawn clients must be hidden, by releasing only noise."""
     central = task.privacy is not None and task.privacy.where == "central"
     return central and task.training.sampling == "poisson"
 
@@ -29,10 +29,11 @@ def add_central_noise(
     ctx: Context,
     releases: Releases | None = None,
 ) -> Replies:
-    """Add central noise to the totals of a stage, with the expected number of clients of each.
+    """Add central noise to the totals of a stage, and set the expected number of clients of each.
 
-    Without privacy, replies stay as they are. Totals that ``releases`` has of this stage were
-    released before the run was stopped: they are seen again, and no others.
+    Without privacy, replies are unchanged. If ``releases`` holds totals of this stage, they were
+    released before the run was stopped. The method then sees these totals again instead of new
+    ones.
     """
     privacy = side.task.privacy
     if privacy is None:
@@ -52,17 +53,21 @@ def add_central_noise(
 
 
 def _expected(side: ServerContext, orders: Sequence[Order]) -> dict[str, float]:
-    """Return the expected number of clients of a total, by architecture and in all: public."""
-    training, asked, share = side.task.training, [order.architecture for order in orders], 1.0
-    if training.sampling == "poisson":  # how many were drawn is one
-        asked = [client.architectures[0] for client in side.clients]
+    """Return the expected number of clients behind each total, by architecture and for all.
+
+    These numbers are public.
+    """
+    training, share = side.task.training, 1.0
+    architectures = [order.architecture for order in orders]
+    if training.sampling == "poisson":  # the number of drawn clients is not public
+        architectures = [client.architectures[0] for client in side.clients]
         share = training.fraction_train
-    counts = {name: share * asked.count(name) for name in side.task.architectures}
-    return {**counts, EVERYBODY: share * len(asked)}
+    counts = {name: share * architectures.count(name) for name in side.task.architectures}
+    return {**counts, EVERYBODY: share * len(architectures)}
 
 
 def _completed(side: ServerContext, server: Tree, replies: Replies, ctx: Context) -> Replies:
-    """Add totals of zeros for groups of which no client was drawn."""
+    """Add totals of zeros for architectures without a drawn client."""
     present, absent = {total.architecture for total in replies.totals}, []
     members = {client.architectures[0]: client.id for client in side.clients}
     for architecture, client in sorted(members.items()):

@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to go on, in one file that is replaced as a whole.
+"""Checkpoints: everything a run needs to resume, in one file that is replaced as a whole.
 
-A checkpoint is bound to what its run was made of: it carries the recipe, digests of the data and of
-the lines of the record up to its round, and a digest of itself. A run goes on only where all of it
-is as it was; where something is not, it is named.
+A checkpoint is bound to the inputs of its run. It holds the recipe, digests of the data and of the
+record's lines up to the checkpoint's round, and a digest of itself. A run resumes only if none of
+these changed; otherwise an error names the difference.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _BROKEN = (
 class Binding:
     """The recipe, inputs and files of a run that its checkpoint is bound to.
 
-    ``recipe`` is flat, by dotted key. ``inputs`` are digests of what else the run depends on, by
-    what it is. ``lines`` are digests of the record's files up to the checkpoint's round, by name.
-    ``files`` are those of the run's other files. ``over`` says that no round is left to do.
-    ``raised`` are the times that the number of rounds was raised: ``[round, from, to]``. ``again``
-    counts the rounds that released more than once. ``forgotten`` are the clients that the server
-    was asked to forget: ``[round, client]``. ``computes`` is the number of the method's newest
+    ``recipe`` is flat, by dotted key. ``inputs`` holds digests of the run's other inputs by name,
+    such as "the data". ``lines`` holds digests of the record's files up to the checkpoint's round,
+    by file name, and ``files`` those of the run's other files. ``over`` says that no round is left
+    to do. ``raised`` lists changes of the number of rounds as ``[round, from, to]``. ``again``
+    counts the rounds that released more than once. ``forgotten`` lists the clients that the server
+    was asked to forget as ``[round, client]``. ``computes`` is the number of the method's newest
     correction when the run was begun.
     """
 
@@ -69,8 +69,8 @@ class Binding:
             for done, old, new in self.raised
         ]
         notes += [(done, f"the server forgot client {client}") for done, client in self.forgotten]
-        if told := [note for done, note in notes if line["round"] == done + 1]:
-            line["events"] = [*line.get("events", []), *told]
+        if events := [note for done, note in notes if line["round"] == done + 1]:
+            line["events"] = [*line.get("events", []), *events]
         return line
 
 
@@ -78,8 +78,8 @@ class Binding:
 class Checkpoint:
     """The state after ``round``: the server's arrays and the clients', by name.
 
-    ``best`` is the state after the best round so far, where its models are to be kept.
-    ``under_way`` is what there is of the next round, if it was left between two stages.
+    ``best`` is the state after the best round so far, if the run keeps that round's models.
+    ``under_way`` is the finished part of the next round, if the run stopped between two stages.
     """
 
     round: int
@@ -96,7 +96,7 @@ class Checkpoint:
         return {f"{part}/{k}": v for part, arrays in below.items() for k, v in arrays.items()}
 
     def copied(self) -> Checkpoint:
-        """Return it with arrays of its own, which the run does not go on to change."""
+        """Return a copy of the checkpoint whose arrays the run does not change later."""
         server, clients = (
             {k: v.clone() for k, v in arrays.items()} for arrays in (self.server, self.clients)
         )

@@ -1,12 +1,16 @@
-"""The columns of a record: their names, and what each of them measures.
+"""The columns of a record: their names and their metrics.
 
-Names are made and taken apart in this file alone. ``eval/<split>/<metric>_mean`` and ``_std`` are
-taken over clients, for probes ``_min`` as well, with ``finetuned_`` before the metric for copies
-that went through the phases before a test, and ``trained_`` for those that did the next round's
-local training. ``eval/global/<metric>`` is of the one model that serves all clients, on the whole
-test set; ``eval/global/<model>/<set>/<metric>`` of a model of the server on one of its test sets,
-and ``eval/global/<metric>_mean`` of all of them together on all test rows. What the server holds
-out itself, its models' mean on it is ``eval/validation/<metric>_mean``.
+Only this file composes and parses column names.
+
+- ``eval/<split>/<metric>_mean`` and ``_std`` are statistics over clients; probes also have
+  ``_min``. The prefix ``finetuned_`` before the metric stands for copies of the models that went
+  through the phases before a test, and ``trained_`` for copies after the next round's local
+  training.
+- ``eval/global/<metric>`` belongs to the one model that serves all clients, on the whole test set.
+- ``eval/global/<model>/<set>/<metric>`` belongs to a model of the server on one of its test sets.
+- ``eval/global/<metric>_mean`` is the mean over all models of the server on all test rows.
+- ``eval/validation/<metric>_mean`` is the mean over the server's models if the server holds out
+  rows itself.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ def of_all(metric: str) -> str:
 
 
 def over_models(metric: str) -> str:
-    """Return the name of a metric's mean over the server's models, where it has several.
+    """Return the name of a metric's mean over the server's models, if it has several models.
 
     >>> over_models("accuracy")
     'eval/global/accuracy_mean'
@@ -61,7 +65,7 @@ def over_models(metric: str) -> str:
 
 
 def of_main(metric: str) -> tuple[str, ...]:
-    """Return the columns in which a run may have its main metric, first over clients."""
+    """Return the columns that may hold a run's main metric, the mean over clients first."""
     return over_clients("client", metric), of_all(metric), over_models(metric)
 
 
@@ -76,12 +80,12 @@ def is_of_server(column: str, metric: str) -> bool:
 
 
 def is_of_clients(column: str) -> bool:
-    """Return whether a column is taken over clients, and not of models of the server."""
+    """Return whether a column is a statistic over clients, not a metric of a server's model."""
     return not column.startswith("eval/global/")
 
 
 def models_of(columns: Iterable[str], metric: str) -> list[str]:
-    """Return the server's models by a metric on all test rows, if there are several.
+    """Return the names of the server's models with a metric on all test rows, if several have it.
 
     >>> models_of(["eval/global/small/all/accuracy", "eval/global/large/all/accuracy"], "accuracy")
     ['small', 'large']
@@ -102,7 +106,7 @@ def is_confusion(column: str) -> bool:
 
 
 def metric_of(column: str) -> str:
-    """Return the last part of a column's name without the word for a copy of the models.
+    """Return the last part of a column's name without the prefix of a copy of the models.
 
     >>> metric_of("eval/client/trained_accuracy_mean")
     'accuracy_mean'
@@ -116,10 +120,10 @@ VALIDATION_ACCURACY = over_clients("validation", "accuracy")
 
 
 def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
-    """Return what a column measures.
+    """Return the metric of a column.
 
-    ``metrics`` are those of the run's objective, by name. A column that is not described, for
-    instance a method's own number, has its name as title, and more is better.
+    ``metrics`` holds the metrics of the run's objective by name. A column without a known metric,
+    for instance a method's own number, has its name as title, and higher is better.
 
     >>> measured("eval/client/finetuned_loss_mean").better
     'lower'
@@ -131,9 +135,9 @@ def measured(column: str, metrics: Mapping[str, Metric] = METRICS) -> Metric:
     name = metric_of(column)
     for statistic in (MEAN, STD, LEAST):
         name = name.removesuffix(statistic)
-    known = {**PROBES_BESIDE, **metrics}
-    if column.startswith("eval/") and name in known:
-        return known[name]
+    metrics_by_name = {**PROBES_BESIDE, **metrics}
+    if column.startswith("eval/") and name in metrics_by_name:
+        return metrics_by_name[name]
     return Metric(column, column, "", "higher")
 
 

@@ -13,7 +13,7 @@ PUBLIC_NOISE = "; simulated: noise from seeds, which anyone can subtract"
 
 @dataclass(frozen=True)
 class Composition:
-    """The joint promise of ``count`` runs, and the unit whose presence they hide."""
+    """The joint promise of ``count`` runs, and its unit: one ``record`` or one ``client``."""
 
     unit: str
     count: int
@@ -32,9 +32,9 @@ class Composition:
 def compositions(recipes: Sequence[Recipe]) -> list[Composition]:
     """Return the joint promise of the runs of each unit of privacy.
 
-    Gaussian mechanisms are composed exactly (:func:`fedgist.world.accounting.composed`). Where
-    draws amplify privacy, or noise is that of FedLog's theorem 4, a budget is not that of one
-    Gaussian mechanism: epsilons and deltas are added (Dwork and Roth 2014, theorem 3.16).
+    Gaussian mechanisms are composed exactly (:func:`fedgist.world.accounting.composed`). A run with
+    amplification by sampling, or with noise by FedLog's theorem 4, is not equal to one Gaussian
+    mechanism. Then epsilons and deltas are added (Dwork and Roth 2014, theorem 3.16).
     """
     units = dict.fromkeys(r.privacy.unit for r in recipes if r.privacy.unit != "none")
     return [_of([r for r in recipes if r.privacy.unit == unit]) for unit in units]
@@ -63,14 +63,14 @@ def _is_gaussian(recipe: Recipe) -> bool:
 def notes_on(recipes: Sequence[Recipe]) -> list[str]:
     """Return notes for the user on the privacy that several runs spend together.
 
-    Runs among them that protect nobody are named: of all together nothing is promised.
+    The note counts the runs without privacy, because all runs together then promise nothing.
     """
     if len(recipes) <= 1:
         return []
-    found = compositions(recipes)
-    open_runs = len(recipes) - sum(composition.count for composition in found)
+    joint_promises = compositions(recipes)
+    open_runs = len(recipes) - sum(composition.count for composition in joint_promises)
     beside = f"; {open_runs} more without privacy promise nothing" if open_runs else ""
     return [
         composition.described() + beside + (PUBLIC_NOISE if composition.simulated else "")
-        for composition in found
+        for composition in joint_promises
     ]

@@ -1,9 +1,9 @@
 """Numbered corrections of methods, and the runs whose numbers each correction changes.
 
-A run's result says up to which correction its method was computed (``computes``). A run that lacks
-a correction which concerns it is stale: reports call it "before correction N", never mix it with
-newer runs, and ``fedgist reproduce`` does it again. A run that goes on does so as it was begun,
-where a hyper-parameter can say it.
+A run's result holds the number of the newest correction that its method had (``computes``). A run
+that lacks a correction which concerns it is stale: reports label it "before correction N" and never
+mix it with newer runs, and ``fedgist reproduce`` repeats it. A resumed run keeps its original
+computation if a hyper-parameter selects it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST = 1  # of runs whose result says nothing
 class Correction:
     """A correction: its number, the methods that it changes, and which of their runs.
 
-    ``before`` are hyper-parameters with which a method still computes as before the correction.
+    ``before`` holds the hyper-parameters with which a method computes as before the correction.
     """
 
     number: int
@@ -50,8 +50,8 @@ def computed_by(result: RecipeTable) -> int:
 def lacking(recipe: RecipeTable, computed: int) -> list[Correction]:
     """Return the corrections that a run lacks and that change its numbers.
 
-    ``computed`` is what :func:`computed_by` says of its result. A run that states how it computes
-    lacks nothing.
+    ``computed`` is the value of :func:`computed_by` for the run's result. A run whose recipe states
+    the hyper-parameters of a correction does not lack the correction.
     """
     options = recipe.get("method", {})
     return [
@@ -62,7 +62,7 @@ def lacking(recipe: RecipeTable, computed: int) -> list[Correction]:
 
 
 def as_begun(recipe: Recipe, computed: int) -> Recipe:
-    """Return the recipe of a run that goes on, which computes as it was begun."""
+    """Return the recipe of a resumed run, with which its method computes as it was begun."""
     options = recipe.method.options
     for correction in _later(recipe.method.name, computed):
         for key, value in _unstated(correction, options).items():
@@ -71,7 +71,7 @@ def as_begun(recipe: Recipe, computed: int) -> Recipe:
 
 
 def assumed(method: str, computed: int) -> dict[str, object]:
-    """Return the values of hyper-parameters that a run leaves open, by their keys in a recipe."""
+    """Return the values that a run uses for hyper-parameters not in its recipe, by recipe key."""
     before = (correction.before for correction in _later(method, computed))
     return {f"method.{key}": value for some in before for key, value in some.items()}
 
@@ -86,7 +86,7 @@ def _is_of(correction: Correction, method: str) -> bool:
 
 
 def _unstated(correction: Correction, options: RecipeTable) -> dict[str, object]:
-    """Return those of the hyper-parameters of before a correction that a recipe leaves open."""
+    """Return the entries of ``correction.before`` that the recipe's options do not state."""
     stated = [f"{key}." for key in flat(options)]  # a table of pools states its key as well
     return {
         key: value
@@ -96,7 +96,7 @@ def _unstated(correction: Correction, options: RecipeTable) -> dict[str, object]
 
 
 def _with(options: RecipeTable, path: Sequence[str], value: object) -> dict[str, object]:
-    """Return options with a value in its place, which may be in tables of them."""
+    """Return options with a value at ``path``, which may lead through nested tables."""
     first, *rest = path
     return {**options, first: _with(options.get(first, {}), rest, value) if rest else value}
 

@@ -1,6 +1,6 @@
 """Digests: SHA-256 of texts, and of arrays with their names, types and shapes.
 
-Of large arrays a sample may be taken: the first and the last bytes, and blocks drawn by a key.
+The digest of a large array may cover only a sample: the first and last bytes and random blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedgist.core import random
 
-BLOCKS, BLOCK = 4096, 4096  # of an array that is sampled: how many, of how many bytes
+BLOCKS, BLOCK = 4096, 4096  # of a sampled array: number of blocks, and bytes per block
 
 
 def of_text(text: str) -> str:
@@ -22,7 +22,10 @@ def of_text(text: str) -> str:
 
 
 def of_arrays(arrays: Mapping[str, Tensor], key: Tensor | None = None) -> str:
-    """Return the digest of arrays by name; with a key, of samples of them."""
+    """Return the digest of arrays of any shape by name; with a ``key`` (), of samples of them.
+
+    Only arrays of more than ``BLOCKS * BLOCK`` bytes are sampled.
+    """
     state = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name].detach().cpu().contiguous()

@@ -25,14 +25,15 @@ from fedgist.world.data import check_moments
 from fedgist.world.server_context import ServerContext
 from fedgist.world.server_sets import PartialTestSet
 
-MOST_ROWS = 1024  # that are evaluated together
+MOST_ROWS = 1024  # rows that are evaluated together
 
 
 def columns(scores: Scores, split: str) -> Line:
     """Return mean and spread over clients of each model's metrics, as ``eval/<split>/...``.
 
-    Each client counts equally, however many rows it has; a client for which a metric is not defined
-    is left out of it. The spread is the population standard deviation over clients.
+    Each client has the same weight, regardless of its number of rows. A client without a defined
+    metric is left out of the metric's mean. The spread is the population standard deviation over
+    clients.
     """
     line: Line = {}
     for model, table in scores.models.items():
@@ -52,7 +53,7 @@ def columns(scores: Scores, split: str) -> Line:
 
 
 def per_client(scores: Scores, number: int, split: str) -> list[Line]:
-    """Return one line for each client that has been scored, ordered by client."""
+    """Return one line for each scored client, ordered by client."""
     lines: dict[int, Line] = {}
     for model, table in scores.models.items():
         prefix = f"{model}_" if model else ""
@@ -67,19 +68,19 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
 
 
 def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
-    """Return lines of clients, with the lines of the same client and split joined."""
+    """Return the lines of both lists, merging lines of the same client and split."""
     beside = {(line["client"], line["split"]): line for line in more}
-    found = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
-    return [*found, *beside.values()]
+    joined_lines = [line | beside.pop((line["client"], line["split"]), {}) for line in lines]
+    return [*joined_lines, *beside.values()]
 
 
 def has_named_sets(task: Task) -> bool:
-    """Whether the server was given test sets of its own, besides those that it has by itself."""
+    """Return whether the server has named test sets besides all test rows and held-out rows."""
     return not set(task.test_sets) <= {ALL_ROWS, HELD_OUT}
 
 
 def scores_models(setup: Setup, task: Task) -> str:
-    """Return the setting that has the server's own models scored; empty if there is none."""
+    """Return the setting that requires scores of the server's models; empty if none does."""
     if setup.evaluate.on == "global":
         return "evaluate.on = 'global'"
     if setup.data.held_out:
@@ -88,7 +89,7 @@ def scores_models(setup: Setup, task: Task) -> str:
 
 
 def check_evaluation(side: ServerContext) -> None:
-    """Raise RecipeError if nothing would be measured, or nothing seen by the server."""
+    """Raise RecipeError if nothing would be measured, or the server would see no reply."""
     check_moments(side.setup, named_sets=has_named_sets(side.task))
     check_selection(side.setup, holds_out=side.holds_out)
     least, count = side.setup.privacy.min_replies, len(side.clients)
@@ -120,7 +121,8 @@ def check_evaluation(side: ServerContext) -> None:
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
     """Return the metrics of each model of the server on each of its test sets, by column.
 
-    Of several models, also the mean over them on all test rows; and on the rows held out.
+    Also return the mean over models on the held-out rows and, with several models, on all test
+    rows.
     """
     line: Line = {}
     means: dict[tuple[str, str], list[float]] = {}
@@ -131,38 +133,38 @@ def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
                 line |= {of_all(metric): v for metric, v in values.items()}
             for metric, value in values.items():
                 means.setdefault((name, metric), []).append(value)
-    for (name, metric), found in means.items():
+    for (name, metric), scores in means.items():
         column = {ALL_ROWS: over_models(metric)} if len(models) > 1 else {}
         column[HELD_OUT] = over_clients("validation", metric)
         if name in column:
-            line[column[name]] = sum(found) / len(found)
+            line[column[name]] = sum(scores) / len(scores)
     return line
 
 
 def _scores(net: Net, ctx: Context) -> dict[str, dict[str, float]]:
-    """Return the metrics of one net on each test set; a row of several is predicted once."""
-    marked: dict[str, tuple[RowPredictions, Tensor]] = {}
+    """Return the metrics of one net on each test set. A row in several sets is predicted once."""
+    by_set: dict[str, tuple[RowPredictions, Tensor]] = {}
     for name, rows in ctx.task.test_sets.items():
         if isinstance(rows, PartialTestSet):  # of all rows, which come first
-            marks, y = marked[ALL_ROWS]
-            marked[name] = take(marks, rows.rows), y[rows.rows]
+            predictions, y = by_set[ALL_ROWS]
+            by_set[name] = take(predictions, rows.rows), y[rows.rows]
         else:
-            marked[name] = _marked(net, rows, ctx)
-    return {name: _measured(*found, ctx.task.objective) for name, found in marked.items()}
+            by_set[name] = _set_predictions(net, rows, ctx)
+    return {name: _measured(*predicted, ctx.task.objective) for name, predicted in by_set.items()}
 
 
-def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
+def _set_predictions(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tensor]:
     pieces = torch.split(torch.arange(len(rows)), rows_at_once(ctx.task))
     batches: Iterator[Batch] = (take(rows.batch(piece.unsqueeze(0)), 0) for piece in pieces)
-    return _marks(net, batches, ctx.task.objective)
+    return _predictions(net, batches, ctx.task.objective)
 
 
 def score_rows(
     model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
 ) -> dict[str, float]:
-    """Return the metrics of a model, from examples ``x`` to logits, whose labels are ``y``.
+    """Return the metrics of a model on examples ``x`` (rows, ...) with labels ``y`` (rows, ...).
 
-    NaN where a metric is not defined.
+    The model maps examples to logits. A metric that is not defined is NaN.
     """
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
     pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
@@ -170,23 +172,23 @@ def score_rows(
         Batch(rows, labels, torch.ones(len(labels), dtype=torch.bool, device=y.device))
         for rows, labels in pieces
     )
-    return _measured(*_marks(model, batches, objective), objective)
+    return _measured(*_predictions(model, batches, objective), objective)
 
 
-def _marks(
+def _predictions(
     model: Callable[[Tensor], Tensor], batches: Iterable[Batch], objective: Objective
 ) -> tuple[RowPredictions, Tensor]:
-    """Return the predictions of the rows of batches, and their labels."""
-    marks, labels = [], []
+    """Return the predictions and the labels of all rows in the batches."""
+    predictions, labels = [], []
     with torch.no_grad():
         for batch in batches:
-            marks.append(objective.predict_rows(model(batch.x), batch))
+            predictions.append(objective.predict_rows(model(batch.x), batch))
             labels.append(batch.y)
-    return map_leaves(lambda *leaf: torch.cat(leaf), *marks), torch.cat(labels)
+    return map_leaves(lambda *leaf: torch.cat(leaf), *predictions), torch.cat(labels)
 
 
-def _measured(marks: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
-    one: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), marks)
+def _measured(predictions: RowPredictions, y: Tensor, objective: Objective) -> dict[str, float]:
+    of_one_client: RowPredictions = map_leaves(lambda leaf: leaf.unsqueeze(0), predictions)
     everyone = torch.ones(1, len(y), dtype=torch.bool, device=y.device)
-    measured = objective.measure(one, y.unsqueeze(0), everyone)
+    measured = objective.measure(of_one_client, y.unsqueeze(0), everyone)
     return {name: float(value) for name, value in measured.items()}

@@ -15,19 +15,19 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.round import Federation
-from fedgist.runs.run_directory import alone
+from fedgist.runs.run_directory import locked
 from fedgist.runs.runner import load_run
 from fedgist.runs.sealing import files_in, of_files
 from fedgist.world.data import client_number
 
 
 def forget(folder: Path, client: int | str, given: Overrides | None = None) -> int:
-    """Drop what the server of a stopped run keeps of a client, also of its best round.
+    """Drop all messages of a client that the server of a stopped run keeps, and return its number.
 
-    The run's checkpoint is replaced; when the run goes on, its record says what was done. What
-    others learned from the client stays with them. Returns the client's number.
+    The run's checkpoint is replaced, including the state of the best round. A resumed run records
+    the event. Models of other clients still contain what they learned from the client.
     """
-    with alone(folder):
+    with locked(folder):
         federation, world = load_run(folder, given)
         number = client_number(world.partition, client)
         saved = checkpoints.load(folder)
@@ -48,7 +48,7 @@ def forget(folder: Path, client: int | str, given: Overrides | None = None) -> i
 
 
 def _without(federation: Federation, state: Checkpoint, client: int) -> tuple[Checkpoint, bool]:
-    """A state in which the server keeps nothing of ``client``, and whether it kept anything."""
+    """Return a state without the client's messages, and whether the server kept any of them."""
     federation.restore(replace(state, best=None))
     engine = federation.engine  # what arrives late would be kept again
     dropped = isinstance(engine, DelayedEngine) and engine.forget(client)

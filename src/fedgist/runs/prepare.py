@@ -22,7 +22,7 @@ from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
 
-PER_CORE = 4  # workers: more of them only wait for each other
+PER_CORE = 4  # workers per core: more workers only wait for each other
 USEFUL = f"more have no client of their own, or a core has more than {PER_CORE}"
 
 
@@ -113,16 +113,16 @@ def _check_loopback(world: World) -> None:
 
 def _useful_workers(world: World) -> int | None:
     """Return the number of a recipe's workers that have work; None if it names no number."""
-    asked = world.server.setup.engine.workers
+    workers = world.server.setup.engine.workers
     most = min(len(world.server.clients), PER_CORE * usable_cores())
-    return None if asked == "auto" else min(asked, max(1, most))
+    return None if workers == "auto" else min(workers, max(1, most))
 
 
 def _lowered(world: World) -> list[str]:
-    asked, useful = world.server.setup.engine.workers, _useful_workers(world)
-    if useful is None or useful == asked:
+    workers, useful = world.server.setup.engine.workers, _useful_workers(world)
+    if useful is None or useful == workers:
         return []
-    return [f"engine.workers = {asked} is lowered to {useful}: {USEFUL}"]
+    return [f"engine.workers = {workers} is lowered to {useful}: {USEFUL}"]
 
 
 def host_settings(world: World) -> HostSettings:

@@ -97,7 +97,7 @@ def _bare(line: Line) -> Line:
 
 def _kept(path: Path, last_round: int, digest: str | None) -> bytes:
     """Return the bytes of the lines up to a round."""
-    kept = lines_up_to(blob_of(path), last_round)
+    kept = lines_up_to(read_bytes_or_empty(path), last_round)
     if digest in {None, hashlib.sha256(kept).hexdigest()}:
         return kept
     raise CheckpointError(
@@ -177,7 +177,7 @@ def _parsed(path: Path) -> Iterator[tuple[int, Line, str]]:
     A last line without a line end is still being written and is skipped.
     """
     fault = {CLIENTS: fault_of_client, EDGES: fault_of_edge}.get(path.name, fault_of_round)
-    *texts, _ = blob_of(path).split(b"\n")
+    *texts, _ = read_bytes_or_empty(path).split(b"\n")
     for number, text in enumerate(texts, 1):
         line, problem = parsed_line(text, fault)
         yield number, _bare(line), problem
@@ -191,7 +191,7 @@ def read_table(
 ) -> dict[str, Any]:
     """Return the table in a file; if it is unusable, append the reason to ``problems``."""
     try:
-        value = parse(blob_of(path).decode())
+        value = parse(read_bytes_or_empty(path).decode())
     except DataError as error:
         problems.append(str(error))
         return {}
@@ -218,7 +218,7 @@ def is_over(planned: int, done: int, result: Mapping[str, object]) -> bool:
     return done >= planned or early
 
 
-def blob_of(path: Path) -> bytes:
+def read_bytes_or_empty(path: Path) -> bytes:
     """Return a file's content; nothing if there is no such file. A pipe or a folder is refused."""
     if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise DataError(f"{path} cannot be read: it is no file")

@@ -1,8 +1,9 @@
 """Releases of a private run with noise from the system: each is on disk before it is made.
 
-A process that dies may have released the stage it was in. Whoever goes on from a checkpoint finds
-here which stages were begun, and the totals that had their noise already, which are used again: a
-release that is repeated with other noise would be one more. Where a total is lost, it is charged.
+A process that is killed may have released the totals of its current stage. A run that resumes from
+a checkpoint reads from this file which stages were begun, and the totals that already had noise.
+The run uses these totals again, because a total with new noise would be a further release. A total
+that is lost is charged to the privacy budget as a further release.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _BROKEN = (OSError, safetensors.SafetensorError, LookupError, TypeError, ValueEr
 class Releases:
     """The newest round that was begun, its stages, its totals with noise, and what was repeated.
 
-    ``again`` counts the rounds that released more than once. It is a mutable value that a run has
-    one of; without a ``folder`` nothing is written.
+    ``again`` counts the rounds that released more than once. The object is mutable, and a run has
+    one. Without a ``folder`` nothing is written.
     """
 
     folder: Path | None
@@ -43,16 +44,16 @@ class Releases:
     again: int = 0
 
     def after(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> int:
-        """Return the number of repeated rounds if a round is done now.
+        """Return the number of repeated rounds if round ``number`` is done now.
 
         Parameters
         ----------
         number
             The round.
         done
-            Its stages that are not done once more.
+            The stages of the round that are finished and not repeated.
         steps
-            Whether clients learn in private: a round that is done again takes these steps again.
+            Whether clients train with private steps, which a repeated round repeats.
         """
         lost = [stage for stage in self.begun if stage not in done]
         if not steps:
@@ -61,15 +62,15 @@ class Releases:
         return self.again + repeated
 
     def begin(self, number: int, done: Collection[str] = (), *, steps: bool = False) -> None:
-        """Charge a round that is done again, before anybody is asked; see :meth:`after`."""
-        again = self.after(number, done, steps=steps)
-        if again == self.again:
+        """Charge a repeated round before any client receives an order; see :meth:`after`."""
+        repeats = self.after(number, done, steps=steps)
+        if repeats == self.again:
             return
-        self.again = again
+        self.again = repeats
         self._write()
 
     def begin_stage(self, number: int, stage: str) -> None:
-        """Take note, before anybody is asked, that a stage may release something."""
+        """Write down that a stage may release something, before any client receives an order."""
         if number > self.round:
             self.round, self.begun, self.totals = number, [], {}
         if number == self.round and stage not in self.begun:
@@ -77,7 +78,7 @@ class Releases:
             self._write()
 
     def kept(self, number: int, stage: str) -> tuple[Subtotal, ...] | None:
-        """Return the totals of a stage as they were released, if they were."""
+        """Return the released totals of a stage; None if they were not released."""
         return self.totals.get(stage) if number == self.round else None
 
     def keep(self, number: int, stage: str, totals: Sequence[Subtotal]) -> None:
@@ -107,15 +108,15 @@ def read_releases(folder: Path, device: str) -> Releases | None:
     try:
         with safetensors.safe_open(folder / RELEASES, "pt") as file:
             entry = json.loads(file.metadata()[_ENTRY])
-            found = Releases(folder, entry["round"], entry["begun"], {}, entry["again"])
+            releases = Releases(folder, entry["round"], entry["begun"], {}, entry["again"])
             for place, about in enumerate(entry["totals"]):
                 blob = bytes(file.get_tensor(str(place)).numpy())
                 message: Tree = unpack(registered(about["type"]), blob)
                 arrays = map_leaves(lambda leaf: leaf.to(device), message)
                 name, clients = about["architecture"], tuple(about["clients"])
-                total = Subtotal(name, clients, found.round, about["stage"], arrays)
-                before = found.totals.get(about["stage"], ())
-                found.totals[about["stage"]] = (*before, total)
+                total = Subtotal(name, clients, releases.round, about["stage"], arrays)
+                before = releases.totals.get(about["stage"], ())
+                releases.totals[about["stage"]] = (*before, total)
     except _BROKEN:
         return None
-    return found
+    return releases

@@ -1,4 +1,4 @@
-"""Checks of a resumed run: its recipe, data, rows and first models must be those of the old run.
+"""Checks of a resumed run: its recipe, data, rows and initial models must be unchanged.
 
 Data and models are compared by digests, which a checkpoint holds. The workers and the device may
 change. The number of rounds may be raised if the rounds done so far would be the same in the longer
@@ -39,7 +39,7 @@ WHOLE = 2**31  # bytes of examples up to which every byte counts
 
 
 def of_world(world: World) -> dict[str, str]:
-    """Return the digests of a simulation's data, rows and first models."""
+    """Return the digests of a simulation's data, rows and initial models, by name."""
     data, parts = world.data, world.partition
     arrays = {"y": data.y, "y_test": data.y_test}
     arrays |= {
@@ -49,9 +49,9 @@ def of_world(world: World) -> dict[str, str]:
     }
     arrays |= {f"annotations/{name}": values for name, values in data.annotations.items()}
     rows = {
-        f"{split}/{what}": getattr(getattr(parts, split), what)
+        f"{split}/{array_name}": getattr(getattr(parts, split), array_name)
         for split in ("train", "validation", "test")
-        for what in ("rows", "counts")
+        for array_name in ("rows", "counts")
     }
     values = [data.scale, data.mean, data.std, data.classes]
     examples = of_arrays({"x": data.x, "x_test": data.x_test}, _sampled(world))
@@ -74,7 +74,7 @@ def _sampled(world: World) -> Tensor | None:
 
 
 def of_server(side: ServerContext) -> dict[str, str]:
-    """Return the digests of what a server knows: its task, its clients, and the models' starts."""
+    """Return the digests of a server's inputs: its task, its clients, and the initial models."""
     task = side.task
     starts = {
         f"{name}/{kind}/{path}": array
@@ -90,7 +90,7 @@ def of_server(side: ServerContext) -> dict[str, str]:
         for part in ("x", "y")
     }
     # a file's content is no part of the recipe
-    heard = side.hears if side.setup.clients.graph.name == "file" else None
+    heard = side.neighbors if side.setup.clients.graph.name == "file" else None
     graphs = [heard(number) for number in range(task.training.num_rounds + 1)] if heard else []
     declared = [side.data_name, list(task.input_shape), task.num_classes, side.holds_out]
     return {
@@ -110,7 +110,7 @@ def binding_of(
 ) -> Binding:
     """Return the binding of a run before its first line."""
     now = computes(side.setup.method_name)
-    binding = Binding(_described(side.recipe), dict(inputs), computes=now)
+    binding = Binding(_result_settings(side.recipe), dict(inputs), computes=now)
     if saved is None:
         return binding
     before, now = saved.binding.recipe[ROUNDS_KEY], binding.recipe[ROUNDS_KEY]
@@ -130,26 +130,26 @@ def check_binding(
     *,
     raising: bool,
 ) -> None:
-    """Raise RecipeError, which names the difference, if the run in ``folder`` had other inputs.
+    """Raise RecipeError, naming the difference, if the run in ``folder`` had other inputs.
 
-    ``raising`` says whether a larger number of rounds was asked for.
+    ``raising`` says whether the user requested a larger number of rounds.
     """
     begun, now = saved.binding, binding_of(side, inputs)
     _check_recipe(now.recipe, begun, folder, raising=raising)
-    for what in dict.fromkeys([*begun.inputs, *now.inputs]):
-        if begun.inputs.get(what) != now.inputs.get(what):
+    for input_name in dict.fromkeys([*begun.inputs, *now.inputs]):
+        if begun.inputs.get(input_name) != now.inputs.get(input_name):
             raise RecipeError(
-                f"{folder} cannot go on: {what} changed since the run was begun; put it back, or "
-                "begin a run in another folder"
+                f"{folder} cannot go on: {input_name} changed since the run was begun; put it "
+                "back, or begin a run in another folder"
             )
     if raising:
         _check_rounds(side, saved, folder)
 
 
 def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> None:
-    """Raise an error if a file of a finished run was changed since.
+    """Raise an error if the recipe or a file of a finished run changed since the run ended.
 
-    Its data are not read. ``rounds`` is how many are asked for now.
+    The data of the run are not read. ``rounds`` is the number of rounds that the user requests now.
     """
     saved = load(folder)
     if saved is None:
@@ -158,7 +158,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
             "start the run again with --overwrite"
         )
     begun = saved.binding.recipe
-    _check_recipe(_described(recipe), saved.binding, folder, raising=False)
+    _check_recipe(_result_settings(recipe), saved.binding, folder, raising=False)
     if rounds is not None:
         _check_not_cut(begun[ROUNDS_KEY], rounds, folder)
     if problems := seal_of(folder).problems:
@@ -166,7 +166,7 @@ def check_finished(recipe: Recipe, folder: Path, rounds: int | None = None) -> N
 
 
 def check_features(folder: Path, saved: Checkpoint | None) -> None:
-    """Check the saved features of a run that goes on; those of rounds to come are removed."""
+    """Check the saved features of a resumed run, and remove features of later rounds."""
     sealed = saved.binding.files if saved else {}
     if saved and not sealed:  # a run of before there were seals
         return
@@ -216,11 +216,11 @@ def _check_rounds(side: ServerContext, saved: Checkpoint, folder: Path) -> None:
     shorter = replace(side, task=replace(side.task, training=_with_rounds(side, old)))
     start = start_server(side)
     for number in range(1, saved.round + 1):
-        for what, before, after in _plans(shorter, side, number, start):
+        for setting, before, after in _round_settings(shorter, side, number, start):
             if before != after:
                 raise RecipeError(
-                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {what} depends on it, and "
-                    f"round {number} would have been another"
+                    f"{ROUNDS_KEY} cannot be raised from {old} to {new}: {setting} depends on it, "
+                    f"and round {number} would have been another"
                 )
 
 
@@ -228,11 +228,14 @@ def _with_rounds(side: ServerContext, count: int) -> Training:
     return replace(side.task.training, num_rounds=count)
 
 
-def _plans(
-    one: ServerContext, other: ServerContext, number: int, start: Tree
+def _round_settings(
+    shorter: ServerContext, longer: ServerContext, number: int, start: Tree
 ) -> list[tuple[str, object, object]]:
-    """Return the settings of a round in two runs; ``start`` is their server's first state."""
-    sides, name = (one, other), f"method {one.setup.method_name}"
+    """Return the settings of a round in a shorter and a longer run, with their names.
+
+    ``start`` is the initial state of the server in both runs.
+    """
+    sides, name = (shorter, longer), f"method {shorter.setup.method_name}"
     rates = [side.task.training.lr_factor(number) for side in sides]
     stages = [side.method.stages(context(side, number, "")) for side in sides]
     phases = [
@@ -248,7 +251,7 @@ def _plans(
     ]
 
 
-def _described(recipe: Recipe) -> dict[str, Any]:
+def _result_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a recipe that can change the bits of its results."""
     sections = recipe.model_dump(mode="json", exclude={"engine"})
     plans = recipe.model_dump(mode="json", include={"engine": {"plans", "server_threads"}})

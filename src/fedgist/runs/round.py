@@ -1,7 +1,7 @@
 """One round: select clients, train them, aggregate, evaluate, and record.
 
-It knows what a server may know: the vocabulary of methods and the verb of engines, but no
-particular method or engine. It never sees what clients hold.
+This module depends on the interfaces of methods and engines, but on no particular method or engine.
+It never reads the rows or the state of clients.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from fedgist.world.server_context import ServerContext
 class Observer(Protocol):
     """Functions that are called as a run proceeds, for example to show progress.
 
-    If it has a function ``working``, that is called within long rounds, with the stage just done.
+    If an observer has a function ``working``, it is called during long rounds with a text about the
+    stage that has just finished.
     """
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
-        """Take note that the run starts, or goes on after ``done`` rounds."""
+        """Handle the start of the run, or its continuation after ``done`` rounds."""
 
     def finished_round(self, line: Line) -> None:
-        """Take the line of a round that was added to the record."""
+        """Handle the line of a round that was added to the record."""
 
     def note(self, text: str) -> None:
-        """Take a line about something that a user should know."""
+        """Handle a message for the user."""
 
 
 @dataclass
 class Federation:
     """A run at its server: its context, the engine that reaches the clients, and its state.
 
-    ``best`` is its state after the best round so far, where that is to be kept. Where noise is the
-    system's, ``releases`` remembers what was released. ``edges`` says what crossed from peer to
-    peer in the last round. ``under_way`` is a round that was left between two stages. ``probe``
-    trains probes on features of the models, and returns their columns and clients' lines.
+    ``best`` is the state after the best round so far, if the run keeps that round's models. With
+    noise from the system, ``releases`` holds the released totals. ``edges`` lists the messages from
+    peer to peer in the last round. ``under_way`` is a round that stopped between two stages.
+    ``probe`` trains probes on features of the models, and returns their columns and clients' lines.
     """
 
     side: ServerContext
@@ -78,8 +79,8 @@ class Federation:
         return self.side.task
 
     @property
-    def again(self) -> int:
-        """The number of rounds that were repeated with other noise, and so released more."""
+    def repeated_rounds(self) -> int:
+        """The number of rounds that were repeated with new noise, so that they released more."""
         return self.releases.again if self.releases is not None else 0
 
     @property
@@ -88,8 +89,8 @@ class Federation:
         spending, number = self.side.spending, self.round + 1
         if spending is None or self.releases is None:
             return False
-        again = self.releases.after(number, self._stages_done(number), steps=self._steps)
-        return not spending.allows(number, again)
+        repeats = self.releases.after(number, self._stages_done(number), steps=self._steps)
+        return not spending.allows(number, repeats)
 
     @property
     def _steps(self) -> bool:
@@ -97,13 +98,13 @@ class Federation:
         return privacy is not None and privacy.steps is not None
 
     def _stages_done(self, number: int) -> Sequence[str]:
-        """Return the stages of a round that is under way which are done."""
+        """Return the finished stages of a round that stopped between two stages."""
         if self.under_way is None or self.under_way.record.number != number:
             return ()
         return self.method.stages(self.context("", number))[: self.under_way.done]
 
     def context(self, stage: str, number: int | None = None) -> Context:
-        """Return the server's context of a stage of a round: by default of the last one done."""
+        """Return the server's context of a stage in a round, by default the last finished round."""
         return context(self.side, self.round if number is None else number, stage)
 
     def advance(self, pauses: Callable[[str], bool] = lambda _: False) -> tuple[Line, list[Line]]:
@@ -126,11 +127,11 @@ class Federation:
     def do_round(
         self, number: int, pauses: Callable[[str], bool] = lambda _: False
     ) -> tuple[Line, list[Line]]:
-        """Do one round, or the rest of it; round 0 is what a method does before training."""
+        """Do one round or its remaining stages. Round 0 is the exchange before training."""
         now = self._do_stages(number, pauses)
         begin = time.perf_counter() - now.seconds
         self.edges, line = now.edges, now.record.line()
-        if self.side.hears is not None:
+        if self.side.neighbors is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
         with watched(self.method, "report", number, *self._held):
             numbers = self.method.report(self.server, self.context(EVALUATE, number))
@@ -139,14 +140,14 @@ class Federation:
         # in one order: a state that was restored has its arrays in another
         line |= {f"server/{name}": float(numbers[name]) for name in sorted(numbers)}
         if self.side.spending is not None:
-            line[EPSILON] = self.side.spending.epsilon(number, self.again)
+            line[EPSILON] = self.side.spending.epsilon(number, self.repeated_rounds)
         line["time/train_s"] = time.perf_counter() - begin
         details = self._evaluated(number, line) if self._due(number) else []
         line["time/round_s"] = time.perf_counter() - begin
         return line, details
 
     def _do_stages(self, number: int, pauses: Callable[[str], bool]) -> PartialRound:
-        """Do the remaining stages of a round, and return the record of all."""
+        """Do the remaining stages of a round, and return the record of all its stages."""
         began, stages = time.perf_counter(), self.method.stages(self.context("", number))
         if self.releases is not None:
             self.releases.begin(number, self._stages_done(number), steps=self._steps)
@@ -156,11 +157,11 @@ class Federation:
         now = self.under_way
         before = now.seconds
         for stage in stages[now.done :]:
-            alone = self._do_stage(self.context(stage, number), now)
+            server_only = self._do_stage(self.context(stage, number), now)
             now.done += 1
             between = number > 0 and now.done < len(stages)
             now.seconds = before + time.perf_counter() - began
-            if alone and between and pauses(f"{stage}, {now.done} of {len(stages)}"):
+            if server_only and between and pauses(f"{stage}, {now.done} of {len(stages)}"):
                 raise PausedError
         self.under_way = None
         return now
@@ -176,15 +177,15 @@ class Federation:
         chosen: list[Order] = list(check_returned(selected, self.method, "select"))
         if strange := [order for order in chosen if not isinstance(order, Order)]:
             broken(self.method, "select", f"returned {kind_of(strange[0])} among its orders")
-        return self._hearing(chosen, number)
+        return self._with_neighbors(chosen, number)
 
-    def _hearing(self, orders: list[Order], number: int) -> list[Order]:
+    def _with_neighbors(self, orders: list[Order], number: int) -> list[Order]:
         """Return the orders with each client's neighbors of this round, if clients are peers."""
-        peers = None if self.side.hears is None else self.side.hears(number)
+        peers = None if self.side.neighbors is None else self.side.neighbors(number)
         return orders if peers is None else [replace(o, hears=peers[o.client]) for o in orders]
 
     def _do_stage(self, ctx: Context, now: PartialRound) -> bool:
-        """Do a stage; return whether it was work of the server without clients."""
+        """Do a stage; return whether the server worked without clients."""
         record, failed = now.record, now.record.failed
         able = [order for order in now.selected if order.asked not in failed]
         with watched(self.method, "orders", ctx.round, *self._held):
@@ -249,20 +250,20 @@ class Federation:
             used = [part for part in used if not wrong.keys() & set(part.asked)]
             each = [part for part in each if part.order.asked not in wrong]
         replies = gather(totals, each, self.side.setup.privacy.min_replies)
-        record.answered(answer, [asked for part in used for asked in part.asked], replies)
+        record.answered(answer, [recipient for part in used for recipient in part.asked], replies)
         unused = [part for part in parts if not usable(part)]
-        record.too_late((asked, part.round) for part in unused for asked in part.asked)
+        record.too_late((recipient, part.round) for part in unused for recipient in part.asked)
         return replies
 
     def _objected(self, each: Sequence[Reply], ctx: Context) -> dict[Asked, str]:
         """Return the clients whose messages the method cannot use, with the reasons."""
-        found = {}
+        reasons = {}
         for reply in each:
             with watched(self.method, "objection", ctx.round, reply.message):
                 why = self.method.objection(reply.message, ctx)
             if check_returned(why, self.method, "objection"):
-                found[reply.order.asked] = str(why)
-        return found
+                reasons[reply.order.asked] = str(why)
+        return reasons
 
     def _due(self, number: int) -> bool:
         last = self.task.training.num_rounds
@@ -275,16 +276,16 @@ class Federation:
         if self.probe is None:
             return details
         with on_threads(self.side.server_threads):
-            found, more = self.probe(self)
-        line |= found
+            probe_columns, more = self.probe(self)
+        line |= probe_columns
         return evaluation.joined(details, more)
 
     def _evaluate(self, number: int, line: Line) -> list[Line]:
         settings, ctx = self.side.setup.evaluate, self.context(EVALUATE, number)
         if evaluation.scores_models(self.side.setup, self.task):
             with watched(self.method, "models", number, *self._held):
-                found = self.method.models(self.server, ctx)
-            models = check_returned(found, self.method, "models")
+                returned = self.method.models(self.server, ctx)
+            models = check_returned(returned, self.method, "models")
             with on_threads(self.side.server_threads):
                 line |= evaluation.server_columns(models, ctx)
         if settings.on == "global":
@@ -308,10 +309,12 @@ class Federation:
 
     def orders_to_each(self, number: int) -> list[Order]:
         """Return an order to each client, for its first model."""
-        return self._hearing([Order(c.id, c.architectures[0]) for c in self.side.clients], number)
+        return self._with_neighbors(
+            [Order(c.id, c.architectures[0]) for c in self.side.clients], number
+        )
 
     def checkpoint(self) -> Checkpoint:
-        """Return all that is needed to go on; the clients' part only where they are simulated."""
+        """Return everything needed to resume; clients' state only if clients are simulated."""
         clients = self.engine.state() if isinstance(self.engine, Simulation) else {}
         done, now = self.round, None
         if self.under_way is not None:
@@ -319,7 +322,7 @@ class Federation:
         return Checkpoint(done, named(self.server), clients, self.best, under_way=now)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint."""
+        """Replace the current state by a checkpoint's."""
         saved = dict(checkpoint.server)
         if saved.keys() != named(self.server).keys():  # a run of before some fields were kept
             saved = added_later(start_server(self.side)) | saved
@@ -333,13 +336,13 @@ class Federation:
         self.under_way = under_way(checkpoint.under_way) if checkpoint.under_way else None
 
     def forget(self, client: int) -> None:
-        """Drop what the server keeps of one client."""
+        """Drop the messages of one client that the server keeps."""
         with watched(self.method, "forget", 0, *self._held):  # it is rare: in any round
             state = self.method.forget(self.server, client, self.context(EVALUATE))
         self.server = check_state(state, self.method, "forget")
 
     def keep_this_round(self) -> None:
-        """Remember the state as it is now as that of the best round."""
+        """Store the current state as the state of the best round."""
         self.best = self.checkpoint().copied()
 
 

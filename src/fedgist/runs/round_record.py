@@ -24,7 +24,7 @@ class PausedError(Exception):
 class PartialRound:
     """A round that is not finished: its record so far, its clients, and its finished stages.
 
-    ``edges`` says what crossed from peer to peer.
+    ``edges`` lists the messages from peer to peer.
     """
 
     record: RoundRecord
@@ -34,16 +34,16 @@ class PartialRound:
     edges: list[Line] = field(default_factory=list)
 
     def plain(self) -> Line:
-        """Return it in JSON's types."""
+        """Return the partial round in JSON's types."""
         return asdict(self)
 
 
 def under_way(table: Line) -> PartialRound:
-    """Return the round that :meth:`PartialRound.plain` described."""
+    """Return the partial round that :meth:`PartialRound.plain` converted."""
     record = dict(table["record"])
     for name in ("refused", "absent", "losses"):
-        record[name] = [(Asked(*asked), value) for asked, value in record[name]]
-    record["asked"] = [Asked(*asked) for asked in record["asked"]]
+        record[name] = [(Asked(*recipient), value) for recipient, value in record[name]]
+    record["asked"] = [Asked(*recipient) for recipient in record["asked"]]
     record["pools"] = tuple(record["pools"])
     if record["wire_bytes"] is not None:
         record["wire_bytes"] = tuple(record["wire_bytes"])
@@ -62,10 +62,10 @@ Counts = dict[str, int]  # by architecture; plain, for a round under way is save
 class RoundRecord:
     """The line of one round, filled stage by stage.
 
-    A client that was asked is *absent* (no answer in time) or *refused* (its message, or what it
-    was sent, was not valid), or it has replied; a reply to an earlier round that arrives now is
-    *late*. Replies and bytes are counted by architecture: where there are ``pools``, which are
-    architectures, the line has them of each, with how many were asked and their loss.
+    A client with an order has replied, is *absent* (no answer in time), or is *refused* (its
+    message or its download was not valid). A reply to an earlier round that arrives now is
+    *late*. Replies and bytes are counted by architecture. Each of the ``pools`` is an architecture:
+    the line also has each pool's orders, replies, bytes and mean loss.
     """
 
     number: int
@@ -83,8 +83,8 @@ class RoundRecord:
 
     @property
     def failed(self) -> set[Asked]:
-        """Who was absent or refused in an earlier stage of this round."""
-        return {asked for asked, _ in (*self.refused, *self.absent)}
+        """The clients that were absent or refused in an earlier stage of this round."""
+        return {recipient for recipient, _ in (*self.refused, *self.absent)}
 
     def ordered(self, orders: Sequence[Order], downs: Sequence[Tree]) -> None:
         """Count a stage's orders and the bytes of their downloads."""
@@ -99,7 +99,7 @@ class RoundRecord:
         """Count the replies and those that are ``used``, and note withheld totals."""
         self.refused += answer.refused
         self.absent += answer.absent
-        self.replied = _sum(self.replied, Counter(asked.architecture for asked in used))
+        self.replied = _sum(self.replied, Counter(recipient.architecture for recipient in used))
         self.losses += answer.losses.items()
         self.up_bytes = _sum(self.up_bytes, answer.upload_bytes)
         if answer.wire_bytes is not None:
@@ -114,21 +114,21 @@ class RoundRecord:
 
     def too_late(self, replies: Iterable[tuple[Asked, int]]) -> None:
         """Note clients whose reply to an earlier round arrived now and is not used."""
-        self.late += [self._of(asked) | {"answers": number} for asked, number in replies]
+        self.late += [self._of(recipient) | {"answers": number} for recipient, number in replies]
 
     def line(self) -> Line:
         """Return the round's line."""
-        asked = dict(Counter(asked.architecture for asked in self.asked))
+        num_asked = dict(Counter(recipient.architecture for recipient in self.asked))
         line: Line = {"round": self.number}
-        line |= self._totals("clients/asked", asked)
+        line |= self._totals("clients/asked", num_asked)
         line |= self._totals("clients/replied", self.replied)
         entries = {
-            "refused": [self._entry(asked, reason) for asked, reason in self.refused],
-            "absent": [self._entry(asked, reason) for asked, reason in self.absent],
+            "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
+            "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],
             "late": self.late,
             "events": self.events,
         }
-        line |= {name: found for name, found in entries.items() if found}
+        line |= {name: values for name, values in entries.items() if values}
         line |= self._mean_losses()
         line |= self._totals(UP_BYTES, self.up_bytes)
         line |= self._totals(DOWN_BYTES, self.down_bytes)
@@ -137,24 +137,24 @@ class RoundRecord:
         return line
 
     def _totals(self, name: str, counts: Counts) -> Line:
-        """Return a sum over all architectures, and that of each pool."""
+        """Return the sum of the counts over all architectures, and the count of each pool."""
         of_pools = {f"{name}/{pool}": counts.get(pool, 0) for pool in self.pools}
         return {name: sum(counts.values()), **of_pools}
 
-    def _entry(self, asked: Asked, reason: str) -> Line:
-        return self._of(asked) | {"reason": reason}
+    def _entry(self, recipient: Asked, reason: str) -> Line:
+        return self._of(recipient) | {"reason": reason}
 
-    def _of(self, asked: Asked) -> Line:
-        pool = {"pool": asked.architecture} if self.pools else {}
-        return {"client": asked.client, **pool}
+    def _of(self, recipient: Asked) -> Line:
+        pool = {"pool": recipient.architecture} if self.pools else {}
+        return {"client": recipient.client, **pool}
 
     def _mean_losses(self) -> Line:
-        """Return the mean loss over clients, and that of each pool."""
+        """Return the mean loss over all clients, and over the clients of each pool."""
         groups = {TRAIN_LOSS: [loss for _, loss in self.losses]}
         for pool in self.pools:
-            of_pool = [loss for asked, loss in self.losses if asked.architecture == pool]
+            of_pool = [loss for recipient, loss in self.losses if recipient.architecture == pool]
             groups[f"{TRAIN_LOSS}/{pool}"] = of_pool
-        return {name: sum(found) / len(found) for name, found in groups.items() if found}
+        return {name: sum(losses) / len(losses) for name, losses in groups.items() if losses}
 
 
 def _sum(counts: Counts, more: Mapping[str, int]) -> Counts:

@@ -1,4 +1,4 @@
-"""Run directories: one process at a time, and no run in them is lost by accident."""
+"""Run directories: only one process uses a directory, and no run is replaced by accident."""
 
 from __future__ import annotations
 
@@ -32,13 +32,19 @@ PATIENCE_S = 5.0  # the workers of a killed run hold its lock until they notice 
 
 
 def as_folder(name: str) -> str:
-    """Return a name that a folder can have on every system: other signs become underscores."""
+    """Return a folder name that is valid on every system; other characters become underscores."""
     return re.sub(r"[^\w.=,+-]+", "_", name)
 
 
 @contextlib.contextmanager
-def alone(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock: two processes in one run directory would write each round twice."""
+def locked(folder: Path | None) -> Iterator[None]:
+    """Hold the folder's lock: two processes in one run directory would write each round twice.
+
+    Raises
+    ------
+    RecipeError
+        If another process holds the lock.
+    """
     if folder is None or not _can_hold(folder / LOCK.parent):
         yield
         return
@@ -59,7 +65,7 @@ def alone(folder: Path | None) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a process holds the folder's lock; where that cannot be seen, it is not."""
+    """Return whether a process holds the folder's lock; False if that cannot be determined."""
     if not (folder / LOCK).exists():
         return False
     lock = FileLock(folder / LOCK)
@@ -81,8 +87,14 @@ def _can_hold(place: Path) -> bool:
     return True
 
 
-def enter(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether to go on with the run in ``folder``; raise RecipeError if it is in the way."""
+def check_entry(folder: Path | None, *, resume: bool, overwrite: bool) -> bool:
+    """Return whether to resume the run in ``folder``.
+
+    Raises
+    ------
+    RecipeError
+        If there is no run to resume, or a run that may not be replaced.
+    """
     if folder is None:
         return False
     if (folder.exists() and not folder.is_dir()) or any(p.is_file() for p in folder.parents):

@@ -1,7 +1,7 @@
-"""All rounds of a run at its server: they are recorded, saved now and then, and can be stopped.
+"""All rounds of a run at its server: they are recorded, saved regularly, and can be stopped.
 
-It needs only what a server knows, and an engine, which may simulate the clients or reach them over
-a wire. A run directory written here is complete.
+The rounds need only the server's context and an engine, which simulates the clients or reaches them
+over a network. A run directory written here is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
 from fedgist.runs import checkpoint as checkpoints
-from fedgist.runs.best_round import said, selection_of
+from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.columns import described, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
@@ -63,10 +63,10 @@ STOPPING = (
 class Place:
     """The place of a run: its folder, or None for memory, and the checkpoint that it resumes.
 
-    ``files`` are further texts to write, by name: what a simulation knows of its clients' data.
-    ``inputs`` are digests of what the run is made of beside its recipe; None stands for what the
-    server knows. ``notes`` are told with the run's own. ``raising`` says that more rounds than at
-    first are wanted.
+    ``files`` holds further texts to write by name, such as a simulation's class counts. ``inputs``
+    holds digests of the run's inputs besides its recipe; None stands for the server's inputs.
+    ``notes`` are shown before the run's own notes. ``raising`` says that the user raised the number
+    of rounds.
     """
 
     folder: Path | None = None
@@ -87,12 +87,12 @@ def run_server(
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
     save_features: Callable[[Federation, int | None], None] = lambda _, __: None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
-    """Do the rounds that are left; return the federation, its record, and how it ended.
+    """Do the remaining rounds; return the federation, its record, and the run's result.
 
     Parameters
     ----------
     state
-        The server's state before round 1; made here if not given.
+        The server's state before round 1. If None, it is made here.
     probe
         Trains probes on the features of models, if the recipe asks for it.
     save_features
@@ -104,7 +104,7 @@ def run_server(
         check_binding(side, inputs, place.saved, place.folder, raising=place.raising)
     binding = binding_of(side, inputs, place.saved)
     releases = _releases(side, place)  # before later lines are cut off
-    with _going_on(place.folder):
+    with _naming_resume_command(place.folder):
         record = _open_record(side, place, binding)
         try:
             state = start_server(side) if state is None else state
@@ -114,15 +114,15 @@ def run_server(
             if callable(start := getattr(engine, "start", None)):
                 start()  # workers are forked before anything else starts a thread
             observer.began(side, str(place.folder or ""), federation.round)
-            notes = [*place.notes, *start_notes(side), *_corrected(side, binding)]
-            _tell(observer, notes)
-            _go(federation, record, observer, binding, save_features)
+            notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding)]
+            _show_notes(observer, notes)
+            _do_rounds(federation, record, observer, binding, save_features)
             if federation.best is not None:
                 federation.restore(federation.best)
             save_features(federation, None)
-            empty = [*_emptiness(side, record.rounds), *_spent(federation)]
-            _tell(observer, empty)
-            end = _end_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
+            empty = [*_emptiness_notes(side, record.rounds), *_spent_budget_notes(federation)]
+            _show_notes(observer, empty)
+            end = _result_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
             record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
         finally:
             engine.close()
@@ -130,18 +130,18 @@ def run_server(
 
 
 def _releases(side: ServerContext, place: Place) -> Releases | None:
-    """Return earlier releases; None if repeated rounds have the same noise.
+    """Return the earlier releases of the run; None if repeated rounds have the same noise.
 
-    Where that is not known, the rounds behind the checkpoint are charged, and one more, which may
-    have got as far as its release.
+    If the file of releases is lost, all rounds after the checkpoint are charged, and one further
+    round, which may have been killed after its release.
     """
     if side.task.privacy is None or side.task.privacy.source == "seed":
         return None
     if place.folder is None:
         return Releases(None)
-    found, saved = read_releases(place.folder, side.setup.device), place.saved
-    if found is not None:
-        return found
+    earlier, saved = read_releases(place.folder, side.setup.device), place.saved
+    if earlier is not None:
+        return earlier
     lines = read_lines(place.folder / ROUNDS)
     if saved is None and not lines and not (place.folder / RELEASES).exists():  # a new run
         return Releases(place.folder)
@@ -150,22 +150,23 @@ def _releases(side: ServerContext, place: Place) -> Releases | None:
     return Releases(place.folder, again=before + 1 + later)
 
 
-def _spent(federation: Federation) -> list[str]:
-    """Return a note if the run ends early because its privacy is spent."""
+def _spent_budget_notes(federation: Federation) -> list[str]:
+    """Return a note if the run ends early because its privacy budget is spent."""
     planned, done = federation.task.training.num_rounds, federation.round
     if done == planned or not federation.is_spent:
         return []
     if not done:
         raise RecipeError(
-            f"privacy: the budget is spent, and no round is finished: {federation.again} were "
-            "begun again with other noise; what they released stays released"
+            f"privacy: the budget is spent, and no round is finished: {federation.repeated_rounds} "
+            "were begun again with other noise; what they released stays released"
         )
     note = f"privacy: the budget is spent, so the run ends after {done} of {planned} rounds: "
-    return [note + f"{federation.again} were done again with other noise (privacy.repeats pays)"]
+    note += f"{federation.repeated_rounds} were done again with other noise (privacy.repeats pays)"
+    return [note]
 
 
 @contextlib.contextmanager
-def _going_on(folder: Path | None) -> Iterator[None]:
+def _naming_resume_command(folder: Path | None) -> Iterator[None]:
     """If the disk is full and a checkpoint exists, name the command that resumes the run."""
     try:
         yield
@@ -176,12 +177,12 @@ def _going_on(folder: Path | None) -> Iterator[None]:
 
 
 def start_notes(side: ServerContext) -> list[str]:
-    """Return notes on where the models start, and on each that runs client by client."""
+    """Return the server's notes, and the notes on execution plans."""
     noted = [f"{name} {plan.note}" for name, plan in side.plans.items() if plan.note]
     return [*side.notes, *noted]
 
 
-def _corrected(side: ServerContext, binding: Binding) -> list[str]:
+def _correction_notes(side: ServerContext, binding: Binding) -> list[str]:
     """Return a note on each correction of the method since the run was begun."""
     missed = lacking(side.recipe.model_dump(mode="json"), binding.computes)
     return [
@@ -192,7 +193,7 @@ def _corrected(side: ServerContext, binding: Binding) -> list[str]:
 
 
 def _open_record(side: ServerContext, place: Place, binding: Binding) -> Record:
-    """Open the run's record, and write its files that are complete before round 1."""
+    """Open the run's record, and write the files that are complete before round 1."""
     saved = place.saved
     if place.folder:
         place.folder.mkdir(parents=True, exist_ok=True)
@@ -221,18 +222,18 @@ def _seal_again(folder: Path, record: Record, saved: Checkpoint, binding: Bindin
 
 
 def _files(folder: Path, record: Record) -> dict[str, str]:
-    """Return the digests of the run's files, those of its lines aside."""
+    """Return the digests of the run's files, except the files of lines."""
     return {**record.files, **of_files(folder, features_in(folder))}
 
 
-def _go(
+def _do_rounds(
     federation: Federation,
     record: Record,
     observer: Observer,
     binding: Binding,
     save_features: Callable[[Federation, int | None], None],
 ) -> None:
-    """Do the rounds; raise Stopped if a signal asked for it, or what the observer raised."""
+    """Do the rounds; raise Stopped after a signal, or an exception that the observer raised."""
     with stoppable(lambda: observer.note(STOPPING)) as stop:
         rounds = _Rounds(federation, record, observer, binding, save_features, stop)
         whole = rounds.do_all()
@@ -244,9 +245,9 @@ def _go(
 
 @dataclass
 class _Rounds:
-    """The remaining rounds of a run: each is recorded, and the run is saved now and then.
+    """The remaining rounds of a run: each is recorded, and the run is saved regularly.
 
-    ``problems`` are exceptions of the observer. They are raised when the round is saved.
+    ``problems`` holds exceptions of the observer. They are raised after the round is saved.
     """
 
     federation: Federation
@@ -262,7 +263,7 @@ class _Rounds:
         """Go through the remaining rounds; return False if asked to stop before the last one.
 
         A checkpoint is saved every ``engine.checkpoint_every`` rounds, when the run is stopped, and
-        at its end. The run ends early if its scores or its privacy budget say so.
+        at its end. Early stopping or a spent privacy budget ends the run early.
         """
         federation = self.federation
         if federation.round == 0 and federation.method.stages(federation.context("", 0)):
@@ -297,7 +298,7 @@ class _Rounds:
             self.problems.append(problem)
 
     def _pauses(self, text: str) -> bool:
-        """Show the progress within a round, and save now and then; return whether to pause."""
+        """Show the progress within a round, and save regularly; return whether to pause."""
         if callable(show := getattr(self.observer, "working", None)):
             show(text)
         stopping = self._stops()
@@ -322,19 +323,19 @@ class _Rounds:
             return
         over = federation.under_way is None and self._is_over()
         now = replace(self.binding, lines=record.seal(), files=_files(folder, record), over=over)
-        now = replace(now, again=federation.again)
+        now = replace(now, again=federation.repeated_rounds)
         checkpoints.save(folder, replace(federation.checkpoint(), binding=now))
 
 
-def _tell(observer: Observer, notes: Sequence[str]) -> None:
+def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
     for note in notes:
         observer.note(note)
 
 
-def _end_of(
+def _result_of(
     side: ServerContext, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
-    """Return how a run ended: its main metric, the bytes sent, its notes, and the versions used."""
+    """Return a run's result: main metric, bytes sent, notes, and versions of packages."""
     selection, planned = selection_of(side), side.task.training.num_rounds
     outcome = selection.outcome(record.rounds, planned) if selection else {}
     main = side.task.objective.metrics[0]
@@ -353,7 +354,7 @@ def _end_of(
         **outcome,
         **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
         "communication": totals(record.rounds),
-        "notes": [*notes, *said(outcome)],
+        "notes": [*notes, *selection_notes(outcome)],
         "versions": versions(),
         **({"privacy": side.spending.described()} if side.spending else {}),
         **({FORMAT_KEY: FORMAT} if record.folder else {}),
@@ -363,13 +364,13 @@ def _end_of(
     }
 
 
-def _emptiness(side: ServerContext, lines: Sequence[Line]) -> list[str]:
+def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
     """Return a note if a run trained no client or evaluated nothing."""
     trained = [line for line in lines if line["round"] > 0]
     notes = []
     if not any(line.get("clients/replied") for line in trained):
-        asked = sum(line.get("clients/asked", 0) for line in trained)
-        why = "each is in the record with its reason" if asked else "nobody was online"
+        num_asked = sum(line.get("clients/asked", 0) for line in trained)
+        why = "each is in the record with its reason" if num_asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
     # else there are no test rows, or clients keep their scores on purpose
     expected = side.task.test_sets.get(ALL_ROWS) and side.setup.privacy.share_measurements

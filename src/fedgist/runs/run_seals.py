@@ -1,7 +1,7 @@
 """Check the files of a run's folder against its seal. All readers of runs use this check.
 
-A finished run is sealed by its ``result.json``, a stopped one by its checkpoint. A running one is
-not judged, for its files change. A run of before there were seals is "not sealed".
+A finished run is sealed by its ``result.json``, a stopped run by its checkpoint. A running run is
+not checked, because its files change. A run recorded before seals existed is "not sealed".
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedgist.runs.record import (
     RECIPE,
     RESULT,
     STATE,
-    blob_of,
     damage,
     features_of,
     is_round,
     lines_up_to,
+    read_bytes_or_empty,
     read_result,
 )
 from fedgist.runs.run_directory import is_held
@@ -42,8 +42,8 @@ MENDING = "put the file back from a copy, or start the run again with --overwrit
 class Seal:
     """The state of a run's files by its seal.
 
-    ``problems`` are sentences about what does not fit. ``behind`` says which lines a stopped run
-    has behind its checkpoint: they are not sealed.
+    ``problems`` holds a sentence for each file that does not fit the seal. ``behind`` describes the
+    lines of a stopped run after its checkpoint, which are not sealed.
     """
 
     state: State
@@ -52,7 +52,7 @@ class Seal:
 
     @property
     def is_broken(self) -> bool:
-        """Whether some file is not what was sealed, or the seal is missing."""
+        """Whether a file changed after it was sealed, or the seal is missing."""
         return self.state == "broken"
 
 
@@ -81,7 +81,7 @@ def _judged(folder: Path) -> Seal:
 
 
 def _bears_format(folder: Path) -> bool:
-    """Return whether any of a run's files has the number of the format."""
+    """Return whether any of a run's files contains the number of the format."""
     if IN_JSON.search(_content(folder / RESULT)) or IN_TOML.search(_content(folder / RECIPE)):
         return True
     if any(IN_JSON.search(_content(folder / name)) for name in LINES):
@@ -93,11 +93,11 @@ def _bears_format(folder: Path) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    return blob_of(path) if path.is_file() else b""
+    return read_bytes_or_empty(path) if path.is_file() else b""
 
 
 def _before_seals(folder: Path) -> Seal:
-    """Judge a run of an earlier version, which kept digests of its lines only, or none."""
+    """Check a run of an earlier version, which has digests of its lines only, or none."""
     result = read_result(folder)
     digests, last = result.get(DIGESTS), result.get("rounds")
     if not isinstance(digests, dict) or not isinstance(last, int):
@@ -123,7 +123,7 @@ def _faults_of_finished(folder: Path) -> Iterator[str]:
 
 
 def _stopped(folder: Path) -> Seal:
-    """Judge a run without a result by its checkpoint."""
+    """Check a run without a result by its checkpoint."""
     if not (folder / STATE).exists():
         lines = [name for name in LINES if _content(folder / name)]
         if not lines:
@@ -138,7 +138,11 @@ def _stopped(folder: Path) -> Seal:
     if problems:
         return Seal("broken", problems)
     done = _done(header)
-    later = [n for n in LINES if _content(folder / n) != lines_up_to(blob_of(folder / n), done)]
+    later = [
+        n
+        for n in LINES
+        if _content(folder / n) != lines_up_to(read_bytes_or_empty(folder / n), done)
+    ]
     behind = f"its lines after round {done} are behind its checkpoint, and not sealed"
     return Seal("stopped", behind=behind if later else "")
 
@@ -162,7 +166,7 @@ def _faults_of_stopped(folder: Path, header: ResultTable) -> Iterator[str]:
 
 
 def _numbers_after(folder: Path, done: int) -> Iterator[int]:
-    """Yield the rounds after a checkpoint's of which there are saved features."""
+    """Yield the rounds with saved features after round ``done``, the checkpoint's round."""
     for path in folder.glob(features_of("*")):
         number = path.stem.rpartition("-")[2]
         if number.isdecimal() and int(number) > done:
@@ -175,7 +179,7 @@ def _done(header: ResultTable) -> int:
 
 
 def _names(folder: Path, digests: ResultTable) -> list[str]:
-    """Return the files that are in a folder or in a seal, those of lines aside."""
+    """Return the names of files in a folder or in a seal, except the files of lines."""
     return [name for name in dict.fromkeys([*digests, *files_in(folder)]) if name not in LINES]
 
 
@@ -202,15 +206,18 @@ def _fault_of_file(path: Path, digest: object) -> str:
 
 
 def _fault_of_lines(path: Path, digest: object, last: int, *, later: bool = True) -> str:
-    """Return what is wrong with the lines up to a round; ``later`` ones may follow."""
+    """Return the fault of the lines up to a round, or an empty text.
+
+    ``later`` says whether lines of later rounds may follow.
+    """
     blob = _content(path)
     if _hash(blob) == digest:  # no line needs to be read
         return ""
     fits = _hash(lines_up_to(blob, last)) == digest
     if fits and later:
         return ""
-    what = f"it has lines after round {last}, its last one" if fits else damage(path, last)
-    return f"{path.name} was changed since the run wrote it: {what}"
+    fault = f"it has lines after round {last}, its last one" if fits else damage(path, last)
+    return f"{path.name} was changed since the run wrote it: {fault}"
 
 
 def _hash(blob: bytes) -> str:

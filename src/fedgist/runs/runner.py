@@ -24,13 +24,13 @@ from fedgist.runs.record import (
     RELEASES,
     ROUNDS,
     Line,
-    blob_of,
     features_of,
+    read_bytes_or_empty,
     to_json,
 )
 from fedgist.runs.resuming import TEST_SETS, check_binding, is_sampled, of_world
 from fedgist.runs.round import Federation, Observer
-from fedgist.runs.run_directory import alone, clear, enter
+from fedgist.runs.run_directory import check_entry, clear, locked
 from fedgist.runs.run_rounds import Place, run_server
 from fedgist.world.data import class_counts
 from fedgist.world.world import World
@@ -42,8 +42,8 @@ ADD_UP = "its epsilon and that of this run add up"
 class Outcome:
     """A run that is finished: its record and its trained models.
 
-    ``rounds`` holds a line per round, ``clients`` one per client and evaluation, ``summary`` how
-    the run ended. ``folder`` is None if nothing was written.
+    ``rounds`` holds one line per round, and ``clients`` one line per client and evaluation.
+    ``summary`` is the run's result. ``folder`` is None if nothing was written.
     """
 
     rounds: list[Line]
@@ -66,10 +66,10 @@ def run(
 ) -> Outcome:
     """Run a recipe; a user's own objects replace parts of it.
 
-    ``resume`` and ``overwrite`` say what to do with a run that is already in ``folder``; without
-    one, nothing is written. A run that goes on has the recipe and the objects that it was begun
-    with, but its number of rounds may be raised to ``rounds``. The method of ``given``, if it has
-    one, is that of the recipe.
+    ``resume`` and ``overwrite`` say whether to resume or replace a run that is already in
+    ``folder``. Without a folder, nothing is written. A resumed run needs its old recipe and
+    objects, but its number of rounds may be raised to ``rounds``. If ``given`` has a method, it
+    must be the recipe's method.
     """
     if resume and folder is None:
         raise RecipeError("resume=True goes on with the run in out=...: name its folder")
@@ -79,10 +79,10 @@ def run(
                 f"rounds = {rounds} raises the number of rounds of a run that is resumed"
             )
         recipe = recipe.changed({"train.num_rounds": rounds})
-    with alone(folder):
-        resuming = enter(folder, resume=resume, overwrite=overwrite)
+    with locked(folder):
+        resuming = check_entry(folder, resume=resume, overwrite=overwrite)
         saved = checkpoints.load(folder) if resuming and folder else None
-        if resuming and folder and saved is None and blob_of(folder / ROUNDS):
+        if resuming and folder and saved is None and read_bytes_or_empty(folder / ROUNDS):
             observer.note(f"{folder} has no checkpoint: its run begins again at round 1")
         if folder and saved:
             recipe = _as_begun(recipe, folder, saved)
@@ -93,16 +93,16 @@ def run(
 
 
 def _as_begun(recipe: Recipe, folder: Path, saved: Checkpoint) -> Recipe:
-    """Return the recipe of a run that goes on: it keeps its plans, and computes as it did."""
+    """Return the recipe of a resumed run, which keeps its plans and its method's computation."""
     engine = read_recorded(folder / RECIPE).engine
     kept = {"engine.plans": engine.plans, "engine.server_threads": engine.server_threads}
     return as_begun(recipe, saved.binding.computes).changed(kept)
 
 
 def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, World]:
-    """Return the federation of a run directory, as its checkpoint left it, and its world.
+    """Return the federation of a run directory in its checkpoint's state, and its world.
 
-    A run of a GPU is looked at on the CPU of a machine that has none.
+    On a machine without a GPU, a run that was trained on a GPU is loaded on the CPU.
     """
     if not (folder / RECIPE).exists():
         seeds = sorted(p.name for p in folder.glob("seed-*")) if folder.is_dir() else []
@@ -116,7 +116,8 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     setup = resolve(recipe.changed({"engine.device": device}), given)
     world, server = prepare_run(setup)
     # models are used without the test sets that were given with them
-    begun = {what: digest for what, digest in saved.binding.inputs.items() if what == TEST_SETS}
+    inputs = saved.binding.inputs
+    begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
     federation = Federation(world.server, make_engine(world, workers=1), server)
     federation.restore(saved.best or saved)

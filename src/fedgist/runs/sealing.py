@@ -1,8 +1,8 @@
 """Seals: digests that bind the files of a run together, in its result and in its checkpoint.
 
-``result.json`` holds the digests of the run's other files and its own. The checkpoint of a run that
-is not finished holds those of the files so far. A plain digest finds damage and edits. It does not
-find somebody who computes it anew.
+``result.json`` holds a digest of itself and the digests of the run's other files. The checkpoint of
+an unfinished run holds the digests of the files so far. A plain digest detects damage and edits. It
+does not detect an editor who also recomputes the digest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADER_KEY = "fedgist"  # in the metadata of a checkpoint's file
 
 
 def of_table(table: Mapping[str, object]) -> str:
-    """Return the digest of a table of JSON in any order of its keys, without its own digests."""
+    """Return the digest of a table of JSON without its own digests, for any order of keys."""
     rest = {key: value for key, value in table.items() if key not in {SEAL, WHOLE}}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -38,7 +38,7 @@ def sealed(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def of_file(path: Path) -> str:
-    """Return the digest of a file; an empty text where there is none, or no plain file."""
+    """Return the digest of a file; an empty text if it is missing or no regular file."""
     if not path.is_file():  # reading a pipe would wait for ever
         return ""
     with path.open("rb") as file:
@@ -51,7 +51,7 @@ def of_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the names of a run's files that a seal binds as a whole: all but those of lines."""
+    """Return the names of a run's files that a seal covers whole: all except files of lines."""
     single = [name for name in (RECIPE, METRICS_FILE, PARTITION) if (folder / name).exists()]
     return [*single, *features_in(folder)]
 
@@ -75,5 +75,5 @@ def header_of(folder: Path) -> dict[str, object]:
 
 
 def is_sealed(table: Mapping[str, object]) -> bool:
-    """Return whether a table has a seal, and its content is what was sealed."""
+    """Return whether a table has a seal that fits its content."""
     return FORMAT_KEY in table and table.get(SEAL) == of_table(table)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first lets a run save and stop, the second stops it at once."""
+"""Ctrl-C and SIGTERM: the first signal saves and stops a run, the second stops it at once."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any
 def stoppable(
     first: Callable[[], None], second: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether a signal has asked to stop.
+    """Yield a function that returns whether a stop signal has arrived.
 
-    ``first`` is called at the first signal; at the second one, ``second`` is called and
-    KeyboardInterrupt raised. Outside the main thread, which alone may catch signals, the function
-    always returns False.
+    ``first`` is called at the first signal. At the second signal, ``second`` is called and
+    KeyboardInterrupt is raised. Only the main thread can catch signals; in other threads the
+    function always returns False.
     """
-    asked: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
     def ask(number: int, frame: Any) -> None:
         del frame
-        if asked:
+        if received:
             second()
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
         first()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,1 +1,1 @@
-"""What a run is made of: data, partition, clients, models, peers, privacy."""
+"""The parts of a run: data, partition, clients, models, peers, privacy."""

@@ -1,9 +1,9 @@
 """Privacy accounting: the epsilon that a run spends, and the noise that keeps it within its budget.
 
-``"tight"``: the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8;
-Dong, Roth, Su 2022, corollary 3.3), and by privacy loss distributions where draws amplify it
-(Koskela et al. 2020; Google's dp-accounting computes both). ``"paper"``: theorem 4 of FedLog, which
-is that of Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
+``"tight"`` is the exact privacy of composed Gaussian mechanisms (Balle and Wang 2018, theorem 8;
+Dong, Roth, Su 2022, corollary 3.3). With amplification by sampling it uses privacy loss
+distributions (Koskela et al. 2020). Google's dp-accounting computes both. ``"paper"`` is theorem 4
+of FedLog, the theorem of Kairouz, Oh, Viswanath 2015 for k-fold adaptive composition.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ BISECTIONS = 9  # halvings of a factor of 2: noise to a thousandth
 class ReleaseSchedule:
     """The numbers of releases and of private steps in each round of a run, from round 0.
 
-    ``chance`` is that of a client to be in a round, where it is drawn by itself; ``rate`` that of a
-    row to be in a private step. Both kinds of mechanism have the same noise multiplier: the
-    deviation of their noise, divided by their sensitivity.
+    ``chance`` is the probability that a client, sampled independently, takes part in a round; 1
+    without such sampling. ``rate`` is the probability that a row takes part in a private step. Both
+    kinds of mechanism have the same noise multiplier: the standard deviation of their noise,
+    divided by their sensitivity.
     """
 
     releases: tuple[int, ...]
@@ -55,10 +56,10 @@ def multiplier(
     delta: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> float:
-    """Return the least noise multiplier with which all rounds together spend ``epsilon``.
+    """Return the smallest noise multiplier with which all rounds together spend ``epsilon``.
 
-    It is sigma of theorem 4, divided by the sensitivity, for ``"paper"``. ``say`` is told how far
-    the search is, every few seconds.
+    For ``"paper"`` it is sigma of theorem 4, divided by the sensitivity. ``say`` is called with the
+    progress of a long search every few seconds.
     """
     releases, steps = schedule.until(len(schedule.releases))
     if schedule.accounting == "paper":
@@ -69,8 +70,8 @@ def multiplier(
     most = _gaussian("sigma", epsilon, delta) * math.sqrt(releases + steps)
 
     def enough(noise: float) -> bool:
-        found = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
-        return found <= epsilon
+        epsilon_spent = _epsilon(releases, steps, schedule.chance, schedule.rate, noise, delta)
+        return epsilon_spent <= epsilon
 
     return _searched(enough, most, say)
 
@@ -88,12 +89,13 @@ def spent(schedule: ReleaseSchedule, noise: float, delta: float, number: int) ->
 
 
 def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the epsilon and delta of several runs on the same rows, each with such a budget.
+    """Return the joint epsilon and delta of runs on the same rows with these budgets.
 
-    This is for runs whose noise is calibrated exactly and whose draws amplify nothing. Each is then
-    as one Gaussian mechanism of deviation sigma_i that spends its whole budget, and together they
-    are one of 1 / sigma^2 = sum_i 1 / sigma_i^2 (Dong, Roth, Su 2022, corollary 3.3), whichever
-    later runs depend on earlier ones. Delta is the largest of the runs'.
+    The noise of each run must be calibrated exactly, without amplification by sampling. Then run i
+    equals one Gaussian mechanism of standard deviation sigma_i that spends the run's whole budget.
+    All runs together equal one mechanism with 1 / sigma^2 = sum_i 1 / sigma_i^2 (Dong, Roth, Su
+    2022, corollary 3.3), also if later runs depend on earlier ones. The returned delta is the
+    largest delta of the runs.
     """
     delta = max(delta for _, delta in budgets)
     precision = sum(_gaussian("sigma", *budget) ** -2 for budget in budgets)
@@ -101,7 +103,7 @@ def composed(budgets: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
-    """Return the epsilon at which theorem 4 asks for this noise: sigma falls as epsilon grows."""
+    """Return the epsilon for which theorem 4 requires this noise; sigma falls as epsilon grows."""
     from scipy.optimize import brentq
 
     def excess(log_epsilon: float) -> float:
@@ -112,15 +114,15 @@ def _paper_epsilon(releases: int, noise: float, delta: float) -> float:
     return math.exp(root)
 
 
-def _gaussian(what: str, given: float, delta: float) -> float:
-    """Return the sigma of one release for an epsilon, or the other way round."""
+def _gaussian(quantity: str, given: float, delta: float) -> float:
+    """Return the ``"sigma"`` of one release for an epsilon, or the ``"epsilon"`` for a sigma."""
     with _without_warnings():
-        found: float = getattr(_library(), f"get_{what}_gaussian")(given, delta)
-    return found
+        value: float = getattr(_library(), f"get_{quantity}_gaussian")(given, delta)
+    return value
 
 
 def _without_warnings() -> np.errstate:
-    """Return a context for numbers at the ends of their range, which the library expects."""
+    """Return a context without numpy's range warnings: the library expects extreme values."""
     return np.errstate(over="ignore", under="ignore", divide="ignore")
 
 
@@ -140,16 +142,16 @@ def _epsilon(
 
 
 def _searched(enough: Callable[[float], bool], most: float, say: Callable[[str], None]) -> float:
-    """Return the least noise that is enough, up to ``most``, to a thousandth."""
+    """Return the smallest sufficient noise, at most ``most``, to a relative precision of 0.001."""
     if most <= LEAST_NOISE:
         return most
-    told = time.monotonic()
+    last_message_at = time.monotonic()
     least = most / 2
     while least > LEAST_NOISE and enough(least):
         most, least = least, least / 2
     for step in range(BISECTIONS):
-        if time.monotonic() - told > PATIENCE_S:
-            told = time.monotonic()
+        if time.monotonic() - last_message_at > PATIENCE_S:
+            last_message_at = time.monotonic()
             say(
                 f"privacy: the noise multiplier is from {least:.4g} to {most:.4g}; "
                 f"steps of the search left: {BISECTIONS - step}"

@@ -21,8 +21,9 @@ def availability(
 ) -> Callable[[int], list[ClientInfo]]:
     """Return a function from a round to the clients online in it.
 
-    ``chance`` is each client's probability of being online, or the path of a CSV file. In a file
-    that does not name round 0, those of round 1 are online in it.
+    ``chance`` is each client's probability of being online, or the path of a CSV file. If the file
+    does not name round 0, the clients of round 1 are online in round 0. ``key`` () draws the online
+    clients of every round.
     """
     if isinstance(chance, str):
         trace = _trace(Path(chance).expanduser(), len(clients))

@@ -17,10 +17,11 @@ from fedgist.recipe.overrides import RowsOfClients
 def own_rows(
     clients: RowsOfClients, clients_test: RowsOfClients | None, count: int, test_count: int
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return each client's training rows and test rows, and what the clients are called.
+    """Return each client's training rows and test rows (rows,), and the clients' names.
 
-    A Boolean mask names the rows where it is true. Clients may share rows, but none may list a row
-    twice, or have no training rows. Without ``clients_test``, each has all test rows.
+    A Boolean mask selects the rows at which it is true. Clients may share rows, but no client may
+    list a row twice or have no training rows. Without ``clients_test``, each client has all test
+    rows. ``count`` and ``test_count`` are the numbers of training rows and test rows.
     """
     names = tuple(clients) if isinstance(clients, Mapping) else ()
     train = _rows_of_each(clients, count, "clients")
@@ -72,12 +73,10 @@ def _rows(value: object, count: int, who: str) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-def named_like(pattern: str, names: Sequence[str], where: str) -> tuple[int, ...]:
+def named_like(pattern: str, names: Sequence[str], key: str) -> tuple[int, ...]:
     """Return the numbers of the clients whose names match a pattern (``*`` is any text)."""
     if not names:
-        raise RecipeError(
-            f"{where} = {shown(pattern)}: the clients of this partition have no names"
-        )
-    if found := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
-        return found
-    raise RecipeError(f"{where} = {shown(pattern)} matches none of the clients: {listed(names)}")
+        raise RecipeError(f"{key} = {shown(pattern)}: the clients of this partition have no names")
+    if matching := tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)):
+        return matching
+    raise RecipeError(f"{key} = {shown(pattern)} matches none of the clients: {listed(names)}")

@@ -1,8 +1,8 @@
 """Settings of single clients: from a simulation's recipe, or from the file of a real site.
 
-A method declares what can be set (``PeerMethod.own_settings``), a frozen dataclass of plain values.
-In a recipe a table ``[clients.settings.NAME]`` holds values for a share of the clients, or for
-those whose numbers are listed; other clients have the defaults.
+A method declares its client settings as a frozen dataclass of plain values
+(``PeerMethod.own_settings``). In a recipe, a table ``[clients.settings.NAME]`` holds values for a
+share of the clients, or for clients listed by number. All other clients have the defaults.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 def client_settings(
     tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
 ) -> dict[int, Settings]:
-    """Return the settings of the clients that have any of their own, by client."""
+    """Return the settings of the clients that do not have the defaults, by client number.
+
+    ``key`` () draws the clients of tables with a share.
+    """
     order = random.permutation(key, num_clients).tolist()
     given: dict[int, Settings] = {}
     drawn = 0.0
     for name, table in tables.items():
-        where = f"clients.settings.{name}"
+        source = f"clients.settings.{name}"
         values = {key: value for key, value in table.items() if key not in WHOSE}
-        settings = _made(values, method, where)
-        share, members = _whose(table, where)
+        settings = _made(values, method, source)
+        share, members = _whose(table, source)
         first, drawn = round(drawn * num_clients), drawn + share
         for client in (*members, *order[first : round(drawn * num_clients)]):
             if client in given or client >= num_clients:
                 why = "has other settings" if client in given else "does not exist"
-                raise RecipeError(f"{where}: client {client} {why}")
-            _check(client, settings, method, task, where)
+                raise RecipeError(f"{source}: client {client} {why}")
+            _check(client, settings, method, task, source)
             given[client] = settings
     if drawn > 1.0 + EXCESS:
         raise RecipeError(
@@ -55,17 +58,17 @@ def client_settings(
     return given
 
 
-def _whose(table: Mapping[str, object], where: str) -> tuple[float, tuple[int, ...]]:
-    """Return the share of the clients, or the clients listed, that a table is for."""
+def _whose(table: Mapping[str, object], source: str) -> tuple[float, tuple[int, ...]]:
+    """Return the share of all clients that a table applies to, and the clients it lists."""
     if ("share" in table) == ("clients" in table):
-        raise RecipeError(f"{where}: give share or clients: whose settings are these?")
+        raise RecipeError(f"{source}: give share or clients: whose settings are these?")
     if "share" in table:
-        return checked(Fraction, table["share"], f"{where}.share"), ()
-    return 0.0, checked(ClientNumbers, table["clients"], f"{where}.clients")
+        return checked(Fraction, table["share"], f"{source}.share"), ()
+    return 0.0, checked(ClientNumbers, table["clients"], f"{source}.clients")
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:
-    """Return the settings in the TOML file of a site: keys without a table."""
+    """Return the settings in a site's TOML file, whose keys are at the top level."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -75,21 +78,21 @@ def read_settings(path: Path, client: int, method: Method, task: Task) -> Settin
     return settings
 
 
-def _made(values: Mapping[str, object], method: Method, where: str) -> Settings:
+def _made(values: Mapping[str, object], method: Method, source: str) -> Settings:
     kind = method.own_settings if isinstance(method, PeerMethod) else None
     name = type(method).__name__
     if kind is None:
-        raise RecipeError(f"{where}: clients of {name} have no settings of their own")
-    options = check_options(kind, values, f"the clients' settings of {name}", where)
+        raise RecipeError(f"{source}: clients of {name} have no settings of their own")
+    options = check_options(kind, values, f"the clients' settings of {name}", source)
     made: Settings = kind(**options)
     return made
 
 
-def _check(client: int, settings: Settings, method: Method, task: Task, where: str) -> None:
+def _check(client: int, settings: Settings, method: Method, task: Task, source: str) -> None:
     try:
-        check_bounds(settings, where)
+        check_bounds(settings, source)
         if isinstance(method, PeerMethod):
             method.check_client(client, settings, task)
     except MethodError as error:
         text = str(error)
-        raise RecipeError(text if text.startswith(where) else f"{where}: {text}") from error
+        raise RecipeError(text if text.startswith(source) else f"{source}: {text}") from error

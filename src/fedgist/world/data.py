@@ -30,7 +30,7 @@ COLORS = ("color_jitter", "grayscale")
 def read_data(
     section: Data, seed: int, own: Dataset | None = None, root: Path | None = None
 ) -> Dataset:
-    """Return the examples that ``[data]`` names, below ``root``, or the user's own."""
+    """Return the user's ``own`` data, or the data source of ``[data]`` read below ``root``."""
     if own is not None:
         if section.words is not None:
             raise RecipeError(
@@ -54,7 +54,7 @@ def read_data(
 
 
 def check_augment(kinds: Sequence[Augmentation], data: Dataset, key: str) -> None:
-    """Raise RecipeError, which names ``key``, if these augmentations do not fit the examples."""
+    """Raise RecipeError, naming ``key``, if the augmentations do not fit the examples."""
     if kinds and len(data.input_shape) != IMAGE:
         shape = list(data.input_shape)
         raise RecipeError(f"{key} needs images; {data.name} has examples of shape {shape}")
@@ -82,9 +82,10 @@ def _some(section: Data, seed: int, data: Dataset) -> Dataset:
 
 
 def check_moments(setup: Setup, *, named_sets: bool) -> None:
-    """Raise RecipeError if the server scores rows for which there are no moments to normalize with.
+    """Raise RecipeError if the server scores rows that it cannot normalize.
 
-    ``named_sets`` says whether it has test sets of its own.
+    With ``data.normalize = "client"`` and without ``data.mean``, only rows of clients have a mean
+    and a standard deviation. ``named_sets`` says whether the server has further test sets.
     """
     on, section = setup.evaluate.on, setup.data
     if section.normalize != "client" or section.mean or (on == "client" and not named_sets):
@@ -97,7 +98,7 @@ def check_moments(setup: Setup, *, named_sets: bool) -> None:
 
 
 def data_of_client(normalize: str, data: Dataset, parts: Partition, client: int) -> Dataset:
-    """Return the data with the moments by which this client's inputs are normalized.
+    """Return the data with the mean and standard deviation that normalize this client's inputs.
 
     ``normalize`` is the recipe's ``data.normalize``.
     """
@@ -108,7 +109,7 @@ def data_of_client(normalize: str, data: Dataset, parts: Partition, client: int)
 
 
 def divide(setup: Setup, data: Dataset) -> Partition:
-    """Return which client has which rows: by the recipe's partition, or the user's own lists."""
+    """Return the rows of each client, by the recipe's partition or from the user's own lists."""
     clients, clients_test = setup.given.clients, setup.given.clients_test
     if clients is None and clients_test is not None:
         raise RecipeError(
@@ -143,7 +144,7 @@ def _num_clients(setup: Setup, data: Dataset) -> int:
 def client_number(parts: Partition, client: int | str) -> int:
     """Return the number of a client given by its number, or by its name or number as a text.
 
-    A name goes first: a hospital called 3 need not be client 3.
+    A name takes precedence over a number: a hospital called 3 need not be client 3.
     """
     names, count = parts.names, len(parts.test)
     if isinstance(client, str) and client in names:
@@ -159,9 +160,9 @@ def client_number(parts: Partition, client: int | str) -> int:
 
 
 def class_counts(data: Dataset, parts: Partition) -> dict[str, Any]:
-    """Return the names of classes and clients, and each client's training rows of every class.
+    """Return the names of classes and clients, and each client's training row count per class.
 
-    Where the data name no clients, ``clients`` is empty. Texts have no classes: all are of one.
+    If the data do not name clients, ``clients`` is empty. All rows of texts count as one class.
     """
     names, train = data.names, parts.train
     if data.text:

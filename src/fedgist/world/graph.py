@@ -16,8 +16,8 @@ from fedgist.data.sources.file_sizes import check_memory, regular
 from fedgist.errors import RecipeError
 from fedgist.recipe.graph_section import GraphSection
 
-Neighbors = tuple[tuple[int, ...], ...]  # of each client, whom it hears
-ATTEMPTS = 1000  # at a random graph of which every client has exactly so many neighbors
+Neighbors = tuple[tuple[int, ...], ...]  # for each client, the clients it receives from
+ATTEMPTS = 1000  # at a random graph in which every client has the same number of neighbors
 _BYTES_OF_A_LINE = 60  # of memory, for each byte of the shortest line
 _LEAST = 2
 
@@ -25,7 +25,15 @@ _LEAST = 2
 def neighbors_of(
     section: GraphSection, method: Method, task: Task, key: Tensor
 ) -> Callable[[int], Neighbors] | None:
-    """Return a function from a round to each client's neighbors; None without a graph."""
+    """Return a function from a round to each client's neighbors; None without a graph.
+
+    ``key`` () draws random graphs.
+
+    Raises
+    ------
+    RecipeError
+        If the method does not work among peers, or a client has no neighbor in some round.
+    """
     if section.name == "relay":
         return None
     if not (isinstance(method, PeerMethod) and method.among_peers):
@@ -34,11 +42,11 @@ def neighbors_of(
         )
     graph = _graph(section, task.num_clients, key)
     for number in range(task.training.num_rounds + 1):
-        alone = [client for client, heard in enumerate(graph(number)) if not heard]
-        if alone:
+        isolated = [client for client, heard in enumerate(graph(number)) if not heard]
+        if isolated:
             when = f" in round {number}" if section.changes or section.name == "file" else ""
             raise RecipeError(
-                f"clients.graph: client {alone[0]} hears nobody{when}; every client needs a "
+                f"clients.graph: client {isolated[0]} hears nobody{when}; every client needs a "
                 "neighbor"
             )
     return graph
@@ -66,7 +74,7 @@ def _graph(section: GraphSection, count: int, key: Tensor) -> Callable[[int], Ne
 
 
 def _by_chance(chance: float, count: int, key: Tensor) -> Neighbors:
-    """Draw each pair by itself (Erdos and Renyi 1959, Gilbert)."""
+    """Draw each pair of clients independently (Erdos and Renyi 1959, Gilbert)."""
     draws = random.uniform(key, (count, count)) < chance
     pairs = draws.triu(1)
     both = pairs | pairs.T
@@ -74,10 +82,10 @@ def _by_chance(chance: float, count: int, key: Tensor) -> Neighbors:
 
 
 def _regular(degree: int, count: int, key: Tensor) -> Neighbors:
-    """Draw a graph of clients with equally many neighbors (Steger and Wormald 1999).
+    """Draw a graph in which all clients have ``degree`` neighbors (Steger and Wormald 1999).
 
-    Ends of edges are paired at random as long as any pair makes a new edge; what cannot be paired
-    at last is tried again from the start.
+    Ends of edges are paired at random as long as any pair makes a new edge. If ends remain that
+    cannot be paired, the draw starts again.
     """
     if degree >= count or degree * count % 2:
         why = "fewer than the clients" if degree >= count else "even, times the clients"
@@ -116,7 +124,10 @@ def _of_edges(edges: set[tuple[int, int]], count: int) -> Neighbors:
 
 
 def _from_file(path: Path, count: int) -> Callable[[int], Neighbors]:
-    """Read the edges of a file: the same in every round, or from the round of each line on."""
+    """Read graphs from a file. The lines of a round form the graph until the next round listed.
+
+    Rounds before the first listed round have its graph. Lines without a round count as round 0.
+    """
     try:
         check_memory(_BYTES_OF_A_LINE * regular(path).stat().st_size, str(path))
         with path.open(newline="", encoding="utf-8") as file:

@@ -1,10 +1,10 @@
 """The models of a run: they are built from a recipe's names or a user's modules, and assigned.
 
-A factory is called as ``factory(input_shape, num_classes, **options)``, with the shape of one
-example as a tuple of whole numbers, and returns a ``torch.nn.Module`` from a batch of examples to
-logits. A factory given to ``fedgist.run`` may also take no arguments. A pretrained model starts
-with the numbers of a file. A pool is a group of clients with a model of its own; a client may be in
-several pools.
+A factory is called as ``factory(input_shape, num_classes, **options)``, where ``input_shape`` is
+the shape of one example as a tuple of whole numbers. It returns a ``torch.nn.Module`` that maps a
+batch of examples (rows, *input_shape) to logits. A factory passed to ``fedgist.run`` may also take
+no arguments. A pretrained model starts with the weights in a file. A pool is a group of clients
+with one model. A client may be in several pools.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _SHOWN, _LONGEST = 5, 80  # names in a message, and how much of each
 
 
 def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple[Build, str]:
-    """Return a builder whose modules hold the arrays of a file, and a note on those that do not.
+    """Return a builder of modules with a file's arrays, and a note on arrays not taken from it.
 
-    A file's names may have a common beginning (``module.``) that the model's have not. The head
-    keeps its random start where the file has another one, or none: with other classes, it has to.
-    A file of ``fedgist export`` says what its classes are called.
+    The names in the file may share a prefix (``module.``) that the model's names do not have. The
+    head keeps its random start if the file has no head, a head of another shape, or other classes.
+    A file made by ``fedgist export`` contains the names of its classes.
 
     Parameters
     ----------
     head
-        Name of the linear layer that is the head; the last one if None.
+        Name of the linear layer that is the head. None means the last linear layer.
     """
     try:
         with torch.random.fork_rng(devices=[]):
@@ -61,9 +61,9 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
         layer = head_of(whole, sizes.outputs, type(whole).__name__, head)[0]
         size = sum(array.numel() * array.element_size() for array in state.values())
         file = existing(path)
-        found = read_weights(file, _TIMES * size + _SLACK)
+        file_arrays = read_weights(file, _TIMES * size + _SLACK)
         others = _other_classes(classes_of(file), sizes)
-        arrays, note = _fitting(_renamed(found, state), state, layer, others)
+        arrays, note = _fitting(_renamed(file_arrays, state), state, layer, others)
     except (InputError, ValueError, TypeError, RuntimeError) as error:
         raise RecipeError(f"model.weights = {path!r}: {first_line(error)}") from error
 
@@ -75,9 +75,11 @@ def pretrained(build: Build, path: str, sizes: Sizes, head: str | None) -> tuple
     return loaded, f"{Path(path).name}: {note}" if note else ""
 
 
-def _renamed(arrays: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return arrays without the beginning that all names share, while no name is known."""
-    while arrays and not any(name in known for name in arrays):
+def _renamed(
+    arrays: Mapping[str, Tensor], model_arrays: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the arrays without shared name prefixes, until some name is one of the model's."""
+    while arrays and not any(name in model_arrays for name in arrays):
         firsts = {name.partition(".")[0] for name in arrays}
         if len(firsts) > 1 or not all("." in name for name in arrays):
             break
@@ -88,9 +90,10 @@ def _renamed(arrays: Mapping[str, Tensor], known: Mapping[str, Tensor]) -> Mappi
 def _fitting(
     arrays: Mapping[str, Tensor], state: Mapping[str, Tensor], head: str, others: str
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the arrays that fit, and a note on the head and on what is left over.
+    """Return the arrays that fit the model, and a note on the head and on unused arrays.
 
-    A head of ``others`` (classes, if that is no empty text) does not fit.
+    ``others`` describes how the file's classes differ from the data's. Unless it is empty, the
+    file's head does not fit.
     """
     fitting, random = {}, []
     in_head = f"{head}." if head else ""  # a linear layer alone is all head
@@ -111,17 +114,17 @@ def _fitting(
     return fitting, "; ".join(notes)
 
 
-def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
-    """Return how a file's classes differ from the data's; nothing if equal or without names."""
+def _other_classes(file_classes: tuple[str, ...], sizes: Sizes) -> str:
+    """Return how a file's classes differ from the data's; empty if they agree or have no names."""
     own = sizes.classes
-    unnamed = [tuple(map(str, range(len(names)))) for names in (said, own)]
-    if sizes.projects or said == own or said in unnamed or own in unnamed:
+    unnamed = [tuple(map(str, range(len(names)))) for names in (file_classes, own)]
+    if sizes.projects or file_classes == own or file_classes in unnamed or own in unnamed:
         return ""
     kind, kinds = ("word", "words") if sizes.text else ("class", "classes")
-    problem = f"the file has {len(said)} names of {kinds}, the data {len(own)}"
-    if len(said) == len(own):
-        place = next(i for i, name in enumerate(said) if name != own[i])
-        theirs, ours = (printable(names[place][:_LONGEST]) for names in (said, own))
+    problem = f"the file has {len(file_classes)} names of {kinds}, the data {len(own)}"
+    if len(file_classes) == len(own):
+        place = next(i for i, name in enumerate(file_classes) if name != own[i])
+        theirs, ours = (printable(names[place][:_LONGEST]) for names in (file_classes, own))
         problem = f"{kind} {place} is {theirs!r} in the file, {ours!r} in the data"
     if sizes.text:
         raise ValueError(problem)
@@ -129,7 +132,7 @@ def _other_classes(said: tuple[str, ...], sizes: Sizes) -> str:
 
 
 def _problem(name: str, array: Tensor | None, own: Tensor) -> str:
-    """Return why an array cannot take the place of a model's own; nothing if it can."""
+    """Return why a file's array cannot replace the model's array; empty if it can."""
     if array is None:
         return f"the file has no {name}"
     if array.shape != own.shape:
@@ -142,47 +145,48 @@ def _problem(name: str, array: Tensor | None, own: Tensor) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the names of a file, which may hold anything, for a message."""
+    """Return names from an untrusted file for a message: shortened, and printable only."""
     return listed((printable(name[:_LONGEST]) for name in names), _SHOWN)
 
 
 def members_of_pools(
     pools: Mapping[str, PoolTable], num_clients: int, key: Tensor, names: Sequence[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Return the clients of each pool, in order; those that are not named are drawn by the key.
+    """Return the clients of each pool in ascending order, or as drawn with the key.
 
-    ``names`` are the clients' own, where they have any.
+    ``key`` () draws the clients of a pool that states only its number of clients. ``names`` holds
+    the clients' names, if they have any.
     """
     members: dict[str, tuple[int, ...]] = {}
     for name, pool in pools.items():
-        asked, where = pool.clients, f"clients.pools.{name}.clients"
-        if isinstance(asked, int):
-            if asked > num_clients:
-                raise RecipeError(f"{where} = {asked}: there are {num_clients} clients")
-            members[name] = tuple(random.choice(random.fold(key, name), num_clients, asked))
+        chosen, setting = pool.clients, f"clients.pools.{name}.clients"
+        if isinstance(chosen, int):
+            if chosen > num_clients:
+                raise RecipeError(f"{setting} = {chosen}: there are {num_clients} clients")
+            members[name] = tuple(random.choice(random.fold(key, name), num_clients, chosen))
             continue
-        if isinstance(asked, str):
-            members[name] = named_like(asked, names, where)
+        if isinstance(chosen, str):
+            members[name] = named_like(chosen, names, setting)
             continue
-        members[name] = tuple(range(num_clients)) if asked is None else tuple(sorted(set(asked)))
+        members[name] = tuple(range(num_clients)) if chosen is None else tuple(sorted(set(chosen)))
         if strange := [client for client in members[name] if client >= num_clients]:
             raise RecipeError(
-                f"{where}: client {strange[0]} does not exist, there are {num_clients}"
+                f"{setting}: client {strange[0]} does not exist, there are {num_clients}"
             )
-    if alone := set(range(num_clients)).difference(*members.values()):
-        raise RecipeError(f"clients.pools: client {min(alone)} is in no pool")
+    if without_pool := set(range(num_clients)).difference(*members.values()):
+        raise RecipeError(f"clients.pools: client {min(without_pool)} is in no pool")
     return members
 
 
 def architectures_by_client(
     members: Mapping[str, Sequence[int]], num_clients: int
 ) -> list[tuple[str, ...]]:
-    """Return each client's pools, the smallest first: the client holds that pool's model."""
-    found: list[list[str]] = [[] for _ in range(num_clients)]
+    """Return each client's pools, the smallest first. The client holds the first pool's model."""
+    pool_names: list[list[str]] = [[] for _ in range(num_clients)]
     for name in sorted(members, key=lambda pool: len(members[pool])):
         for client in members[name]:
-            found[client].append(name)
-    return [tuple(names) for names in found]
+            pool_names[client].append(name)
+    return [tuple(names) for names in pool_names]
 
 
 def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, Pool]:
@@ -195,12 +199,12 @@ def task_pools(setup: Setup, members: Mapping[str, Sequence[int]]) -> dict[str, 
     out = {}
     for name, pool in setup.pools.items():
         size = len(members[name])
-        asked = pool.per_round or max(1, round(setup.train.fraction_train * size))
-        if asked > size:
+        per_round = pool.per_round or max(1, round(setup.train.fraction_train * size))
+        if per_round > size:
             raise RecipeError(
-                f"clients.pools.{name}.per_round = {asked}: the pool has {size} clients"
+                f"clients.pools.{name}.per_round = {per_round}: the pool has {size} clients"
             )
-        out[name] = Pool(size, asked)
+        out[name] = Pool(size, per_round)
     return out
 
 
@@ -211,8 +215,8 @@ _COPIES = 4  # of all parameters, in training: themselves, their gradients, two 
 class Sizes:
     """The shapes of inputs and outputs of every model of a task.
 
-    ``projects``: whether outputs are embeddings, for which a hidden layer comes before the last.
-    ``classes``: what the classes are called, or the words of a text.
+    ``projects`` says whether outputs are embeddings, which need a hidden layer before the last
+    layer. ``classes`` holds the names of the classes, or the vocabulary of texts.
     """
 
     input_shape: tuple[int, ...]
@@ -229,20 +233,20 @@ class Sizes:
 
 
 def builder(
-    factory: Factory, sizes: Sizes, options: Mapping[str, Any], where: str, *, bare: bool = False
+    factory: Factory, sizes: Sizes, options: Mapping[str, Any], label: str, *, bare: bool = False
 ) -> Build:
-    """Return a function that makes the model of some sizes; ``where`` begins its messages.
+    """Return a function that makes a model of these sizes; its errors start with ``label``.
 
     Parameters
     ----------
     bare
-        Whether the factory is called without arguments if it can be.
+        Whether to call the factory without arguments if its signature allows it.
     """
     given = () if bare and _takes(factory, (), options) else (sizes.input_shape, sizes.outputs)
     if not _takes(factory, given, options):
         named = "".join(f", {name}=..." for name in options)
         raise RecipeError(
-            f"{where}: a factory is called as f(input_shape, num_classes{named}), and this one is "
+            f"{label}: a factory is called as f(input_shape, num_classes{named}), and this one is "
             f"f{inspect.signature(factory)}"
         )
 
@@ -250,25 +254,25 @@ def builder(
         try:
             module: object = factory(*given, **options)
         except ValueError as error:  # it says what does not fit
-            raise RecipeError(f"{where}: {first_line(error)}") from error
+            raise RecipeError(f"{label}: {first_line(error)}") from error
         except Exception as error:  # a user's code may fail in any way
             raise RecipeError(
-                f"{where} failed: {type(error).__name__}: {first_line(error)}"
+                f"{label} failed: {type(error).__name__}: {first_line(error)}"
             ) from error
         if not isinstance(module, nn.Module):
-            raise RecipeError(f"{where} returned a {type(module).__name__}, not a torch.nn.Module")
+            raise RecipeError(f"{label} returned a {type(module).__name__}, not a torch.nn.Module")
         return module
 
     stated = ", ".join(f"{key} = {shown(value)}" for key, value in options.items())
-    _check_size(build, f"{where} ({stated})" if stated else where)
+    _check_size(build, f"{label} ({stated})" if stated else label)
     return build
 
 
 def truncated_normal(build: Build) -> Build:
     """Return a builder whose linear layers and convolutions start as Haiku's do.
 
-    Weights are ``s`` times a standard normal number cut off at -2 and 2, with ``s = 1 / sqrt(n)``
-    for a layer of n inputs (of a convolution, those of one output); biases are 0.
+    Weights are ``s`` times a standard normal number truncated to [-2, 2], with ``s = 1 / sqrt(n)``
+    for a layer with n inputs. For a convolution, n counts the inputs of one output. Biases are 0.
     """
 
     def started() -> nn.Module:
@@ -297,8 +301,8 @@ def _takes(factory: Factory, given: tuple[Any, ...], options: Mapping[str, Any])
     return True
 
 
-def _check_size(build: Build, where: str) -> None:
-    """Raise RecipeError if a model is too large, counted without making its numbers."""
+def _check_size(build: Build, label: str) -> None:
+    """Raise RecipeError if a model is too large. The check does not allocate its parameters."""
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
@@ -308,9 +312,9 @@ def _check_size(build: Build, where: str) -> None:
         size = sum(array.numel() * array.element_size() for array in arrays)
     except (ValueError, RuntimeError):  # not every model can be made so; a real one will tell
         return
-    what = f"{where}: {count:,} parameters, with their gradients and moments,"
+    description = f"{label}: {count:,} parameters, with their gradients and moments,"
     try:
-        check_memory(_COPIES * size, what)
+        check_memory(_COPIES * size, description)
     except DataError as error:
         raise RecipeError(str(error)) from error
 
@@ -328,7 +332,7 @@ def groups_of_recipe(
 
 
 def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:
-    """Return the group of clients that have a model, whose start may be read from a file."""
+    """Return the group of clients with a model; initial weights may be read from a file."""
     section = model.section
     build = builder(model.factory, sizes, model.options, f"model {section.name}")
     if section.weights is None:
@@ -341,7 +345,10 @@ def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:
 def module_group(
     module: nn.Module | Factory, *, own_start: bool, clients: Sequence[int] | None = None
 ) -> ClientGroup:
-    """Return the group of a user's module, whose numbers are the start, or of a factory."""
+    """Return the group of a user's module, which is also its initial state, or of a factory.
+
+    With ``own_start`` each client's copy of a module gets new random weights.
+    """
     members = None if clients is None else tuple(clients)
     if not isinstance(module, nn.Module):
         return ClientGroup(module, clients=members)
@@ -357,7 +364,7 @@ def module_group(
 
 
 def fitted(groups: Mapping[str, ClientGroup], sizes: Sizes) -> dict[str, ClientGroup]:
-    """Return a user's groups of clients, whose factories may take the sizes of the data."""
+    """Return a user's groups of clients with builders that pass the data's sizes to factories."""
     return {
         name: replace(group, build=builder(group.build, sizes, {}, f"model {name}", bare=True))
         for name, group in groups.items()
@@ -367,7 +374,7 @@ def fitted(groups: Mapping[str, ClientGroup], sizes: Sizes) -> dict[str, ClientG
 def architectures_of(
     groups: Mapping[str, ClientGroup], sizes: Sizes, seed: int, device: str
 ) -> tuple[dict[str, Architecture], dict[str, Net]]:
-    """Return each group's architecture and its common start, on a device."""
+    """Return each group's architecture, and its shared initial model on the device."""
     architectures, starts = {}, {}
     for name, group in groups.items():
         try:
@@ -393,8 +400,8 @@ def architectures_of(
 def members_of(groups: Mapping[str, ClientGroup], num_clients: int, key: Tensor) -> list[str]:
     """Return the name of each client's architecture.
 
-    Groups have the clients that they list or, drawn at random, their shares of all clients, rounded
-    by largest remainders.
+    A group has the clients that it lists, or a share of all clients drawn with ``key`` (). Shares
+    are rounded by the largest-remainder method.
     """
     if all(g.clients is not None for g in groups.values()):
         by_client = {c: name for name, g in groups.items() for c in g.clients or ()}

@@ -1,4 +1,4 @@
-"""The grid of noise from the system: so fine that sums of its numbers are exact (decision 0038)."""
+"""The grid of noise from the system: sums of numbers on the grid are exact (decision 0038)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FINEST = 2.0**48  # and at most: then noise has more digits than float64
 
 
 def grids(section: PrivacySection, sizes: Sequence[int]) -> tuple[float, float]:
-    """Return the grids of releases and of private steps; 0 where noise is the seed's.
+    """Return the grid sizes of releases and of private steps; 0 if the seed makes the noise.
 
-    ``sizes`` are the clients' numbers of rows. Their sum, or the largest, is rounded up to a power
-    of two: how many rows there are, up to a factor of 2, is taken as public.
+    ``sizes`` holds the clients' numbers of rows. Their sum or maximum is rounded up to a power of
+    two. The number of rows, up to a factor of 2, is therefore treated as public.
     """
     if section.noise == "seed":
         return 0.0, 0.0

@@ -1,6 +1,6 @@
 """The objective of a recipe, and checks that recipe and method fit it.
 
-Texts have a label at each place and no class; encoders learn without labels, and guess none.
+Texts have a label for each token and no class. Encoders learn without labels and predict none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def objective_of(setup: Setup, data: Dataset) -> Objective:
 
 
 def _of_texts(setup: Setup) -> dict[str, bool]:
-    """Return the settings that need a class or numbers a row, and whether they are set."""
+    """Return the settings that need one class or numbers per row, and whether they are set."""
     sets = setup.evaluate.sets.items()
     return {
         f"partition.name = {setup.partition.name!r}": setup.partition.name in BY_CLASS,
@@ -66,14 +66,14 @@ def _of_labels(setup: Setup) -> dict[str, bool]:
     }
 
 
-def _check(asked: dict[str, bool], why: str) -> None:
+def _check(settings: dict[str, bool], why: str) -> None:
     """Raise RecipeError if the recipe has a setting that ``why`` forbids."""
-    if bad := [what for what, is_asked in asked.items() if is_asked]:
+    if bad := [setting for setting, is_set in settings.items() if is_set]:
         raise RecipeError(f"{bad[0]} {why}")
 
 
 def check_method_reads(method: Method, objective: Objective, data: str) -> None:
-    """Raise RecipeError if the method needs one class a row, and the task has none."""
+    """Raise RecipeError if the method needs one class per row and the task has no classes."""
     if not method.needs_classes:
         return
     if objective.text:
@@ -85,8 +85,8 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
         )
 
 
-def lonely(train: Rows, objective: Objective) -> set[int]:
-    """Return the places of clients with fewer than two rows, if the objective compares rows."""
+def clients_with_too_few_rows(train: Rows, objective: Objective) -> set[int]:
+    """Return the positions of clients with fewer than two rows, if the objective compares rows."""
     counts = train.counts.tolist() if objective.views > 1 else []
     return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
 
@@ -96,8 +96,9 @@ def drop_small_clients(
 ) -> tuple[Online, list[str]]:
     """Leave out clients with fewer than two rows, if the objective compares rows.
 
-    ``train`` are the rows of the clients, in their order. Also returned is a note on each left out.
+    ``train`` holds the training rows of each client, in the order of the clients. Also return one
+    note for each client left out.
     """
-    few = lonely(train, objective)
+    few = clients_with_too_few_rows(train, objective)
     notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
     return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes

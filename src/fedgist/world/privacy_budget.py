@@ -53,7 +53,7 @@ FOUND_IN_ROWS = {
 class PrivacyBudget:
     """The privacy budget of a run: its releases, and the noise that keeps them within the budget.
 
-    ``noise`` is the multiplier: the deviation of noise by the sensitivity.
+    ``noise`` is the noise multiplier: the noise's standard deviation divided by the sensitivity.
     """
 
     section: PrivacySection
@@ -67,16 +67,16 @@ class PrivacyBudget:
         assert self.section.delta is not None  # a complete section has one
         return self.section.delta
 
-    def epsilon(self, number: int, again: int = 0) -> float:
-        """Return the epsilon spent up to a round, of which ``again`` rounds were done twice."""
-        longer = repeated(self.schedule, again, number)
-        return spent(longer, self.noise, self.delta, number + again)
+    def epsilon(self, number: int, repeats: int = 0) -> float:
+        """Return the epsilon spent up to a round if ``repeats`` of the rounds were done twice."""
+        longer = with_repeats(self.schedule, repeats, number)
+        return spent(longer, self.noise, self.delta, number + repeats)
 
-    def allows(self, number: int, again: int) -> bool:
-        """Return whether the budget allows this round."""
+    def allows(self, number: int, repeats: int) -> bool:
+        """Return whether the budget allows this round after ``repeats`` repeated rounds."""
         budget = self.section.epsilon
         assert budget is not None  # a complete section has one
-        return not again or self.epsilon(number, again) <= budget * (1.0 + 1e-6)
+        return not repeats or self.epsilon(number, repeats) <= budget * (1.0 + 1e-6)
 
     def described(self) -> dict[str, object]:
         """Return the privacy section of a run's result."""
@@ -100,13 +100,13 @@ class PrivacyBudget:
         return [*notes, SIMULATED.format(seed=self.seed)] if s.noise == "seed" else notes
 
 
-def repeated(schedule: ReleaseSchedule, again: int, number: int) -> ReleaseSchedule:
-    """Return the schedule up to a round, preceded by ``again`` repeats of the costliest round."""
+def with_repeats(schedule: ReleaseSchedule, repeats: int, number: int) -> ReleaseSchedule:
+    """Return the schedule up to a round, preceded by ``repeats`` copies of the costliest round."""
     releases, steps = schedule.releases, schedule.steps
     return replace(
         schedule,
-        releases=(max(releases),) * again + releases[: number + 1],
-        steps=(max(steps, default=0),) * again + steps[: number + 1],
+        releases=(max(releases),) * repeats + releases[: number + 1],
+        steps=(max(steps, default=0),) * repeats + steps[: number + 1],
     )
 
 
@@ -119,7 +119,8 @@ def private_task(
 ) -> tuple[Task, PrivacyBudget | None]:
     """Return the task with its privacy, and the run's budget; None if nothing is protected.
 
-    ``sizes`` are the clients' numbers of training rows. ``say`` is told what takes long.
+    ``sizes`` holds the clients' numbers of training rows. ``say`` is called with the progress of
+    long calculations.
     """
     section, method = setup.privacy, setup.method
     if section.unit == "none":
@@ -144,7 +145,7 @@ def private_task(
         silent.steps.rate if silent.steps else 1.0,
         section.accounting,
     )
-    paid = repeated(schedule, section.repeats, task.training.num_rounds)
+    paid = with_repeats(schedule, section.repeats, task.training.num_rounds)
     noise = multiplier(paid, section.epsilon, section.delta, say)
     deviation = noise * sensitivity(section.unit, section.clip)
     privacy = replace(silent, deviation=deviation, steps=_steps(section, noise, fine))
@@ -153,11 +154,11 @@ def private_task(
 
 
 def check_rows(section: PrivacySection, data: Dataset, train: Rows, held: Rows) -> None:
-    """Raise RecipeError if more than the releases depends on the private rows.
+    """Raise RecipeError if anything besides the releases depends on the private rows.
 
-    Numbers that were measured on the rows enter every input, without noise. And each client of a
-    row adds it to the total, so a row of several moves a total by more than its sensitivity. Rows
-    that clients hold out are theirs, too: by counts of them a search may choose.
+    Statistics measured on the rows enter every input without noise. A row that several clients hold
+    changes a total by more than the sensitivity, because each of these clients adds it. Held-out
+    rows (``held``) count as well, because a search may choose by scores on them.
     """
     unit = section.unit
     if unit == "none":
@@ -179,7 +180,7 @@ def _steps(section: PrivacySection, noise: float, grid: float) -> PrivateSteps |
 
 
 def _check_settings(setup: Setup) -> None:
-    """Raise RecipeError for settings that would release what is not accounted for."""
+    """Raise RecipeError for settings that would release information outside the accounting."""
     section, unit = setup.privacy, f"privacy.unit = {setup.privacy.unit!r}"
     central = section.where == "central"
     problems = {
@@ -190,8 +191,8 @@ def _check_settings(setup: Setup) -> None:
             central and section.min_replies > 1 and setup.train.sampling == "poisson"
         ),
     }
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise RecipeError(problem)
 
 
@@ -221,18 +222,18 @@ def _check_private_steps(train: TrainSection, task: Task) -> None:
 
 def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tuple[int, ...]:
     """Return the number of releases of each round, from round 0."""
-    method, known = setup.method, {}
+    method, forms = setup.method, {}
     counts = []
     for number in range(task.training.num_rounds + 1):
         count = 0
         for ctx in _stages(method, task, number):
             key = (number == 0, ctx.stage)
-            if key not in known:
-                known[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
-                for form in known[key]:
+            if key not in forms:
+                forms[key] = [_form(method, ctx, client) for client in _one_of_each(clients)]
+                for form in forms[key]:
                     _check_form(setup, form)
             terms = method.record_terms if setup.privacy.unit == "record" else 1
-            count += terms * any(form.arrays for form in known[key])
+            count += terms * any(form.arrays for form in forms[key])
         counts.append(count)
     if not any(counts):
         raise RecipeError(
@@ -243,7 +244,7 @@ def _releases(setup: Setup, task: Task, clients: tuple[ClientInfo, ...]) -> tupl
 
 
 def _private_steps(method: Method, task: Task) -> tuple[int, ...]:
-    """Return the number of a client's private steps in each round from 0; () without them."""
+    """Return a client's number of private steps per round, from round 0; () without such steps."""
     assert task.privacy is not None  # that of the caller
     steps = task.privacy.steps
     if steps is None:
@@ -267,8 +268,8 @@ def _stages(method: Method, task: Task, number: int) -> Iterator[Context]:
 
 def _one_of_each(clients: tuple[ClientInfo, ...]) -> list[Order]:
     """Return one client of each architecture."""
-    found = {client.architectures[0]: client.id for client in clients}
-    return [Order(client, name) for name, client in sorted(found.items())]
+    client_ids = {client.architectures[0]: client.id for client in clients}
+    return [Order(client, name) for name, client in sorted(client_ids.items())]
 
 
 def _form(method: Method, ctx: Context, order: Order) -> Form:

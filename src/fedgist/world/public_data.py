@@ -1,7 +1,7 @@
 """Public data: rows that the server and all sites may see, mostly without labels.
 
-They are held out of the training set, come from another source, or were given as an array. Models
-see them as they see training rows: by the training set's moments.
+Public rows are held out of the training set, come from another source, or are passed as an array.
+They are normalized with the training set's mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -34,19 +34,25 @@ NO_LABEL = 0  # stands where labels are not known; nothing reads it
 
 @dataclass(frozen=True, eq=False)
 class Public:
-    """Public rows as the data set holds its own: ``x`` ``(rows, *shape)``, and ``y`` (rows,)."""
+    """Public rows in the form of a data set: ``x`` ``(rows, *input)``, ``y`` (rows,).
+
+    For texts, ``x`` and ``y`` are (rows, length).
+    """
 
     x: Tensor
     y: Tensor
     labelled: bool = False
 
     def seen(self, examples: Examples, section: PublicSection | None) -> Examples:
-        """Return the rows as models see them: like those training ``examples``, on their device."""
+        """Return the rows as model inputs, prepared like ``examples`` and on the same device."""
         return examples.others(self.x, self.y, section.augment if section else ())
 
 
 def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
-    """Return the data that are left for clients, and the public rows, if there are any."""
+    """Return the clients' data without public rows, and the public rows; None without public rows.
+
+    Public rows of a client stay in the data: see :func:`rows_of_client`.
+    """
     section = setup.data.public
     if section:
         check_augment(section.augment, data, "data.public.augment")
@@ -73,9 +79,9 @@ def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
 
 
 def rows_of_client(setup: Setup, data: Dataset, parts: Partition) -> Public | None:
-    """Return the training rows of the client whose rows all may see, if the recipe names one.
+    """Return the training rows of the public client; None if the recipe names no such client.
 
-    They stay its own: it is asked like any other client.
+    The client keeps these rows and takes part in the run like any other client.
     """
     section, client = setup.data.public, client_of(setup, parts)
     if section is None or client is None:
@@ -94,7 +100,7 @@ def rows_of_client(setup: Setup, data: Dataset, parts: Partition) -> Public | No
 
 
 def client_of(setup: Setup, parts: Partition) -> int | None:
-    """Return the number of the client whose rows all may see, if the recipe names one."""
+    """Return the number of the public client; None if the recipe names no such client."""
     section = setup.data.public
     if section is None or section.client is None:
         return None
@@ -104,7 +110,7 @@ def client_of(setup: Setup, parts: Partition) -> int | None:
 
 
 def digest_of(rows: Examples) -> int:
-    """Return a digest of rows as models see them, in their order: a whole number of 63 bits."""
+    """Return a digest of the model inputs of all rows in order: a whole number of 63 bits."""
     seen = hashlib.sha256()
     for piece in torch.split(torch.arange(len(rows)), DIGESTED_AT_ONCE):
         seen.update(rows.batch(piece.unsqueeze(0)).x.cpu().numpy().tobytes())
@@ -120,16 +126,16 @@ def _check_moments(setup: Setup) -> None:
 
 
 def hold_out_at_server(setup: Setup, data: Dataset) -> tuple[Dataset, Dataset | None]:
-    """Return the data that are left for clients, and the rows held out, if any are."""
+    """Return the clients' data without held-out rows, and the held-out rows or None."""
     if not setup.data.held_out:
         return data, None
     return _taken_out(setup, data, setup.data.held_out, "data.held_out")
 
 
 def _taken_out(setup: Setup, data: Dataset, size: int, key: str) -> tuple[Dataset, Dataset]:
-    """Draw rows out of the training rows; return the rest, and those drawn.
+    """Draw ``size`` training rows; return the data without the drawn rows, and the drawn rows.
 
-    Where the data name the rows' clients, each keeps its first row: none is left without.
+    If rows carry client names, each client keeps at least its first row.
     """
     if setup.given.clients is not None:
         raise RecipeError(f"{key} are taken out of the training rows, which clients= numbers")

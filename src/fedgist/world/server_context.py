@@ -13,19 +13,19 @@ from fedgist.world.graph import Neighbors
 from fedgist.world.privacy_budget import PrivacyBudget
 
 Online = Callable[[int], list[ClientInfo]]  # in a round
-NeighborsOf = Callable[[int], Neighbors] | None  # by round
+NeighborsByRound = Callable[[int], Neighbors] | None  # by round
 
 
 @dataclass(frozen=True, eq=False)
 class ServerContext:
-    """The settings, the method, the task, the clients, and which are online in a round.
+    """The settings, the method, the task, the clients, and the clients online in each round.
 
-    ``num_clients`` counts the clients before a method merges them;
-    ``data_name`` is the name of the data; ``holds_out`` says whether clients hold out some of their
-    training rows for validation; ``notes`` are what a user should know before the first round;
-    ``spending`` says what the run spends of its privacy, if it has any;
-    ``hears`` whom each client hears in a round, among peers; ``plans`` are the execution plans of
-    the architectures, and ``server_threads`` the number of torch's threads for work of the server.
+    ``num_clients`` counts the clients before a method merges them. ``data_name`` is the name of the
+    data. ``holds_out`` says whether clients hold out training rows for validation. ``notes`` are
+    messages for the user before the first round. ``spending`` is the privacy budget of a private
+    run. ``neighbors`` returns each client's neighbors in a round, if clients are peers. ``plans``
+    holds the execution plan of each architecture. ``server_threads`` is the number of torch threads
+    for the server's own work.
     """
 
     setup: Setup
@@ -38,13 +38,13 @@ class ServerContext:
     holds_out: bool = False
     notes: tuple[str, ...] = ()
     spending: PrivacyBudget | None = None
-    hears: NeighborsOf = None
+    neighbors: NeighborsByRound = None
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe as it is recorded: with what the machine and the data decided."""
+        """The recipe as it is recorded, with the values that the machine and the data determine."""
         return self.setup.recorded(
             num_clients=self.num_clients,
             plans=self.plans,

@@ -20,30 +20,37 @@ from fedgist.world.client_lists import named_like
 
 @dataclass(frozen=True)
 class PartialTestSet:
-    """A part of the test rows, ``rows`` (rows,); predictions of all rows serve it."""
+    """A part of the test rows: ``rows`` (rows,) are positions in ``whole``.
+
+    Its predictions are taken from the predictions of all test rows.
+    """
 
     whole: Examples
     rows: Tensor
 
     @property
     def x(self) -> Tensor:
-        """The examples themselves."""
+        """The examples (rows, *shape)."""
         return self.whole.x[self.rows]
 
     @property
     def y(self) -> Tensor:
-        """Their labels."""
+        """The labels of the examples (rows, ...)."""
         return self.whole.y[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Return inputs, as :meth:`~fedgist.data.examples.Examples.seen` does."""
+        """Return the inputs ``(rows, *input)`` of row numbers (rows,), without augmentation."""
         return self.whole.seen(self.rows.to(rows.device)[rows])
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
+        """Return one batch per client, with leaves (clients, batch, ...).
+
+        ``rows`` (clients, batch) are row numbers, or -1 for absent rows. ``keys`` (clients,) draw
+        the augmentation, as in :meth:`~fedgist.data.examples.Examples.batch`.
+        """
         own = self.rows.to(rows.device)
         return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
 
@@ -65,19 +72,19 @@ def server_sets(
     return sets
 
 
-def _rows_of(part: TestSet, where: str, data: Dataset, on_test: Examples) -> Tensor:
-    """Return which test rows are in a part, (rows,) of truth values."""
+def _rows_of(part: TestSet, key: str, data: Dataset, on_test: Examples) -> Tensor:
+    """Return a mask (rows,) of the test rows that belong to a part."""
     if part.clients is not None:
         if data.clients_test is None:
             raise RecipeError(
-                f"{where}.clients needs test rows whose clients are known; {data.name} has none"
+                f"{key}.clients needs test rows whose clients are known; {data.name} has none"
             )
-        chosen = named_like(part.clients, data.client_names, f"{where}.clients")
+        chosen = named_like(part.clients, data.client_names, f"{key}.clients")
         return torch.isin(data.clients_test, torch.tensor(chosen)).to(on_test.y.device)
     classes = part.classes or ()
     if strange := [c for c in classes if c >= data.num_classes]:
         raise RecipeError(
-            f"{where}.classes names class {strange[0]}; the data have classes "
+            f"{key}.classes names class {strange[0]}; the data have classes "
             f"0..{data.num_classes - 1}"
         )
     return torch.isin(on_test.y, torch.tensor(classes, device=on_test.y.device))

@@ -1,7 +1,7 @@
 """Make the world of a recipe: examples, clients, models and a method that fit each other.
 
-A world belongs to a simulation: it holds what the server knows and what all sites hold. A real
-server has only its own side.
+A world belongs to a simulation: it holds the server's context and the rows of all sites. A real
+server has only the server's context.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fedgist.world.public_data import (
     rows_of_client,
     set_aside,
 )
-from fedgist.world.server_context import NeighborsOf, Online, ServerContext
+from fedgist.world.server_context import NeighborsByRound, Online, ServerContext
 from fedgist.world.server_sets import server_sets
 
 
@@ -67,7 +67,7 @@ class World:
 
 
 def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> World:
-    """Make the world of a resolved recipe; ``say`` is told what takes long."""
+    """Make the world of a resolved recipe; ``say`` is called with notes on long calculations."""
     data, public, central = _data(setup)
     objective = objective_of(setup, data)
     parts = divide(setup, data)
@@ -88,27 +88,27 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         check_rows(setup.privacy, data, train, parts.validation)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    online, hears, settings, lonely = _who(setup, task, clients, train)
+    online, neighbors, settings, few_notes = _participants(setup, task, clients, train)
     side = ServerContext(
         *(setup, len(parts.train), setup.method, task, clients, online, data.name),
-        *(len(parts.validation.rows) > 0, _notes(groups, lonely, spending), spending, hears),
+        *(len(parts.validation.rows) > 0, _notes(groups, few_notes, spending), spending, neighbors),
         plans=setup.engine.plans,
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
-    population = _as_seen(population, setup.data.normalize, data, parts)
+    population = _with_own_moments(population, setup.data.normalize, data, parts)
     return World(side, data, parts, population, settings, public)
 
 
 def _notes(
-    groups: Mapping[str, ClientGroup], lonely: Sequence[str], spending: PrivacyBudget | None
+    groups: Mapping[str, ClientGroup], few_notes: Sequence[str], spending: PrivacyBudget | None
 ) -> tuple[str, ...]:
     """Return notes for the user before the first round."""
     of_models = (group.note for group in groups.values() if group.note)
-    return (*of_models, *lonely, *(spending.notes() if spending else ()))
+    return (*of_models, *few_notes, *(spending.notes() if spending else ()))
 
 
 def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
-    """Return the clients' examples, the rows that all may see, and those that the server holds."""
+    """Return the clients' data, the public rows, and the rows that the server holds out."""
     data = read_data(setup.data, setup.seed, setup.given.data, setup.given.root)
     data, public = set_aside(setup, data)
     data, central = hold_out_at_server(setup, data)
@@ -138,7 +138,7 @@ def _with_public(
 def _held_out(
     on_train: Examples, on_test: Examples, central: Dataset | None, parts: Partition
 ) -> Examples:
-    """Return the rows that are held out: the clients' together, or those of the server."""
+    """Return the held-out rows: those of all clients together, or those of the server."""
     if central is None:
         return on_train.only(parts.validation.rows)
     return on_test.others(central.x, central.y)
@@ -147,7 +147,7 @@ def _held_out(
 def _clients(
     setup: Setup, groups: Mapping[str, ClientGroup], parts: Partition
 ) -> tuple[tuple[ClientInfo, ...], Rows, Mapping[str, Pool]]:
-    """Return the clients with their architectures and training rows, and the pools they are in."""
+    """Return the clients with their architectures, their training rows, and the pools' sizes."""
     if setup.method.merges_clients:
         return (ClientInfo(0, (next(iter(groups)),)),), parts.train.merged(), {}
     root, train, count = random.key(setup.seed), parts.train, len(parts.train)
@@ -160,24 +160,29 @@ def _clients(
     return clients, train, task_pools(setup, members)
 
 
-def _who(
+def _participants(
     setup: Setup, task: Task, clients: tuple[ClientInfo, ...], train: Rows
-) -> tuple[Online, NeighborsOf, dict[int, Settings], list[str]]:
-    """Return who is online in a round, each client's neighbors, and clients' own settings.
+) -> tuple[Online, NeighborsByRound, dict[int, Settings], list[str]]:
+    """Return the clients online in a round, each client's neighbors, and client settings.
 
-    Also returned are notes on clients that are left out.
+    The last value returned is a list of notes on clients that are left out.
     """
     root, section = random.key(setup.seed), setup.clients
     online = availability(section.availability, clients, random.fold(root, "online"))
-    online, lonely = drop_small_clients(online, train, task.objective)
-    hears = neighbors_of(section.graph, setup.method, task, random.fold(root, "graph"))
+    online, few_notes = drop_small_clients(online, train, task.objective)
+    neighbors = neighbors_of(section.graph, setup.method, task, random.fold(root, "graph"))
     key = random.fold(root, "client settings")
     own = client_settings(section.settings, setup.method, task, len(clients), key)
-    return online, hears, own, lonely
+    return online, neighbors, own, few_notes
 
 
-def _as_seen(population: Population, normalize: str, data: Dataset, parts: Partition) -> Population:
-    """Let each client see its rows by its own moments, if asked for; the server's stay the same."""
+def _with_own_moments(
+    population: Population, normalize: str, data: Dataset, parts: Partition
+) -> Population:
+    """With ``normalize = "client"``, normalize each client's rows with its own moments.
+
+    The server's test rows keep the moments of the data.
+    """
     if normalize != "client":
         return population
     whole = population.test_examples

@@ -24,7 +24,7 @@ from fedgist.errors import DataError, first_line, shown
 from fedgist.runs.columns import DOWN_BYTES, LEAST, MEAN, STD, TRAIN_LOSS, UP_BYTES, metric_of
 from fedgist.runs.file_checks import fault_of_recipe, fault_of_result, fault_of_round
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import Line, blob_of
+from fedgist.runs.record import Line, read_bytes_or_empty
 from fedgist.runs.run_seals import Seal
 
 KIND, VERSION, TABLE_SEALED = "fedgist_run", 2, 1  # the last: of which only the table is sealed
@@ -90,7 +90,7 @@ def to_csv(run: FinishedRun) -> str:
 def read_csv(path: Path) -> FinishedRun:
     """Read a file that :func:`to_csv` wrote; raise DataError if anything in it is unusable."""
     try:
-        return _parse(blob_of(path).decode().replace("\r\n", "\n"), path)
+        return _parse(read_bytes_or_empty(path).decode().replace("\r\n", "\n"), path)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be used as an archived run: {first_line(error)}") from error
 

@@ -37,7 +37,7 @@ from fedgist.runs.evaluation import MOST_ROWS
 from fedgist.runs.finished.trained_models import client_nets, server_nets
 from fedgist.runs.record import Line
 from fedgist.runs.round import Federation
-from fedgist.world.objective_choice import lonely
+from fedgist.world.objective_choice import clients_with_too_few_rows
 from fedgist.world.world import World
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ def evaluated(
     left out where the server's alone are scored, and those of clients that have too few rows to
     learn. Statistics are over the models whose features are finite.
     """
-    few = lonely(world.population.train, world.server.task.objective)
+    few = clients_with_too_few_rows(world.population.train, world.server.task.objective)
     everybody = [c.id for c in federation.side.clients if world.population.place[c.id] not in few]
     clients = [] if world.server.setup.evaluate.on == "global" else everybody
-    found = [values for _, values in probed(federation, world, clients, kinds)]
+    accuracies = [values for _, values in probed(federation, world, clients, kinds)]
     ctx = federation.context(EVALUATE)
     names = list(federation.method.models(federation.server, ctx) or {})
     line: Line = {}
@@ -138,7 +138,7 @@ def evaluated(
     details: list[Line] = [about | {"client": client} for client in clients]
     for kind in kinds:
         title = PROBE.name if kind == kinds[0] else f"{PROBE.name}_{kind}"
-        values = [of_kind[kind] for of_kind in found]
+        values = [of_kind[kind] for of_kind in accuracies]
         own = values[: len(clients)]
         line |= _of_servers(title, dict(zip(names, values[len(clients) :], strict=True)))
         line |= _of_clients(title, torch.tensor(own))
@@ -147,19 +147,19 @@ def evaluated(
     return line, details
 
 
-def _of_servers(title: str, found: Mapping[str, float]) -> Line:
-    line: Line = {of_server(name, ALL_ROWS, title): value for name, value in found.items()}
-    if found:
-        together = of_all if len(found) == 1 else over_models
-        line[together(title)] = sum(found.values()) / len(found)
+def _of_servers(title: str, accuracies: Mapping[str, float]) -> Line:
+    line: Line = {of_server(name, ALL_ROWS, title): value for name, value in accuracies.items()}
+    if accuracies:
+        together = of_all if len(accuracies) == 1 else over_models
+        line[together(title)] = sum(accuracies.values()) / len(accuracies)
     return line
 
 
-def _of_clients(title: str, found: Tensor) -> Line:
-    known = found[~found.isnan()]
-    if not len(known):
+def _of_clients(title: str, accuracies: Tensor) -> Line:
+    defined = accuracies[~accuracies.isnan()]
+    if not len(defined):
         return {}
-    statistics = {MEAN: known.mean(), STD: known.std(correction=0), LEAST: known.min()}
+    statistics = {MEAN: defined.mean(), STD: defined.std(correction=0), LEAST: defined.min()}
     return {
         over_clients("client", title, statistic=name): float(value)
         for name, value in statistics.items()
@@ -236,8 +236,8 @@ def _features(net: Net, examples: Examples) -> Tensor:
     there: Net = map_leaves(lambda leaf: leaf.to(device), net)
     pieces = torch.split(torch.arange(len(examples)), at_once)
     with torch.no_grad():
-        found = [there.features(take(examples.batch(p.unsqueeze(0)), 0).x).cpu() for p in pieces]
-    return torch.cat(found)
+        features = [there.features(take(examples.batch(p.unsqueeze(0)), 0).x).cpu() for p in pieces]
+    return torch.cat(features)
 
 
 def _fitted(model: ClassifierMixin, encoded: Encoded) -> float:

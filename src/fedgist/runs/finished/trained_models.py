@@ -141,15 +141,15 @@ def server_net(federation: Federation, world: World, who: int | str) -> Net | No
         return None
     models = server_nets(federation)
     if name not in models:
-        known = listed(sorted(models)) if models else "none of its own: a client's is meant"
-        raise RecipeError(f"there is no model {name:.80}; the server of this run has {known}")
+        choices = listed(sorted(models)) if models else "none of its own: a client's is meant"
+        raise RecipeError(f"there is no model {name:.80}; the server of this run has {choices}")
     return models[name]
 
 
 def server_nets(federation: Federation) -> dict[str, Net]:
     """Return the server's own models, on the CPU, by ``"server/NAME"``."""
-    found = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
-    return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in found.items()}
+    models = federation.method.models(federation.server, federation.context(EVALUATE)) or {}
+    return {f"{SERVER}{n}": map_leaves(lambda leaf: leaf.cpu(), net) for n, net in models.items()}
 
 
 def client_model(federation: Federation, world: World, client: int | str) -> ClientModel:
