@@ -80,7 +80,10 @@ class FD(Method):
     leave_own_out: bool = True
     """Whether a client learns from the mean over the other clients only, as in Jeong et al."""
     declare_classes: bool = True
-    """Whether a missing class costs one bit in a message. If false, it is sent as zeros."""
+    """Whether a message says by one bit per class which classes it has.
+
+    If false, missing classes are sent as zeros. Differential privacy needs false.
+    """
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True

@@ -76,7 +76,7 @@ class FedProto(Method):
     inference_classes: Literal["all", "own"] = "all"
     """Which prototypes are candidates: all, or those of the client's own training classes.
 
-    ``own`` is the authors' code.
+    ``own`` is what the authors' code does.
     """
 
     keeps: ClassVar[Part] = "all"
