@@ -45,7 +45,7 @@ class Measurement:
 
     @staticmethod
     def draw(key: Tensor, n: int, m: int) -> Measurement:
-        """Draw a map from ``n`` to ``m`` numbers by key."""
+        """Draw a map from vectors (n,) to vectors (m,) by key."""
         flips = 2 * random.integers(random.fold(key, "flips"), (n,), 2) - 1
         places = random.permutation(random.fold(key, "places"), _length(n))[:m]
         return Measurement(flips.to(torch.float32), places)

@@ -115,7 +115,10 @@ class FedLogC(Method):
         return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: ClassSums, ctx: Context) -> Tensor:
-        """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
+        """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15), ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
         pull, push = pull_and_push(z, batch.y, batch.mask, down.total)

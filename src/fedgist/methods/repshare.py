@@ -137,7 +137,7 @@ def download(
 ) -> PeerRepresentations:
     """Return a client's download: the global means, and ``m_down`` observations of others.
 
-    ``draw`` selects the observations: all classes of one other client, each class from its own
+    ``draw`` selects the observations: all classes of one other client, each class from another
     client, or the observations nearest to the client's own means. If the order names neighbors, the
     client gets observations of its neighbors only, and no global mean. Observations with counts of
     at most ``floor`` are treated as noise.
@@ -390,7 +390,10 @@ class RepShare(PeerMethod):
         down: PeerRepresentations,
         ctx: Context,
     ) -> Tensor:
-        """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
+        """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6), a scalar ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         z = net.features(batch.x)
         logits = net.logits(z)
         mean, has_target = down.targets()
