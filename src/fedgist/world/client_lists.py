@@ -19,8 +19,9 @@ def own_rows(
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
     """Return each client's training rows and test rows, and what the clients are called.
 
-    A Boolean mask names the rows where it is true. Clients may share rows, but none may list a row
-    twice, or have no training rows. Without ``clients_test``, each has all test rows.
+    The rows of each client are returned as row numbers, (rows,). A Boolean mask names the rows
+    where it is true. Clients may share rows, but none may list a row twice, or have no training
+    rows. Without ``clients_test``, each has all test rows.
     """
     names = tuple(clients) if isinstance(clients, Mapping) else ()
     train = _rows_of_each(clients, count, "clients")

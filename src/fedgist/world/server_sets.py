@@ -27,23 +27,29 @@ class PartialTestSet:
 
     @property
     def x(self) -> Tensor:
-        """The examples themselves."""
+        """The examples, ``(rows, *input)``."""
         return self.whole.x[self.rows]
 
     @property
     def y(self) -> Tensor:
-        """Their labels."""
+        """The labels of the examples, (rows,); for texts (rows, length)."""
         return self.whole.y[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def seen(self, rows: Tensor) -> Tensor:
-        """Return inputs, as :meth:`~fedgist.data.examples.Examples.seen` does."""
+        """Return inputs ``(rows, *input)`` of row numbers (rows,) in this part.
+
+        See :meth:`~fedgist.data.examples.Examples.seen`.
+        """
         return self.whole.seen(self.rows.to(rows.device)[rows])
 
     def batch(self, rows: Tensor, keys: Tensor | None = None) -> Batch:
-        """Return batches of them, as :meth:`~fedgist.data.examples.Examples.batch` does."""
+        """Return batches of row numbers (clients, batch) in this part; ``keys`` are (clients,).
+
+        See :meth:`~fedgist.data.examples.Examples.batch`.
+        """
         own = self.rows.to(rows.device)
         return self.whole.batch(torch.where(rows >= 0, own[rows], rows), keys)
 
