@@ -22,7 +22,7 @@ def of_text(text: str) -> str:
 
 
 def of_arrays(arrays: Mapping[str, Tensor], key: Tensor | None = None) -> str:
-    """Return the digest of arrays by name; with a key, of samples of them."""
+    """Return the digest of arrays of any shape by name; with a key, of samples of them."""
     state = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name].detach().cpu().contiguous()

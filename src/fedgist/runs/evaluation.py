@@ -160,9 +160,10 @@ def _marked(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictions, Tenso
 def score_rows(
     model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
 ) -> dict[str, float]:
-    """Return the metrics of a model, from examples ``x`` to logits, whose labels are ``y``.
+    """Return the metrics of a model on examples ``x`` ``(rows, *input)`` with labels ``y`` (rows,).
 
-    NaN where a metric is not defined.
+    ``model`` maps ``(batch, *input)`` to logits (batch, classes). For texts, ``y`` is (rows,
+    length). A metric that is not defined is NaN.
     """
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
     pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)
