@@ -10,6 +10,7 @@ import torch
 import fedgist
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import make
+from fedgist.recipe.resolve import resolve
 from fedgist.testing.small_worlds import Trace, trace, world
 from fedgist.training.stacking_plan import Plan
 
@@ -105,5 +106,5 @@ def test_a_rate_that_falls_is_in_the_record_and_rounds_cannot_be_added(tmp_path:
 )
 def test_what_is_wrong_is_named(setting: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says) as caught:
-        make({}, ["method.name=fedadam", setting])
+        resolve(make({}, ["method.name=fedadam", setting]))
     assert "\n" not in str(caught.value)

@@ -45,6 +45,7 @@ def of_each(
 ) -> Normed:
     """Normalize as :func:`of_stack` does, with torch's own batch norm, one client at a time.
 
+    ``x`` is (batch, channels, ...), ``mask`` (batch,), ``weight`` and ``bias`` (channels,).
     ``mask`` None means that all rows are present. Absent rows are left out and are 0 in the result.
     This is faster on a CPU if clients have many numbers.
     """

@@ -42,7 +42,10 @@ def count_fields(kind: type) -> Mapping[str, str]:
 
 
 def impossible(kind: type, arrays: Mapping[str, Tensor], allowed: CountRange) -> str | None:
-    """Return why a count of a message, or of a stack of messages, is invalid, or None."""
+    """Return why a count of a message, or of a stack of messages, is invalid, or None.
+
+    ``arrays`` are those of the message by field, of any shape; of a stack, (clients, ...).
+    """
     for name, position in count_fields(kind).items():
         counts = arrays[name][..., 0] if position == COUNTS_FIRST[_META] else arrays[name]
         wrong = counts[(counts < allowed.least) | (counts > allowed.most)]

@@ -135,7 +135,10 @@ def pack(value: object) -> bytes:
 
 
 def separate(arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the arrays, with copies of those that share memory, which safetensors refuses."""
+    """Return arrays of any shape by name, with copies of those that share memory.
+
+    Safetensors refuses arrays that share memory.
+    """
     seen: set[int] = set()
     out = {}
     for name, array in arrays.items():
@@ -232,7 +235,8 @@ def refuse(value: object, form: Form) -> str | None:
 def why_not_as_declared(arrays: Mapping[str, torch.Tensor], form: Form) -> str | None:
     """Return why a message, or a stack of messages, contradicts its type's declaration, or None.
 
-    It must have a wire form, and its counts must be possible.
+    It must have a wire form, and its counts must be possible. ``arrays`` are those of the message
+    by name, of any shape; of a stack, (clients, ...).
     """
     if reason := wire_form.why_not_decodable(form.kind, arrays):
         return reason
@@ -254,7 +258,10 @@ def why_not_summable(form: Form) -> str | None:
 
 
 def is_finite(array: torch.Tensor) -> bool:
-    """Return whether all numbers are finite: exactly if their sum in double precision is."""
+    """Return whether all numbers of an array of any shape are finite.
+
+    They are finite exactly if their sum in double precision is.
+    """
     if not array.is_floating_point():
         return True
     if array.dtype == torch.float64:  # whose sum may overflow
@@ -270,7 +277,10 @@ def _refuse_norm(arrays: Mapping[str, torch.Tensor], most: float) -> str | None:
 
 
 def can_be_summed(array: torch.Tensor, terms: int) -> bool:
-    """Return whether all numbers are finite, and a sum of ``terms`` such arrays stays finite."""
+    """Return whether all numbers are finite, and a sum of ``terms`` such arrays stays finite.
+
+    ``array`` has any shape.
+    """
     if terms == 1 or array.dtype not in SUMMED or not array.numel():
         return is_finite(array)
     most = torch.finfo(array.dtype).max / terms

@@ -74,8 +74,9 @@ class Net:
     """A model with its numbers: parameters and buffers by name.
 
     It maps ``x``, ``(batch, *input)``, to features ``z`` (batch, m), and features to logits (batch,
-    classes). ``run`` is the training pass, or None in evaluation: with it, dropout before the head
-    acts in :meth:`logits`.
+    classes). Parameters and buffers are arrays of any shape, as the model's layers have them.
+    ``run`` is the training pass, or None in evaluation: with it, dropout before the head acts in
+    :meth:`logits`.
     """
 
     params: dict[str, Tensor]
@@ -145,7 +146,7 @@ class Net:
         return self.part(part) | {k: v for k, v in self.buffers.items() if holds(part, k)}
 
     def with_arrays(self, arrays: Mapping[str, Tensor]) -> Net:
-        """Return the same net with some parameters or buffers replaced.
+        """Return the same net with some parameters or buffers replaced, by arrays of their shapes.
 
         Raises
         ------

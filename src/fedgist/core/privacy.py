@@ -111,7 +111,11 @@ def bounded(z: Tensor, privacy: Privacy | None) -> Tensor:
 
 
 def clip_factor(norm: Tensor, clip: float) -> Tensor:
-    """Return the factor that brings a norm to just below the clip, in the norm's shape, or 1."""
+    """Return the factor that brings a norm to just below the clip, or 1.
+
+    ``norm`` has any shape, such as () for a message or (batch, 1) for rows. The factor has the
+    same.
+    """
     most = clip * _BELOW
     return torch.where(norm > most, most / norm, 1.0)
 

@@ -1,9 +1,12 @@
 """Counter-based randomness in tensor operations.
 
-A *key* is a 64-bit integer tensor. :func:`fold` derives a new key from a key and some words. A draw
-mixes the key with the position of each number. There is no state, so the same key gives the same
-numbers stacked under vmap or unstacked, in any order and on any device: integers and uniforms bit
-for bit, normals up to the device's logarithm.
+A *key* is an int64 tensor: a scalar (), or one key per client, (K,). :func:`fold` derives a new key
+from a key and some words. A draw mixes the key with the position of each number. A key () gives
+numbers of the ``shape`` of the draw. Keys of K clients need a dimension of 1 for each of ``shape``:
+keys (K, 1) and ``shape`` (n,) give (K, n).
+
+There is no state, so the same key gives the same numbers stacked under vmap or unstacked, in any
+order and on any device: integers and uniforms bit for bit, normals up to the device's logarithm.
 
 The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 generators", 2014).
@@ -49,7 +52,8 @@ def key(seed: int, *words: Word) -> Tensor:
 def fold(key: Tensor, *words: Word) -> Tensor:
     """Derive a key in the shape of ``key``, a different one for each sequence of words.
 
-    Integer tensors among the words broadcast against the key.
+    Integer tensors among the words broadcast against the key: a key () and a word (K,) give one key
+    per client, (K,).
     """
     for word in words:
         key = _mix((key ^ _number(word)) * 3 + _GOLDEN)
@@ -64,7 +68,7 @@ def _bits(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Draw uniform float32 numbers of ``shape``, multiples of 2^-24, from 0 to just below 1.
 
-    ``key`` is a scalar, or has leading dimensions that broadcast against ``shape``.
+    ``key`` is a scalar (), or has dimensions of 1 at the end, which broadcast against ``shape``.
     """
     return _shift(_bits(key, shape), 40).to(torch.float32) * 2.0**-24
 
@@ -91,7 +95,7 @@ def permutation(key: Tensor, length: int) -> Tensor:
 def choice(key: Tensor, length: int, size: int) -> list[int]:
     """Draw ``size`` different numbers from 0 to ``length`` - 1, in increasing order.
 
-    They are the first of :func:`permutation`.
+    They are the first of :func:`permutation`. ``key`` is a scalar ().
     """
     draws = _shift(_bits(key, (length,)), 1)
     return sorted(draws.topk(min(size, length), largest=False).indices.tolist())
@@ -100,7 +104,8 @@ def choice(key: Tensor, length: int, size: int) -> list[int]:
 def order(key: Tensor, present: Tensor) -> Tensor:
     """Draw, for each row of ``present`` (lines, places), a random order of its true places.
 
-    The false places come last. The result holds the places, (lines, places).
+    The false places come last. The result holds the places, (lines, places). ``key`` is (), which
+    gives every line the same draws, or (lines, 1).
     """
     draws = _shift(_bits(key, (present.shape[1],)), 1)
     return torch.argsort(

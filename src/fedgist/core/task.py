@@ -91,5 +91,5 @@ class Context:
     settings: Settings = field(default=None, metadata=STATIC)
 
     def draw(self, *purpose: random.Word) -> Tensor:
-        """Return a key for one purpose, for use with :mod:`fedgist.core.random`."""
+        """Return a key for one purpose, (), for use with :mod:`fedgist.core.random`."""
         return random.fold(self.key, *purpose)

@@ -74,22 +74,28 @@ def _equal(first: object, second: object) -> bool:
 
 
 def leaves(value: object) -> list[Tensor]:
-    """Return the tensors of a tree, in a fixed order."""
+    """Return the tensors of a tree, its leaves of any shape, in a fixed order."""
     return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def map_leaves(function: Callable[..., Any], value: T, *others: T) -> T:
-    """Apply ``function`` to each tensor of ``value`` with its counterparts in ``others``."""
+    """Apply ``function`` to each tensor of ``value`` with its counterparts in ``others``.
+
+    Leaves have any shape. The result is a tree of the same form.
+    """
     return typing.cast("T", _pytree.tree_map(function, value, *others))
 
 
 def take(value: T, rows: Tensor | slice | int) -> T:
-    """Return rows of a stacked tree: every tensor is indexed along its first dimension."""
+    """Return rows of a stacked tree: every leaf (K, ...) is indexed along its first dimension.
+
+    Row numbers (n,) give leaves (n, ...), and a whole number gives leaves (...).
+    """
     return map_leaves(lambda leaf: leaf[rows], value)
 
 
 def stack(values: list[T]) -> T:
-    """Stack trees of equal shapes along a new first dimension."""
+    """Stack K trees of equal shapes: every leaf (...) becomes (K, ...)."""
     return map_leaves(lambda *leaf: torch.stack(leaf), *values)
 
 
@@ -106,7 +112,7 @@ def same(first: object, second: object) -> bool:
 
 
 def named(value: object, prefix: str = "") -> dict[str, Tensor]:
-    """Flatten a tree to named arrays; names join fields and keys with ``/``.
+    """Flatten a tree to arrays of any shape by name; names join fields and keys with ``/``.
 
     Raises
     ------
@@ -141,7 +147,10 @@ def named(value: object, prefix: str = "") -> dict[str, Tensor]:
 
 
 def added_later(value: object) -> dict[str, Tensor]:
-    """Return the named arrays of a tree's fields that are declared ``field(metadata=LATER)``."""
+    """Return the arrays of a tree's fields that are declared ``field(metadata=LATER)``, by name.
+
+    The arrays have any shape.
+    """
     if not dataclasses.is_dataclass(value):
         return {}
     later = [f.name for f in dataclasses.fields(value) if f.metadata.get("later")]
@@ -151,7 +160,9 @@ def added_later(value: object) -> dict[str, Tensor]:
 
 
 def build(kind: Any, arrays: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Rebuild a tree of type ``kind`` from named arrays: the inverse of :func:`named`.
+    """Rebuild a tree of type ``kind`` from arrays by name: the inverse of :func:`named`.
+
+    The arrays have any shape.
 
     Raises
     ------

@@ -128,7 +128,11 @@ def why_not_decodable(kind: type, arrays: Arrays) -> str | None:
 
 
 def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
-    """Return the arrays of a message as they are sent."""
+    """Return the arrays of a message as they are sent.
+
+    ``arrays`` have any shape, by field. Of a field with a wire form, the bits are sent as uint8
+    (bytes,), the nonzero numbers as (numbers,), and rows as (rows sent, ...).
+    """
     out = {}
     for name, array in arrays.items():
         form = form_of(kind, name)
@@ -147,6 +151,7 @@ def to_wire(kind: type, arrays: Arrays) -> dict[str, Tensor]:
 def from_wire(kind: type, arrays: Arrays, limit: int | None = None) -> dict[str, Tensor]:
     """Return the arrays of a message as they are in memory: the inverse of :func:`to_wire`.
 
+    Both hold arrays of any shape, by name.
     No decoded array may take more than ``limit`` bytes.
     """
     out = {}

@@ -62,17 +62,26 @@ def brightened(x: Tensor, by: Tensor) -> Tensor:
 
 
 def contrasted(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose distance from their mean grey is scaled by ``1 + 0.8 by``."""
+    """Return images whose distance from their mean grey is scaled by ``1 + 0.8 by``.
+
+    ``by`` (images, 1, 1, 1) is in [-1, 1].
+    """
     return _blend(x, grey(x).mean((2, 3), keepdim=True), 1 + CONTRAST * by)
 
 
 def saturated(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose distance from grey is scaled by ``1 + 0.8 by``."""
+    """Return images whose distance from grey is scaled by ``1 + 0.8 by``.
+
+    ``by`` (images, 1, 1, 1) is in [-1, 1].
+    """
     return _blend(x, grey(x), 1 + SATURATION * by)
 
 
 def hue_shifted(x: Tensor, by: Tensor) -> Tensor:
-    """Return images whose hues are rotated by ``0.2 by`` of a circle, through HSV and back."""
+    """Return images whose hues are rotated by ``0.2 by`` of a circle, through HSV and back.
+
+    ``by`` (images, 1, 1, 1) is in [-1, 1].
+    """
     red, green, blue = x.unbind(1)
     value, least = x.amax(1), x.amin(1)
     span = value - least

@@ -92,7 +92,7 @@ class Dataset:
         return self.classes or tuple(str(label) for label in range(self.num_classes))
 
     def only(self, rows: Tensor | slice) -> Dataset:
-        """Return the same data with only these training rows."""
+        """Return the same data with only these training rows: row numbers (rows,), or a slice."""
         clients = None if self.clients is None else self.clients[rows]
         beside = {name: values[rows] for name, values in self.annotations.items()}
         return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)

@@ -107,7 +107,10 @@ class Examples:
         return x.long() if self.y.dim() > 1 else self._scaled(x, rows)
 
     def annotated(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the annotations of ``rows`` by name, in its shape; absent rows (-1) have 0."""
+        """Return the annotations of ``rows`` (clients, batch) by name, in the same shape.
+
+        Absent rows (-1) have 0.
+        """
         return {
             name: values[rows.clamp(min=0)].masked_fill_(rows < 0, 0.0)
             for name, values in self.annotations.items()

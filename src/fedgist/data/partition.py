@@ -80,8 +80,9 @@ def hold_out(
 ) -> tuple[Rows, Rows]:
     """Return each client's training rows and validation rows.
 
-    The validation rows are a share of the client's rows, rounded down. With ``independent`` every
-    row is drawn independently: one row more or less does not change the draw of any other row.
+    ``train`` holds the row numbers of each client, (rows,). The validation rows are a share of the
+    client's rows, rounded down. With ``independent`` every row is drawn independently: one row more
+    or less does not change the draw of any other row.
     """
     if share == 0.0:  # with many clients the general case would take seconds
         return Rows.of(train), Rows.of([rows[:0] for rows in train])

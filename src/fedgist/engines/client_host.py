@@ -171,7 +171,7 @@ class ClientHost:
         return Clients(net.with_arrays(under("net/")), own, memory)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the clients' state, by architecture and name."""
+        """Return the clients' state: arrays (clients, ...) by architecture and name."""
         return {
             f"{architecture}/{name}": array
             for architecture, store in self.stores.items()
@@ -179,7 +179,7 @@ class ClientHost:
         }
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the clients' state from a checkpoint."""
+        """Restore the clients' state, arrays (clients, ...) by name, from a checkpoint."""
         prefixes = tuple(f"{architecture}/" for architecture in self.stores)
         if strange := [name for name in arrays if not name.startswith(prefixes)]:
             raise CheckpointError(

@@ -77,12 +77,15 @@ class DelayedEngine:
         return self._simulation().client(ctx, order, down)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the clients' state, and the late replies."""
+        """Return the clients' state by name, and the late replies, uint8 (bytes,) each."""
         sealed = {f"{UNDER_WAY}/{i}": _sealed(part) for i, part in enumerate(self.under_way)}
         return self._simulation().state() | sealed
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the clients' state and the late replies from a checkpoint."""
+        """Restore the clients' state and the late replies from a checkpoint.
+
+        ``arrays`` are those of :meth:`state`: of any shape, by name.
+        """
         start = f"{UNDER_WAY}/"
         places = sorted(int(n.removeprefix(start)) for n in arrays if n.startswith(start))
         self.under_way = [_unsealed(arrays[f"{start}{place}"]) for place in places]

@@ -179,10 +179,10 @@ class Simulation(Protocol):
         """Return one client's state after this download: a value with ``net`` and ``own``."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of all clients by name, for a checkpoint."""
+        """Return the state of all clients, arrays of any shape by name, for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the clients' state from a checkpoint."""
+        """Restore the clients' state, arrays of any shape by name, from a checkpoint."""
 
 
 def metrics_of(method: Method, task: Task) -> tuple[Metric, ...]:

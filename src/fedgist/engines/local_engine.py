@@ -131,11 +131,11 @@ class LocalEngine:
         return take(clients, 0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the clients' state, by architecture and name."""
+        """Return the clients' state: arrays (clients, ...) by architecture and name."""
         return self.host.state()
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the clients' state from a checkpoint."""
+        """Restore the clients' state, arrays (clients, ...) by name, from a checkpoint."""
         self.host.restore(arrays)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class LoopbackEngine:
         return take(cohorts.receive(host.cohort(sent), host.clients(sent)), 0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of all sites, by client and name."""
+        """Return the state of all sites: arrays (1, ...) by client, architecture and name."""
         return {
             f"{client}/{name}": array
             for client, site in self.sites.items()
@@ -82,7 +82,7 @@ class LoopbackEngine:
         }
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the state of every site from a checkpoint."""
+        """Restore the state of every site, arrays (1, ...) by name, from a checkpoint."""
         for client, site in self.sites.items():
             start = f"{client}/"
             site_arrays = {

@@ -139,7 +139,7 @@ class Site:
     def rewind(self, arrays: Mapping[str, Tensor]) -> None:
         """Return to a simulation's checkpoint and forget the answered stages.
 
-        The record of releases is kept.
+        ``arrays`` are the site's own, (1, ...) by name. The record of releases is kept.
         """
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")

@@ -45,7 +45,7 @@ class Measurement:
 
     @staticmethod
     def draw(key: Tensor, n: int, m: int) -> Measurement:
-        """Draw a map from ``n`` to ``m`` numbers by key."""
+        """Draw a map from vectors (n,) to vectors (m,) by key."""
         flips = 2 * random.integers(random.fold(key, "flips"), (n,), 2) - 1
         places = random.permutation(random.fold(key, "places"), _length(n))[:m]
         return Measurement(flips.to(torch.float32), places)
@@ -272,10 +272,15 @@ class CSFL(Method):
     mean of all measurements.
     """
     first_phase: Share = 1.0
-    """Fraction of the rounds in which measurements are sent as floats. Later only their signs are.
+    """Fraction of the rounds in which clients send measurements as floats.
+
+    In all later rounds they send only the signs of the measurements.
     """
     second_phase_lr: Positive = 1e-3
-    """Step size of a round of signs: root mean square of the numbers that change."""
+    """Step size when only signs are sent.
+
+    It is the root mean square of the weights' changes, over the weights that change.
+    """
     reconstruction_steps: PositiveInt = 50
     """Number of steps of the reconstruction (iterative hard thresholding)."""
     error_feedback: bool = True
@@ -283,7 +288,8 @@ class CSFL(Method):
     down: Literal["model", "measurements"] = "model"
     """What clients download: the whole model, or measurements of its change.
 
-    Measurements are for clients that have the model of the round before. They cost fewer bytes.
+    Measurements cost fewer bytes. Only clients that answered in the round before can use them. All
+    others get the whole model.
     """
 
     keeps: ClassVar[Part] = "none"

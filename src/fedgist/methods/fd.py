@@ -80,7 +80,10 @@ class FD(Method):
     leave_own_out: bool = True
     """Whether a client learns from the mean over the other clients only, as in Jeong et al."""
     declare_classes: bool = True
-    """Whether a missing class costs one bit in a message. If false, it is sent as zeros."""
+    """Whether a message says by one bit per class which classes it has.
+
+    If false, missing classes are sent as zeros. Differential privacy needs false.
+    """
 
     keeps: ClassVar[Part] = "all"
     needs_classes: ClassVar[bool] = True
@@ -114,10 +117,10 @@ class FD(Method):
         return logits
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: AnyLogits, ctx: Context) -> Tensor:
-        """Return the task's loss plus gamma times the mean squared distance to the teacher.
+        """Return the task's loss plus gamma times the mean squared distance to the teacher, ().
 
-        The teacher of a row is the mean logits of its class. A row of a class without a teacher has
-        distance 0.
+        ``batch.x`` is ``(batch, *input)``. The teacher of a row is the mean logits of its class,
+        (classes,). A row of a class without a teacher has distance 0.
         """
         logits = net(batch.x)
         distance = (logits - down.mean[batch.y]).square().mean(1) * down.there[batch.y]

@@ -41,7 +41,10 @@ class FedAdam(Method):
         self.server.check(task.starts)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
-        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
+        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``: a scalar, ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         return proximal_loss(self.mu, net, batch, down, ctx)
 
     def report(self, server: Stepped, ctx: Context) -> Mapping[str, float]:

@@ -124,7 +124,10 @@ class FedDBE(Method):
         return (Phase(("all", "own.bias"), epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Bias, down: Common, ctx: Context) -> Tensor:
-        """Return the task's loss of z + bias, plus kappa times MSE(mean of z, consensus)."""
+        """Return the task's loss of z + bias, plus kappa times MSE(mean of z, consensus), ().
+
+        ``batch.x`` is ``(batch, *input)``, z (batch, m), the bias and the consensus are (m,).
+        """
         z = net.features(batch.x)
         present = torch.where(batch.mask.unsqueeze(1), z, 0.0)
         mean = present.sum(0) / batch.mask.sum().clamp(min=1)

@@ -49,9 +49,9 @@ class FedLog(Method):
     memory: Memory = "auto"
     """What the server remembers of clients that are absent from a round.
 
-    A number from 0 to 1 is a discount of the old sums (0 is the paper's algorithm). ``auto``
-    discounts by the fraction of clients that answered. ``class`` keeps the sums of classes that
-    nobody sent. ``newest`` keeps the newest sums of every client.
+    A number multiplies the old sums in each round (0 is the paper's algorithm). ``auto`` uses 1
+    minus the fraction of clients that answered. ``class`` keeps the sums of classes that nobody
+    sent. ``newest`` keeps the newest sums of every client.
     """
 
     keeps: ClassVar[Part] = "body"

@@ -47,13 +47,17 @@ class FedLogC(Method):
     nu: NonNegative = 1.0
     """Pseudo-count of the prior of the head. 0 is a flat prior."""
     head_start: Literal["exchange", "random"] = "exchange"
-    """The first sums: from one exchange with the untrained bodies, or random numbers."""
+    """The first total.
+
+    ``exchange``: from one exchange with the untrained bodies. ``random``: a total without rows that
+    gives a random head.
+    """
     memory: Memory = "auto"
     """What the server remembers of clients that are absent from a round.
 
-    A number from 0 to 1 is a discount of the old sums (0 is the paper's algorithm). ``auto``
-    discounts by the fraction of clients that answered. ``class`` keeps the sums of classes that
-    nobody sent. ``newest`` keeps the newest sums of every client.
+    A number multiplies the old sums in each round (0 is the paper's algorithm). ``auto`` uses 1
+    minus the fraction of clients that answered. ``class`` keeps the sums of classes that nobody
+    sent. ``newest`` keeps the newest sums of every client.
     """
 
     keeps: ClassVar[Part] = "body"
@@ -111,7 +115,10 @@ class FedLogC(Method):
         return (Phase(("body",), epochs=ctx.task.training.local_epochs),)
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: ClassSums, ctx: Context) -> Tensor:
-        """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15)."""
+        """Return the task's loss plus alpha times the pull minus beta times the push (eq. 15), ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)
         pull, push = pull_and_push(z, batch.y, batch.mask, down.total)

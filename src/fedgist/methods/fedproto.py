@@ -76,7 +76,7 @@ class FedProto(Method):
     inference_classes: Literal["all", "own"] = "all"
     """Which prototypes are candidates: all, or those of the client's own training classes.
 
-    ``own`` is the authors' code.
+    ``own`` is what the authors' code does.
     """
 
     keeps: ClassVar[Part] = "all"
@@ -109,10 +109,10 @@ class FedProto(Method):
         return server
 
     def loss(self, net: Net, batch: Batch, own: Own, down: Prototypes, ctx: Context) -> Tensor:
-        """Return the task's loss plus lambda times the distance to the prototypes.
+        """Return the task's loss plus lambda times the distance to the prototypes, ().
 
-        The distance is the mean square over the features. A row whose class has no prototype has
-        distance 0.
+        ``batch.x`` is ``(batch, *input)``, and a prototype is (m,). The distance is the mean square
+        over the features. A row whose class has no prototype has distance 0.
         """
         z = net.features(batch.x)
         task_loss = ctx.task.objective.loss(net.logits(z), batch)

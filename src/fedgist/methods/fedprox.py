@@ -27,5 +27,8 @@ class FedProx(Method):
     exchange: ClassVar[Exchange] = Averaging()
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
-        """Return ``F_k(w) + mu / 2 |w - w^t|^2`` (eq. 2)."""
+        """Return ``F_k(w) + mu / 2 |w - w^t|^2`` (eq. 2), a scalar ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         return proximal_loss(self.mu, net, batch, down, ctx)

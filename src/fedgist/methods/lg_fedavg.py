@@ -64,7 +64,7 @@ class SharedLayers:
                     )
 
     def state(self, net: Net) -> dict[str, Tensor]:
-        """Return the shared arrays, by position."""
+        """Return the shared arrays, of any shape, by position."""
         arrays = net.params | net.buffers
         return {place: arrays[name] for place, name in net.arch.layers.last(self.count).items()}
 

@@ -61,7 +61,10 @@ class MergedCodist(Method):
     With 1 nothing is distilled, and the method is FedAdam.
     """
     first_alpha: Share = 1.0
-    """Value of ``alpha`` before round 1, if ``alpha_rounds`` is above 0."""
+    """Weight in round 1, if ``alpha_rounds`` is above 0.
+
+    It moves evenly to ``alpha``, which it reaches in round ``alpha_rounds`` + 1.
+    """
     alpha_rounds: NonNegativeInt = 0
     """Number of first rounds in which the weight moves evenly from ``first_alpha`` to ``alpha``."""
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
@@ -115,7 +118,10 @@ class MergedCodist(Method):
         return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
-        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
+        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``: a scalar, ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         return proximal_loss(self.mu, net, batch, down, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:

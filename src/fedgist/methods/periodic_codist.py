@@ -90,7 +90,10 @@ class PeriodicCodist(Method):
         return None if is_server_stage(ctx.stage) else selected
 
     def loss(self, net: Net, batch: Batch, own: Nothing, down: Weights, ctx: Context) -> Tensor:
-        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``."""
+        """Return the task's loss, plus ``mu / 2 |w - w^t|^2``: a scalar, ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         return proximal_loss(self.mu, net, batch, down, ctx)
 
     def server_update(self, server: Server, replies: Replies, ctx: Context) -> Server:

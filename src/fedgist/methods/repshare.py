@@ -53,7 +53,7 @@ class Release:
     m_up: int | None = None
     """Number of observations per class that the client releases, at most the method's ``m_up``."""
     classes: tuple[int, ...] = ()
-    """Numbers of the classes that the client releases anything of. The default is all."""
+    """Numbers of the classes whose summaries the client releases. The default is all."""
     m_down: int | None = None
     """Number of observations per class that the client receives, at most the method's ``m_down``.
     """
@@ -137,7 +137,7 @@ def download(
 ) -> PeerRepresentations:
     """Return a client's download: the global means, and ``m_down`` observations of others.
 
-    ``draw`` selects the observations: all classes of one other client, each class from its own
+    ``draw`` selects the observations: all classes of one other client, each class from another
     client, or the observations nearest to the client's own means. If the order names neighbors, the
     client gets observations of its neighbors only, and no global mean. Observations with counts of
     at most ``floor`` are treated as noise.
@@ -252,24 +252,33 @@ class RepShare(PeerMethod):
     draw: Draw = "client"
     """Whose observations a client receives.
 
-    ``client``: all classes of one other client. ``class``: each class from a client of its own.
-    ``nearest``: those of the clients whose means are nearest to its own.
+    ``client``: all classes of one other client. ``class``: each class from another client, drawn
+    independently. ``nearest``: those nearest to the client's own class means.
     """
     start: Literal["masked", "random"] = "masked"
-    """What clients compare with before anything was shared: nothing, or random numbers."""
+    """What clients compare with before anything was shared.
+
+    ``masked``: nothing, so both loss terms are 0. ``random``: random numbers, as in the paper.
+    """
     discriminator: Literal["classifier", "learned"] = "classifier"
     """How features and means are compared: by the client's classifier, or by a learned matrix."""
     wishes: bool = False
     """Whether clients tell the server how many observations they want, and from whom."""
     shared_width: PositiveInt | None = None
-    """Number of first features that are shared. Needed if bodies have different widths.
+    """Only the first features, this many, are shared. The default is all.
 
-    The default is all.
+    Needed if bodies have different widths.
     """
     release_weight: str = ""
-    """Name of the annotation that gives each row its weight in everything that is released."""
+    """Name of the annotation with each row's weight, from 0 to 1.
+
+    A released sum counts the row with this weight.
+    """
     log_bound: bool = False
-    """Whether every evaluation measures the lower bound on the mutual information."""
+    """Whether every evaluation measures the paper's lower bound (theorem 1).
+
+    It bounds the mutual information of features and representations.
+    """
     pick_rate: Fraction | None = None
     """Probability that a row is in an observation. It replaces ``n_avg``.
 
@@ -381,7 +390,10 @@ class RepShare(PeerMethod):
         down: PeerRepresentations,
         ctx: Context,
     ) -> Tensor:
-        """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6)."""
+        """Return L_CE + lambda_KD L_KD + lambda_disc L_disc (eq. 6), a scalar ().
+
+        ``batch.x`` is ``(batch, *input)``.
+        """
         z = net.features(batch.x)
         logits = net.logits(z)
         mean, has_target = down.targets()

@@ -28,10 +28,10 @@ class PublicSection(OpenSection):
     If no value is given, all rows of another source or of a client are public.
     """
     unused_rows: PositiveInt | None = None
-    """With another source: number of training rows to remove and not use.
+    """Only with another source: this many training rows are removed and not used.
 
-    Clients then hold the same rows as in a run with ``rows`` of the training set. Set it to compare
-    public data from the training set with public data from elsewhere.
+    Clients then have the same rows as in a run that takes this many public rows from the training
+    set, so both runs can be compared.
     """
     client: Annotated[int, Field(ge=0)] | str | None = None
     """Number or name of a client whose training rows are public, or ``"largest"``.
@@ -98,8 +98,9 @@ class Data(OpenSection):
     mean: tuple[float, ...] = ()
     """Means to normalize with: one per channel or numeric column, or one for all.
 
-    They are measured if not given. With ``normalize = "client"`` they apply to the server's test
-    sets only. State them in a real federation, where the rows are never together.
+    They are measured if not given. With ``normalize = "client"`` only rows that belong to no client
+    use them: the server's test and validation sets, and public rows. State them in a real
+    federation, where the rows are never together.
     """
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Standard deviations to normalize with, in the same form as ``data.mean``."""
@@ -111,19 +112,22 @@ class Data(OpenSection):
     """Fraction of each client's training rows held out for validation.
 
     The record then has the columns ``eval/validation/...``. Set it to tune or to stop early. With
-    ``privacy.unit = "record"`` every row is held out independently, with this probability.
+    ``privacy.unit = "record"`` each row is held out with this probability, independently of the
+    others.
     """
     held_out: Annotated[int, Field(ge=0)] = 0
     """Number of training rows held out for validation at the server.
 
-    ``eval/validation/...`` is then the mean score of the server's models.
+    The columns ``eval/validation/...`` then hold the mean score of the server's models on these
+    rows.
     """
     augment: tuple[Augmentation, ...] = ()
     """Augmentations of training images. The order in the list does not matter.
 
     ``crop`` pads by 4 pixels. ``batch_crop`` and ``batch_flip`` are drawn once per batch.
-    ``resized_crop`` keeps 0.2 to 1 of the area, ``color_jitter`` has strengths 0.8, 0.8, 0.8, 0.2
-    and applies to 80 % of the images, ``grayscale`` to 20 %.
+    ``resized_crop`` keeps 0.2 to 1 of the area. ``color_jitter`` changes brightness, contrast,
+    saturation (strength 0.8 each) and hue (0.2) of 80 % of the images. ``grayscale`` applies to
+    20 %.
     """
     public: PublicSection | None = None
     """Rows that the server and all clients may see. Distillation methods need them."""

@@ -25,8 +25,8 @@ class GraphSection(BaseModel):
     name: GraphName = "relay"
     """Whose messages each client receives.
 
-    ``relay``: those of all others, through the server. The other names are graphs of peers, in
-    which a client receives the messages of its neighbors only.
+    ``relay``: those of all other clients, through the server. The other names are graphs of peers:
+    a client receives the messages of its neighbors only.
     """
     degree: Annotated[int, Field(ge=1)] | None = None
     """Number of neighbors of every client. Needed by ``random_regular``."""
@@ -35,7 +35,7 @@ class GraphSection(BaseModel):
     path: str | None = None
     """A CSV file with the columns ``client,hears`` or ``round,client,hears``. Needed by ``file``.
 
-    A line with a round holds from that round on.
+    The lines of a round are the whole graph from that round on, until the next round with lines.
     """
     changes: bool = False
     """Whether a random graph is drawn again in every round."""

@@ -23,10 +23,10 @@ class PrivacySection(BaseModel):
     model_config = CLOSED
 
     min_replies: PositiveInt = 1
-    """Minimum number of clients behind anything the server sees.
+    """Minimum number of clients behind a total, or behind the single messages of a round.
 
-    Totals and single messages from fewer clients are withheld from the server. Raise it to keep the
-    server from seeing a total of few clients.
+    With fewer clients the server sees none of their messages. Raise it to keep the server from
+    seeing a total of few clients.
     """
     share_measurements: bool = True
     """Whether clients report training losses and scores. If false, the record has none."""
@@ -38,7 +38,10 @@ class PrivacySection(BaseModel):
     Needed with ``privacy.unit``. A smaller budget means more noise.
     """
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Probability (delta) with which the promise of epsilon may fail. Needed with ``unit``."""
+    """Probability (delta) with which the epsilon guarantee may fail.
+
+    Needed with ``privacy.unit``.
+    """
     clip: Bound | None = None
     """Clipping norm (L2): of a row's features (``record``) or a client's message (``client``).
 
@@ -56,14 +59,17 @@ class PrivacySection(BaseModel):
     ``system`` for real private data. Such a run cannot be repeated.
     """
     repeats: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Number of rounds that may be run again after a stop. The budget pays for them in advance."""
+    """How many rounds may be repeated when a stopped run is resumed.
+
+    Each costs budget, which is set aside at the start.
+    """
     accounting: Accounting = "tight"
     """How noise is calibrated: exactly, or by the formula of FedLog's theorem 4 (``paper``)."""
     bodies: Literal["fixed", "dp_sgd"] = "fixed"
-    """What the promise to records assumes about model bodies.
+    """What the guarantee for records assumes about bodies.
 
-    ``fixed``: the bodies do not depend on the record. ``dp_sgd``: no assumption, because bodies are
-    trained with noise, too.
+    ``fixed``: that they do not depend on the record. ``dp_sgd``: nothing, because bodies are
+    trained with noise as well.
     """
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     """Probability that a row takes part in a private training step. Needed by ``dp_sgd``."""

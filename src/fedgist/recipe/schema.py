@@ -66,9 +66,10 @@ class ClientsSection(_Section):
     architectures: dict[str, dict[str, Any] | float] = {}
     """Several model architectures: ``{mlp = 0.5, lenet5 = 0.5}``, or one table per architecture.
 
-    A table has ``model``, the options of that model, and either ``share``, the fraction of clients
-    that have it (drawn from the seed), or ``clients``, their numbers. A share of 0 is a model that
-    only the server has. If no architectures are given, all clients have ``[model]``.
+    A table has ``model``, the options of that model, and either ``share`` (the fraction of clients
+    with this model, drawn from the seed) or ``clients`` (the numbers of these clients). A model
+    with ``share = 0`` belongs to the server only. If no architectures are given, all clients have
+    ``[model]``.
     """
     pools: dict[str, dict[str, object]] = {}
     """Groups of clients with one model per group. A client may be in several groups."""
@@ -79,7 +80,8 @@ class ClientsSection(_Section):
     availability: Share | str = 1.0
     """Probability that a client is online in a round, or a CSV file of ``round,client`` lines.
 
-    If the file does not name round 0 (the exchange before training), round 1 is used for it.
+    If the file has no line for round 0 (the exchange before training), the clients of round 1 are
+    online in round 0.
     """
     delay: Share = 0.0
     """Probability that a reply arrives one round late.
@@ -203,7 +205,8 @@ class EvaluateSection(_Section):
     trained_every: Annotated[int, Field(ge=0), _role("record")] = 0
     """Every N rounds and after the last, also test copies fine-tuned by one more local training.
 
-    The column is ``eval/client/trained_accuracy_mean``, which some papers report. 0 disables it.
+    Some papers report this score. Its column is ``eval/client/trained_accuracy_mean``. 0 disables
+    it.
     """
     on: Literal["client", "test", "global"] = "client"
     """What models are tested on.
@@ -230,7 +233,7 @@ class EvaluateSection(_Section):
     save_features: Annotated[int, Field(ge=0), _role("record")] = 0
     """Number of test rows per client whose features are saved at the end, for pictures."""
     save_features_at: Annotated[tuple[PositiveInt, ...], _role("record")] = ()
-    """Rounds after which features are saved as well, in ``features-ROUND.safetensors``."""
+    """Rounds after which features are also saved, in ``features-ROUND.safetensors``."""
 
     @model_validator(mode="after")
     def _of_some_rows(self) -> EvaluateSection:
@@ -249,7 +252,8 @@ class EvaluateSection(_Section):
 class EngineSection(_Section):
     """How the work is done.
 
-    Only ``plans`` and ``server_threads`` can change results, in their last bits. A run keeps them.
+    On one kind of processor, only the execution plans and ``server_threads`` can change results,
+    and only in the last bits. A run keeps both for its whole life.
     """
 
     name: EngineName = "local"
@@ -289,7 +293,7 @@ class PaperSection(_Section):
     source: str = ""
     """The paper and table that the numbers come from. This section does not change a run."""
     target_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Accuracy in percent up to which the paper counts communication."""
+    """Target accuracy in percent. The paper counts communication until it is reached."""
     accuracy: dict[str, tuple[float, float] | tuple[float]] = {}
     """The paper's accuracy per method, in percent, and its standard error if printed."""
     communication: dict[str, float] = {}

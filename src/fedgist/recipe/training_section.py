@@ -113,16 +113,16 @@ class TrainSection(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Momentum of the optimizer ``momentum``. Default 0.9."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay: added to the gradient, or with ``adamw`` subtracted from the weights.
+    """Weight decay. It is added to the gradient as an L2 penalty.
 
-    The default with ``adamw`` is 0.01.
+    ``adamw`` applies it to the weights directly and has the default 0.01.
     """
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Maximum gradient norm (L2) of a client in every step. 0 disables clipping."""
     class_weights: Literal["none", "balanced"] = "none"
     """``balanced`` gives all classes of a client the same total weight in its loss.
 
-    Use it if a client's classes differ much in size.
+    Use it if a client has many more rows of some classes than of others.
     """
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of each label that is spread evenly over all classes."""

@@ -90,7 +90,7 @@ class Checkpoint:
     under_way: Line | None = None
 
     def arrays(self) -> dict[str, Tensor]:
-        """Return all arrays by name, those of the best round below ``best/``."""
+        """Return all arrays, of any shape by name, those of the best round below ``best/``."""
         below = {"server": self.server, "clients": self.clients}
         below |= {"best": self.best.arrays()} if self.best else {}
         return {f"{part}/{k}": v for part, arrays in below.items() for k, v in arrays.items()}

@@ -162,9 +162,10 @@ def _set_predictions(net: Net, rows: RowSet, ctx: Context) -> tuple[RowPredictio
 def score_rows(
     model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, objective: Objective
 ) -> dict[str, float]:
-    """Return the metrics of a model on examples ``x`` (rows, ...) with labels ``y`` (rows, ...).
+    """Return the metrics of a model on examples ``x`` ``(rows, *input)`` with labels ``y`` (rows,).
 
-    The model maps examples to logits. A metric that is not defined is NaN.
+    ``model`` maps ``(batch, *input)`` to logits (batch, classes). For texts, ``y`` is (rows,
+    length). A metric that is not defined is NaN.
     """
     at_once = max(1, MOST_ROWS // max(1, y[:1].numel()))
     pieces = zip(torch.split(x, at_once), torch.split(y.long(), at_once), strict=True)

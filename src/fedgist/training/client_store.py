@@ -54,18 +54,21 @@ class ClientStore:
         self.present[at] = True
 
     def state(self) -> dict[str, Tensor]:
-        """Return all arrays by name; an empty table if clients keep no state."""
+        """Return all arrays (clients, ...) by name; an empty table if clients keep no state."""
         return {**self.arrays, PRESENT: self.present} if self.arrays else {}
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore all arrays from a checkpoint."""
+        """Restore all arrays, (clients, ...) by name, from a checkpoint."""
         check_alike(arrays, self.state(), "what clients keep")
         for name, array in self.state().items():
             array.copy_(arrays[name])
 
 
 def check_alike(arrays: Mapping[str, Tensor], expected: Mapping[str, Tensor], subject: str) -> None:
-    """Raise CheckpointError if names, types or shapes of the arrays differ from those expected."""
+    """Raise CheckpointError if names, types or shapes of the arrays differ from those expected.
+
+    Both are arrays of any shape by name.
+    """
     if strange := sorted(arrays.keys() ^ expected.keys()):
         state = "does not know" if strange[0] in arrays else "misses"
         raise CheckpointError(

@@ -40,7 +40,8 @@ class Plan:
     cohort_size: Annotated[int, Field(ge=1)]
     """Number of clients trained together as one stack."""
     convolutions: Convolutions = "stacked"
-    """Whether convolutions run for ``each`` client or ``stacked`` for all clients of a stack."""
+    """``each`` runs convolutions client by client. ``stacked`` runs them for all clients at once.
+    """
     stack: bool = True
     """Whether the model can be stacked. If not, clients are trained one by one."""
     note: str = ""

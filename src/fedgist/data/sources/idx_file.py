@@ -20,7 +20,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, dims: int) -> Tensor:
-    """Return the uint8 array with ``dims`` dimensions of an IDX file, gzipped or plain."""
+    """Return the uint8 array with ``dims`` dimensions of an IDX file, gzipped or plain.
+
+    Images have 3 dimensions, (rows, height, width), and labels have 1, (rows,).
+    """
     try:
         with regular(path).open("rb") as file:
             zipped = file.peek(len(_GZIP)).startswith(_GZIP)

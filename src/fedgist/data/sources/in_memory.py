@@ -68,7 +68,10 @@ def labelled_like(data: Dataset, x: object, y: object, subject: str) -> tuple[Te
 
 
 def examples_like(data: Dataset, x: object, subject: str) -> Tensor:
-    """Return new examples, an array or a data frame, in the form of ``data.x``."""
+    """Return new examples ``(rows, *input)`` in the form of ``data.x``.
+
+    ``x`` is an array or a data frame.
+    """
     if data.text:
         raise DataError(
             f"{subject}: texts cannot be given so; name a file of them (data.name = 'text_file')"

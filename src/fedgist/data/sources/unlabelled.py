@@ -94,9 +94,9 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
 
 
 def fitted_rows(x: Tensor, name: str, data: Dataset) -> Tensor:
-    """Return ``x`` in the shape and type of ``data.x``; raise DataError for unfit values.
+    """Return ``x`` ``(rows, *input)`` in the type of ``data.x``; raise DataError for unfit values.
 
-    Images with one channel may lack the channel dimension.
+    Images with one channel may lack the channel dimension: (rows, height, width).
     """
     x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
     if not len(x):

@@ -37,7 +37,7 @@ _NESTED = ("state_dict", "model_state_dict", "model")  # keys of arrays in train
 
 
 def read_weights(file: Path, limit: int) -> dict[str, Tensor]:
-    """Return the arrays of a file by name.
+    """Return the arrays of a file, of any shape, by name.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def proximal_loss(mu: float, net: Net, batch: Batch, down: Weights, ctx: Context
 
 
 def moved(arrays: Mapping[str, Tensor], down: Weights) -> dict[str, Tensor]:
-    """Return the difference of a client's float arrays to the download, by name."""
+    """Return the difference of a client's float arrays to the download: any shape, by name."""
     return {k: v - down.arrays[k] for k, v in arrays.items() if v.is_floating_point()}
 
 

@@ -76,7 +76,10 @@ class ServerMoments:
 
 
 def init(optimizer: ServerOptimizer, params: Mapping[str, Tensor]) -> ServerMoments:
-    """Return the moments before the first step; ``params`` are the trained weights by name."""
+    """Return the moments before the first step; ``params`` are the trained weights by name.
+
+    Weights have any shape. A moment has the shape of its weight, and the count of steps is ().
+    """
     has_second = optimizer.rule in {"adagrad", "adam", "yogi"}
     start = 0.0 if optimizer.bias_correction else optimizer.start
     return ServerMoments(
@@ -95,7 +98,7 @@ def step(
 ) -> tuple[dict[str, Tensor], ServerMoments]:
     """Return the parameters and the moments after a step; the arguments are not changed.
 
-    ``params`` and ``grads`` have the same names and shapes.
+    ``params`` and ``grads`` are arrays of any shape, with the same names and shapes.
     """
     o, count = optimizer, moments.count + 1.0
     if o.rule == "sgd":

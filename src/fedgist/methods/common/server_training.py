@@ -41,7 +41,10 @@ def steps_in(stage: str, steps: int) -> range:
 
 
 def fresh_memory(params: Mapping[str, Tensor]) -> OptimizerState:
-    """Return a fresh optimizer state; without parameters, an empty one."""
+    """Return a fresh optimizer state; without parameters, an empty one.
+
+    Parameters have any shape, by name. Their moments are (1, ...), and the count is (1,).
+    """
     if not params:
         return OptimizerState({}, {}, torch.zeros(1, dtype=torch.int64))
     return optim.init(Optimizer(), _stacked(params))
@@ -66,7 +69,7 @@ def gradient_step(
 
 
 def check_finite(arrays: Mapping[str, Tensor], whose: str, ctx: Context) -> None:
-    """Raise MethodError if the trained arrays hold numbers that are not finite."""
+    """Raise MethodError if the trained arrays, of any shape, hold numbers that are not finite."""
     lost = next((name for name, array in arrays.items() if not is_finite(array)), None)
     if lost is not None:
         raise MethodError(
