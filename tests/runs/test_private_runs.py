@@ -607,7 +607,7 @@ class RealRun:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any) -> None:
         privacy = RECORD | {"noise": "system"} | sections.pop("privacy", {})
-        # the system draws the clients: at 0.95 no round is without any, but for one in three million
+        # the system draws the clients: at 0.95, one round in three million has none
         train = {"num_rounds": 6, "sampling": "poisson", "fraction_train": 0.95}
         engine = sections.pop("engine", {"checkpoint_every": 2})
         self.world = world("fedlog", privacy=privacy, train=train, engine=engine)
