@@ -138,6 +138,29 @@ def test_a_torch_data_set_of_pairs() -> None:
     assert (named.classes, named.y.tolist()) == (("ill", "well"), [1, 0])
 
 
+class Numbered:
+    """Rows by number, of no type of torch's; more numbers than there are rows have a row."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.rows[row % len(self.rows)]  # torch asks for no IndexError
+
+
+@pytest.mark.parametrize("kind", [Pairs, Numbered])
+def test_two_data_sets_are_the_training_rows_and_the_test_rows(kind: Any) -> None:
+    # seen: they were taken for arrays of pairs; one without an end was read until memory was full
+    pairs = [(torch.ones(2) * i, i % 2) for i in range(6)]
+    data = in_memory((kind(pairs[:4]), kind(pairs[4:])))
+    assert (data.x[:, 0].tolist(), data.y.tolist()) == ([0, 1, 2, 3], [0, 1, 0, 1])
+    assert (data.x_test[:, 0].tolist(), data.y_test.tolist()) == ([4, 5], [0, 1])
+    assert len(in_memory((kind(pairs),)).y) == 6
+
+
 class Strange:
     """What no array can be made of."""
 
@@ -157,6 +180,11 @@ class Strange:
         (Pairs([(X[0], 79.5), (X[1], 80.0)]), r"y must be whole numbers .* row 0 .* holds 79\.5"),
         (Pairs([(X[0], torch.tensor([1.0]))]), r"y has shape \[1, 1\]: one label a row"),
         (Pairs([]), "no training rows"),
+        ((Pairs([(X[0], 0)]), Pairs([X[0]])), "data: test: row 0 of the torch data set is not a p"),
+        ((Pairs([(X[0], 0)]),) * 3, "data is a tuple of 3"),
+        ((Numbered([1, 2]), Y), "data: x is a Numbered, not an array"),
+        (([Numbered([1, 2])], [0]), "data: x is a list, not an array"),
+        (({"a": 1}, {"b": 2}), "data: x is a dict, not an array"),
         ((X, Y - 1), "data: y holds -1 in row 0; labels are 0, 1, 2"),
         ((X, Y.astype(float) + 0.25), r"data: y must be whole .* holds 0\.25"),
         ((X, np.array([0, 1, np.nan, 0, 1, 0])), "data: y must be whole .* row 2 .* holds nan"),
@@ -205,6 +233,14 @@ class Strange:
             "data: x: the column 'when' holds datetime64",
         ),
         ((pd.DataFrame({"a": [1.0, None]}), [0, 1]), "the column 'a' holds no number in row 2"),
+        (
+            (pd.DataFrame({"seen": ["2.1.2020", "13.1.2020"]}), [0, 1]),
+            r"data: x: the column 'seen' holds dates \('13.1.2020'\); leave it out of the data fr",
+        ),
+        (
+            (pd.DataFrame({"case": [f"P{i}" for i in range(30)]}), [0, 1] * 15),
+            "the column 'case' holds 30 different texts in 30 rows, like names or identifiers",
+        ),
         (
             Dataset("mine", X, Y, X, Y, 3),  # type: ignore[arg-type]
             "data: x of a Dataset must be a tensor, not ndarray",

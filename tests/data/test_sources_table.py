@@ -59,6 +59,28 @@ def test_columns(tmp_path: Path) -> None:
     assert data.std == pytest.approx([np.std(age)] + [1] * 6)
 
 
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("2021-03-{}", "holds dates .'2021-03-1'.; name it in ignore, or replace it with numbers"),
+        ("{}/4/2021 10:30", "holds dates .'1/4/2021 10:30'."),
+        (
+            "case {}",
+            "holds 28 different texts in 40 rows, like names or identifiers; name it in ig",
+        ),
+    ],
+)
+def test_texts_that_are_no_categories(tmp_path: Path, cell: str, says: str) -> None:
+    # seen: each date and each name of a patient became an input of its own
+    rows = [f"{age},{cell.format(1 + age % 28)},ill" for age in range(40)]
+    text = "age,which,diagnosis\n" + "\n".join([*rows, "1,,well"][: len(rows)])
+    with pytest.raises(DataError, match=f"table.csv: the column 'which' {says}"):
+        read(tmp_path, text)
+    assert read(tmp_path, text, ignore=["which"]).x.shape == (40, 1)
+    stated = {"age": "number", "which": [cell.format(day) for day in range(1, 29)]}
+    assert read(tmp_path, text, columns=stated).x.shape == (40, 29)
+
+
 def test_ignore_and_tabs(tmp_path: Path) -> None:
     path = write(tmp_path, "a\tb\ty\n1\tx\t1\n2\tz\t2\n", "table.tsv")
     data = load_data("table", path=path, label="y", ignore=["b"], test_fraction=0)

@@ -77,6 +77,23 @@ def test_a_run_that_scores_no_model_says_so() -> None:
     assert "nothing was measured" in " ".join(result.summary["notes"])
 
 
+def test_a_run_without_test_rows_says_before_round_1_and_at_its_end_that_it_scores_nothing() -> (
+    None
+):
+    data = user_arrays()[:2]
+    with (
+        pytest.warns(UserWarning, match="nothing was measured"),
+        pytest.warns(UserWarning, match="no model will be scored"),
+    ):
+        result = fedgist.run(QUICK, data=data, clients=rows())
+    first, *_, last = result.summary["notes"]
+    assert first.startswith("no model will be scored: your data has no test rows; give test rows")
+    assert last.startswith("nothing was measured")
+    for settings in ({"evaluate": {"train": True}}, {"data": {"validation": 0.3}}):
+        scored = fedgist.run(QUICK | settings, data=data, clients=rows())
+        assert not [note for note in scored.summary["notes"] if "scored" in note]
+
+
 def test_a_torch_data_set_and_a_model_for_each_group() -> None:
     x, y, *_ = user_arrays()
     data = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
@@ -89,7 +106,7 @@ def test_a_torch_data_set_and_a_model_for_each_group() -> None:
             [1, 3, 4],
         ),
     }
-    result = fedgist.run(QUICK, data=data, clients=rows(), clients_test=None, model=model)
+    result = fedgist.run(QUICK, data=(data, data), clients=rows(), model=model)
     assert set(result.federation.task.architectures) == {"small", "large"}
     assert result.world.population.clients[2].architectures == ("small",)
 

@@ -61,9 +61,10 @@ def run(
         A file, a mapping with the same keys, or None for the defaults (FedLog on digits).
     data
         Replaces the recipe's data: ``(x, y, x_test, y_test)`` or ``(x, y)``, a map-style torch data
-        set of ``(x, y)`` pairs, or a :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array
-        (rows, ...), or a data frame, whose columns are encoded like those of a table. ``y`` (rows,)
-        holds whole numbers from 0 on, or names of classes.
+        set of ``(x, y)`` pairs or two of them (train, test), or a
+        :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
+        whose columns are encoded like those of a table. ``y`` (rows,) holds whole numbers from 0
+        on, or names of classes.
     clients, clients_test
         Replace the recipe's partition: each client's training rows and test rows, as row numbers or
         as masks, in order or by the clients' names. Without ``clients_test`` every client is tested

@@ -118,6 +118,15 @@ def check_evaluation(side: ServerContext) -> None:
         raise RecipeError(f"evaluate.on = 'global' needs test rows; {side.data_name} has none")
 
 
+def scoring_notes(side: ServerContext) -> list[str]:
+    """Return a note for the user if no model of the run will be scored on any row."""
+    has_rows = side.holds_out or any(len(rows) for rows in side.task.test_sets.values())
+    if has_rows or side.setup.evaluate.train or not side.setup.privacy.share_measurements:
+        return []
+    problem = f"no model will be scored: {side.data_name} has no test rows; "
+    return [problem + "give test rows, raise data.validation, or set evaluate.train = true"]
+
+
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:
     """Return the metrics of each model of the server on each of its test sets, by column.
 

@@ -17,7 +17,7 @@ from fedgist.engines.population import HostSettings
 from fedgist.engines.worker_pool import default_workers, usable_cores
 from fedgist.errors import RecipeError
 from fedgist.recipe.resolve import Setup
-from fedgist.runs.evaluation import check_evaluation
+from fedgist.runs.evaluation import check_evaluation, scoring_notes
 from fedgist.runs.round import start_server
 from fedgist.training.stacking_plan import Plan
 from fedgist.world.world import World, make_world
@@ -36,7 +36,8 @@ def prepare_run(setup: Setup, say: Callable[[str], None] = lambda _: None) -> tu
     check_evaluation(side)
     server = start_server(side)
     key = random.key(setup.seed).to(setup.device)
-    notes = (*side.notes, *check_method(side.method, side.task, server, key), *_lowered(world))
+    checked = check_method(side.method, side.task, server, key)
+    notes = (*side.notes, *checked, *_lowered(world), *scoring_notes(side))
     check_loss_settings(side.method, side.task, server, key)
     plans: Mapping[str, Plan] = {}
     if setup.engine.name != "loopback":  # there every site runs its one client, unstacked

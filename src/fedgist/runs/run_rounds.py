@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.metrics import ALL_ROWS
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, metrics_of
 from fedgist.errors import DiskFullError, RecipeError, Stopped, resume_command
@@ -372,8 +371,7 @@ def _emptiness_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
         num_asked = sum(line.get("clients/asked", 0) for line in trained)
         why = "each is in the record with its reason" if num_asked else "nobody was online"
         notes.append(f"nothing was learned: no reply of a client was used in any round ({why})")
-    # else there are no test rows, or clients keep their scores on purpose
-    expected = side.task.test_sets.get(ALL_ROWS) and side.setup.privacy.share_measurements
+    expected = side.setup.privacy.share_measurements  # else clients keep their scores on purpose
     if expected and not any(column.startswith("eval/") for line in lines for column in line):
         notes.append("nothing was measured: no model was scored in any round")
     return notes

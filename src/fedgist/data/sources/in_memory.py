@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,10 @@ from fedgist.data.sources.unlabelled import fitted_rows
 from fedgist.errors import DataError, did_you_mean
 
 _NAMES = ("x", "y", "x_test", "y_test")
-_FORMS = "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, or a fedgist.Dataset"
+_FORMS = (
+    "(x, y), (x, y, x_test, y_test), a map-style torch data set of pairs, two of them "
+    "(train, test), or a fedgist.Dataset"
+)
 _WHITE = 255.0
 _BELIEVED = 1000  # largest plausible number of classes, or ten times the classes that occur
 
@@ -39,7 +42,13 @@ def in_memory(data: object) -> Dataset:
     """
     if isinstance(data, Dataset):
         return _checked(data)
-    parts = _pairs(data) if isinstance(data, torch.utils.data.Dataset) else data
+    parts: object = data
+    if isinstance(data, torch.utils.data.Dataset):
+        parts = _pairs(data, "data")
+    elif isinstance(data, tuple) and data and all(map(_is_map_style, data)):
+        sets = zip(data, ("data: train", "data: test"), strict=False)
+        parts = tuple(part for rows, subject in sets for part in _pairs(rows, subject))
+        parts = parts if len(data) <= 2 else data  # noqa: PLR2004
     if not isinstance(parts, tuple) or len(parts) not in {2, 4}:
         kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
         raise DataError(f"data is {kind}; it must be {_FORMS}")
@@ -107,31 +116,39 @@ def _checked(data: Dataset) -> Dataset:
     return check(data)
 
 
-def _pairs(data: torch.utils.data.Dataset[Any]) -> tuple[Tensor, list[object]]:
+def _is_map_style(value: object) -> bool:
+    """Return whether an object has rows by number and is no array, table or Python sequence."""
+    if isinstance(value, torch.utils.data.Dataset):
+        return True
+    plain = isinstance(value, Sequence | Mapping | Tensor) or hasattr(value, "__array__")
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not plain
+
+
+def _pairs(data: Any, subject: str) -> tuple[Tensor, list[object]]:
     """Return the examples and the labels of a map-style torch data set."""
     if not hasattr(data, "__len__"):
         raise DataError(
-            f"data: a {type(data).__name__} has no length; a map-style data set is needed"
+            f"{subject}: a {type(data).__name__} has no length; a map-style data set is needed"
         )
     xs, ys = [], []
     for row in range(len(data)):
         pair = data[row]
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
-            raise DataError(f"data: row {row} of the torch data set is not a pair (x, y)")
-        xs.append(_tensor(pair[0], row))
+            raise DataError(f"{subject}: row {row} of the torch data set is not a pair (x, y)")
+        xs.append(_tensor(pair[0], row, subject))
         ys.append(pair[1].tolist() if isinstance(pair[1], Tensor) else pair[1])
         if xs[row].shape != xs[0].shape:
             shapes = f"{list(xs[row].shape)}, row 0 {list(xs[0].shape)}"
-            raise DataError(f"data: x of row {row} has shape {shapes}")
+            raise DataError(f"{subject}: x of row {row} has shape {shapes}")
     return torch.stack(xs) if xs else torch.zeros(0, 1), ys
 
 
-def _tensor(x: object, row: int) -> Tensor:
+def _tensor(x: object, row: int, subject: str) -> Tensor:
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"data: x of row {row} is a {type(x).__name__}, not a tensor or an array"
+            f"{subject}: x of row {row} is a {type(x).__name__}, not a tensor or an array"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ def array(value: object, subject: str) -> Values:
     """Return an object as an array with at least one dimension, numeric if all items are."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise DataError(f"{subject} is masked in places; fill them, or leave these rows out")
+    if not _is_array_like(value):  # NumPy would ask any object for its items, one by one
+        raise DataError(f"{subject} is {_kind(value)}, not an array")
     try:
         if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
             value = np.array([*value, None], dtype=object)[:-1]  # NumPy would turn all into text
@@ -35,6 +38,22 @@ def array(value: object, subject: str) -> Values:
     if values.ndim == 0:
         raise DataError(f"{subject} is {_kind(value)}, not an array")
     return values
+
+
+def _is_array_like(value: object) -> bool:
+    """Return whether an object is an array, a number, a text, or a sequence of such objects.
+
+    Other objects with items may have no end: torch's data sets need not raise IndexError.
+    """
+    if isinstance(value, list | tuple):
+        return not any(_has_items(kind) for kind in {type(item) for item in value})
+    return not _has_items(type(value))
+
+
+def _has_items(kind: type) -> bool:
+    """Return whether objects of a type have items without being arrays or Python's sequences."""
+    known = issubclass(kind, Sequence | Mapping | Tensor | memoryview) or hasattr(kind, "__array__")
+    return hasattr(kind, "__getitem__") and not known
 
 
 def example_values(value: object, subject: str) -> Tensor:
@@ -105,7 +124,7 @@ def table_of(frame: Any, subject: str) -> TableFrame:
             raise DataError(
                 f"{subject}: the column {name!r} holds {kind}, not numbers, texts or categories"
             )
-    return TableFrame(subject, named, untyped=False)
+    return TableFrame(subject, named, untyped=False, is_file=False)
 
 
 def columns_of(table: TableFrame) -> tuple[Column, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,9 @@ from fedgist.errors import DataError, listed
 
 _NUMBER = "number"  # a recipe's word for a numeric column
 _MOST_CATEGORIES = 1000  # more categories in a column are identifiers or free text
+_FEW_CATEGORIES, _FEW_ROWS_EACH = 20, 2  # above the one and below the other: identifiers, too
+# a day in any order, with or without a time: 2021-03-04, 4.3.2021, 2021-03-04T10:00:00Z
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ]\d{1,2}:\d{2}.*)?", re.ASCII)
 
 
 def table(
@@ -208,13 +212,30 @@ def column_of(train: TableFrame, name: str) -> Column:
     """Return the encoding of a column; categories are those of the training rows."""
     if is_number(train, name):
         return Column(name)
-    categories = in_order(texts(train, name))
-    if len(categories) > _MOST_CATEGORIES:
-        raise DataError(
-            f"{train.name}: the column {name!r} holds {len(categories)} different texts, more "
-            f"than {_MOST_CATEGORIES}; name it in ignore, or replace it with numbers"
-        )
+    cells = texts(train, name)
+    categories = in_order(cells)
+    if problem := _why_no_categories(categories, len(cells)):
+        raise DataError(f"{train.name}: the column {name!r} holds {problem}; {_ways_out(train)}")
     return Column(name, categories, found=True)
+
+
+def _why_no_categories(categories: Sequence[str], rows: int) -> str:
+    """Return what the texts of a column are, if they are no categories; else an empty text."""
+    count, given = len(categories), [text for text in categories if text]
+    if given and all(_DATE.fullmatch(text) for text in given):
+        return f"dates ({given[0]!r})"
+    if count > _MOST_CATEGORIES:
+        return f"{count} different texts, more than {_MOST_CATEGORIES}"
+    if count > _FEW_CATEGORIES and rows < _FEW_ROWS_EACH * count:
+        return f"{count} different texts in {rows} rows, like names or identifiers"
+    return ""
+
+
+def _ways_out(table: TableFrame) -> str:
+    """Return what a user can do about a column whose texts are no categories."""
+    if table.is_file:
+        return "name it in ignore, or replace it with numbers"
+    return "leave it out of the data frame, or replace it with numbers"
 
 
 def labels_in(rows: TableFrame, name: str, *, numbered: bool) -> Values:
