@@ -121,12 +121,14 @@ class NotebookTable:
     lines: list[Line] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     head: str = ""
+    data: str = ""
     shown_at: float = 0.0
     handle: Any = None
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Show the title."""
         self.side, self.head = server, title(server, folder)
+        self.data = f"data: {server.data_summary}"
         self.handle = importlib.import_module("IPython.display").display(self, display_id=True)
 
     def finished_round(self, line: Line) -> None:
@@ -159,4 +161,5 @@ class NotebookTable:
         column, score = main_column(self.side)
         last = rounds_sheet("", self.lines[-ROUNDS_SHOWN:], column, score, ROUNDS_SHOWN)
         notes = "".join(paragraph(text) for text in self.notes[-ROUNDS_SHOWN:])
-        return f"{paragraph(self.head)}{bar}{html_table(last) if self.lines else ''}{notes}"
+        table = html_table(last) if self.lines else ""
+        return f"{paragraph(self.head)}{paragraph(self.data)}{bar}{table}{notes}"

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedgist.data.vocabulary import Vocabulary
-from fedgist.errors import DataError, listed
+from fedgist.errors import DataError, listed, printable
 
 _LEAST_DIMS = 2  # rows, and the numbers in each row
 _TEXT_DIMS = 2  # dimensions of labels of texts: rows and positions
+_SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
 MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
 
 
@@ -91,11 +92,37 @@ class Dataset:
         """Name of each class, or its number if classes have no names."""
         return self.classes or tuple(str(label) for label in range(self.num_classes))
 
+    @property
+    def summary(self) -> str:
+        """The inputs and the classes in one line, for people.
+
+        >>> rows, labels = torch.zeros(2, 3), torch.tensor([0, 1])
+        >>> columns = (Column("age"), Column("sex", ("f", "m")))
+        >>> names = {"columns": columns, "classes": ("ill", "well")}
+        >>> Dataset("table", rows, labels, rows, labels, 2, **names).summary
+        '2 inputs: age, sex (2 categories); 2 classes: ill, well'
+        >>> Dataset("arrays", rows, labels, rows, labels, 2).summary
+        'inputs of shape [3]; 2 classes: 0, 1'
+        """
+        if self.text:
+            return f"texts of {self.input_shape[0]} tokens; {len(self.names):,} words"
+        inputs = f"inputs of shape {list(self.input_shape)}"
+        if self.columns:
+            names = listed(map(_column_text, self.columns), _SHOWN)
+            inputs = f"{len(self.columns)} inputs: {names}"
+        classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
+        return f"{inputs}; {self.num_classes} classes: {classes}"
+
     def only(self, rows: Tensor | slice) -> Dataset:
         """Return the same data with only these training rows: row numbers (rows,), or a slice."""
         clients = None if self.clients is None else self.clients[rows]
         beside = {name: values[rows] for name, values in self.annotations.items()}
         return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)
+
+
+def _column_text(column: Column) -> str:
+    name = printable(column.name[:_WIDEST])
+    return f"{name} ({len(column.categories)} categories)" if column.categories else name
 
 
 def check(data: Dataset) -> Dataset:

@@ -59,6 +59,7 @@ class Plain:
         self.last = server.task.training.num_rounds
         self.column, self.score = main_column(server)
         say(title(server, folder) + (f", going on after round {done}" if done else ""))
+        say(f"data: {server.data_summary}")
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
@@ -91,6 +92,7 @@ class Live:
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
+        self.progress.console.print(words(f"data: {server.data_summary}", "dim"))
         self.sent, self.accuracy = 0, "-"
         self.name = printable(server.setup.method_name)
         self.column, _ = main_column(server)

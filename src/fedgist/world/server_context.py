@@ -25,7 +25,7 @@ class ServerContext:
     messages for the user before the first round. ``spending`` is the privacy budget of a private
     run. ``neighbors`` returns each client's neighbors in a round, if clients are peers. ``plans``
     holds the execution plan of each architecture. ``server_threads`` is the number of torch threads
-    for the server's own work.
+    for the server's own work. ``data_summary`` names the inputs and the classes in one line.
     """
 
     setup: Setup
@@ -41,6 +41,7 @@ class ServerContext:
     neighbors: NeighborsByRound = None
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
+    data_summary: str = ""
 
     @property
     def recipe(self) -> Recipe:

@@ -93,6 +93,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         *(setup, len(parts.train), setup.method, task, clients, online, data.name),
         *(len(parts.validation.rows) > 0, _notes(groups, few_notes, spending), spending, neighbors),
         plans=setup.engine.plans,
+        data_summary=data.summary,
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     population = _with_own_moments(population, setup.data.normalize, data, parts)

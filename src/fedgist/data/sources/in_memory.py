@@ -45,10 +45,9 @@ def in_memory(data: object) -> Dataset:
     parts: object = data
     if isinstance(data, torch.utils.data.Dataset):
         parts = _pairs(data, "data")
-    elif isinstance(data, tuple) and data and all(map(_is_map_style, data)):
+    elif isinstance(data, tuple) and len(data) in {1, 2} and all(map(_is_map_style, data)):
         sets = zip(data, ("data: train", "data: test"), strict=False)
         parts = tuple(part for rows, subject in sets for part in _pairs(rows, subject))
-        parts = parts if len(data) <= 2 else data  # noqa: PLR2004
     if not isinstance(parts, tuple) or len(parts) not in {2, 4}:
         kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
         raise DataError(f"data is {kind}; it must be {_FORMS}")

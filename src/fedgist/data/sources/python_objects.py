@@ -52,8 +52,9 @@ def _is_array_like(value: object) -> bool:
 
 def _has_items(kind: type) -> bool:
     """Return whether objects of a type have items without being arrays or Python's sequences."""
-    known = issubclass(kind, Sequence | Mapping | Tensor | memoryview) or hasattr(kind, "__array__")
-    return hasattr(kind, "__getitem__") and not known
+    if issubclass(kind, Sequence | Mapping | Tensor | memoryview) or hasattr(kind, "__array__"):
+        return False
+    return hasattr(kind, "__getitem__")
 
 
 def example_values(value: object, subject: str) -> Tensor:
