@@ -66,6 +66,8 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
     assert done.stdout.count("round ") >= 4
     assert "round 4/4  accuracy" in done.stdout
     assert "\x1b" not in done.stdout
+    assert "\ndata: inputs of shape [1, 8, 8]; 10 classes: 0, 1, 2, 3," in done.stdout
+    assert done.stdout.splitlines()[-1] == "Next: fedgist show small"
     folder = tmp_path / "small"
     assert {p.name for p in folder.iterdir()} == {
         "recipe.toml",
@@ -83,6 +85,16 @@ def test_a_run_prints_a_line_a_round_in_a_pipe_and_writes_its_directory(
     assert result["eval/client/accuracy_mean"]["final"] == line["eval/client/accuracy_mean"]
     assert "cohort_size = 3" in (folder / "recipe.toml").read_text()
     assert len((folder / "clients.jsonl").read_text().splitlines()) == 4 * 20
+
+
+def test_a_seed_is_set_by_its_own_option(cli: Cli, tmp_path: Path) -> None:
+    short = ["--quiet", "--set", "train.num_rounds=1"]
+    cli("run", *SMALL, *short, "--out", "a", "--seed", "3")
+    cli("run", *SMALL, *short, "--out", "b", "--set", "seed=3")
+    assert (tmp_path / "a" / "recipe.toml").read_text().startswith("seed = 3\n")
+    assert bare(rounds(tmp_path / "a")) == bare(rounds(tmp_path / "b"))
+    refused = cli("run", "--resume", "a", "--seed", "4", code=2)
+    assert "--set seed=4: a resumed run keeps its recipe" in refused.stderr
 
 
 def test_json_is_only_json_and_quiet_is_quiet(cli: Cli) -> None:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
-from fedgist.cli.shared_options import START, ClientId, DataRoot, RecipeOrDemo, SettingsOption, app
+from fedgist.cli.shared_options import (
+    START,
+    ClientId,
+    DataRoot,
+    RecipeOrDemo,
+    SeedOption,
+    SettingsOption,
+    app,
+)
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
 from fedgist.report.formatting import Sheet
@@ -36,6 +44,7 @@ AsJson = Annotated[
 def run(
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
+    seed: SeedOption = None,
     seeds: Annotated[
         int,
         typer.Option(
@@ -68,14 +77,14 @@ def run(
     """
     screen = console()
     _check_rounds(rounds, resume)
-    path = find_recipe(recipe)
-    parsed = read(path, settings or []) if resume is None else None
+    path, settings = find_recipe(recipe), _with_seed(settings, seed)
+    parsed = read(path, settings) if resume is None else None
     from fedgist.cli import seeded_runs
     from fedgist.report.progress import observing
 
     with observing(screen, quiet=quiet, as_json=as_json) as observer:
         if resume is not None:
-            results = seeded_runs.resume(resume, settings or [], seeds, data_root, observer, rounds)
+            results = seeded_runs.resume(resume, settings, seeds, data_root, observer, rounds)
         else:
             assert parsed is not None
             if recipe is None:
@@ -103,7 +112,11 @@ def _print_overview(folders: Sequence[Path]) -> None:
         screen.print(words(f"! {problem}", "yellow"))
     screen.print(SheetView(overview(runs)))
     shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
-    screen.print(words(shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
+    screen.print(words("Next: " + shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
+
+
+def _with_seed(settings: list[str] | None, seed: int | None) -> list[str]:
+    return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
 
 
 def _check_rounds(rounds: int | None, resume: Path | None) -> None:
@@ -140,6 +153,7 @@ def forget(
 def partition(
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
+    seed: SeedOption = None,
     png: Annotated[Path | None, typer.Option(help="Also draw the partition in this PNG.")] = None,
     data_root: DataRoot = None,
 ) -> None:
@@ -151,7 +165,7 @@ def partition(
     --------
     fedgist partition demo --set partition.classes_per_client=2 --png partition.png
     """
-    parsed = read(find_recipe(recipe), settings or [])
+    parsed = read(find_recipe(recipe), _with_seed(settings, seed))
     from fedgist.recipe.overrides import Overrides
     from fedgist.recipe.resolve import resolve
     from fedgist.report.pictures import partition_png

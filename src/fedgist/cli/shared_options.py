@@ -53,6 +53,9 @@ SettingsOption = Annotated[
         help="Change a key of the recipe; may be given several times.",
     ),
 ]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Seed of the run: short for --set seed=N.")
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(
