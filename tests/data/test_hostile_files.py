@@ -158,10 +158,10 @@ def test_tables_larger_than_memory_are_not_read(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text("a,y\n" + "1,2\n" * 1000)
     refused(lambda: load_table(file), r"x\.csv would take 20 kB")
-    file.write_text("a,y\n" + "".join(f"c{i},{i % 2}\n" for i in range(100)))
+    file.write_text("a,y\n" + "".join(f"c{i % 60},{i % 2}\n" for i in range(120)))
     refused(
         lambda: load_data("table", path=file, label="y", test_fraction=0),
-        r"x\.csv with 100 rows of 100 numbers and categories would take 40 kB; .*ignore",
+        r"x\.csv with 120 rows of 60 numbers and categories would take 29 kB; .*ignore",
     )
     file = tmp_path / "x.parquet"
     pd.DataFrame({"a": np.zeros(3000), "y": np.zeros(3000)}).to_parquet(file)

@@ -162,6 +162,12 @@ def test_clients(tmp_path: Path) -> None:
             "test_fraction is 1.0; it must be at least 0 and below 1",
         ),
         ({"x": X, "y": Y}, {"test_fraction": -0.1}, "test_fraction is -0.1; it must be at least 0"),
+        # seen: it was read by nothing, without a word
+        (
+            {"x": X, "y": Y, "test": Y % 2},
+            {"test_fraction": 0.2},
+            "test_fraction = 0.2 is not read: x.npz has an array 'test'; leave it out",
+        ),
     ],
 )
 def test_errors(

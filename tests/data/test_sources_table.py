@@ -35,8 +35,9 @@ def write(path: Path, text: str, name: str = "table.csv") -> Path:
 
 
 def read(path: Path, text: str, **options: Any) -> Dataset:
+    held_out = {} if "test" in options else {"test_fraction": 0}
     return load_data(
-        "table", path=write(path, text), **{"label": "diagnosis", "test_fraction": 0, **options}
+        "table", path=write(path, text), **{"label": "diagnosis", **held_out, **options}
     )
 
 
@@ -239,6 +240,10 @@ def test_errors_of_a_test_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, text, test=write(tmp_path, content, "test.csv"))
+    with pytest.raises(
+        DataError, match=r"test_fraction = 0.2 is not read: test = '.*test.csv' nam"
+    ):
+        read(tmp_path, text, test=tmp_path / "test.csv", test_fraction=0.2)
 
 
 def test_a_bad_cell_keeps_its_row_number_after_the_split(tmp_path: Path) -> None:

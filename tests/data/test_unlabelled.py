@@ -218,17 +218,17 @@ def test_a_table_is_encoded_as_the_training_table(tmp_path: Path) -> None:
 
 
 def test_only_training_rows_teach_categories(tmp_path: Path) -> None:
-    text = "kind,diagnosis\n" + "".join(f"k{i},{i % 2}\n" for i in range(40))
+    text = "kind,diagnosis\n" + "".join(f"k{i},{i % 2}\n" for i in range(20))
     options: dict[str, Any] = {"path": write(tmp_path, text, "train.csv"), "label": "diagnosis"}
     data = load_data("table", **options)
-    assert data.input_shape == (32,)
-    x_read = read_examples(write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(40))), data)
-    assert (list(x_read.shape), int(x_read.sum())) == ([40, 32], 32)
+    assert data.input_shape == (16,)
+    x_read = read_examples(write(tmp_path, "kind\n" + "".join(f"k{i}\n" for i in range(20))), data)
+    assert (list(x_read.shape), int(x_read.sum())) == ([20, 16], 16)
     test = write(tmp_path, "kind,diagnosis\nother,0\n", "test.csv")
     data = load_data("table", **options, test=test)
     test.unlink()  # not needed any more
     x_read = read_examples(options["path"], data)
-    assert torch.equal(x_read, torch.eye(40)[data.x.argmax(1)])
+    assert torch.equal(x_read, torch.eye(20)[data.x.argmax(1)])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fedgist.data.sources.labelled_rows import (
     Values,
     as_texts,
     dataset,
+    refuse_fraction,
     split_rows,
 )
 from fedgist.data.sources.optional_packages import need
@@ -54,7 +55,7 @@ def huggingface(
     image_size: int | list[int] | None = None,
     train: str = "train",
     test: str | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
@@ -83,7 +84,7 @@ def huggingface(
     test
         The split of test rows. The default is the split ``test``, if there is one.
     test_fraction
-        Fraction of each class held out as test rows, if there is no test split.
+        Fraction of each class held out as test rows. Default 0.2. Not with a test split.
     missing
         What to do with a missing number. ``"refuse"``: it is an error. ``"mean"``: the mean of its
         column over the training rows replaces it.
@@ -109,6 +110,8 @@ def huggingface(
     splits = _load(path, config)
     if test is None and "test" in splits:
         test = "test"
+    if test is not None:
+        refuse_fraction(test_fraction, f"{path} has the split {test!r}")
     chosen = [
         _split(splits, name, str(path)) for name in (train, *(() if test is None else (test,)))
     ]

@@ -15,7 +15,13 @@ import numpy as np
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import regular
 from fedgist.data.sources.image_pixels import pixels, shared_size, size_of, stacked_images
-from fedgist.data.sources.labelled_rows import LabelledRows, Values, dataset, split_rows
+from fedgist.data.sources.labelled_rows import (
+    LabelledRows,
+    Values,
+    dataset,
+    refuse_fraction,
+    split_rows,
+)
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.optional_packages import need
 from fedgist.errors import DataError, first_line
@@ -39,7 +45,7 @@ def folder(
     *,
     path: str | Path,
     image_size: int | list[int] | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
     classes: Sequence[str] = (),
 ) -> Dataset:
     """Read images from PATH/train/CLASS/ and PATH/test/CLASS/ (or val/), or from PATH/CLASS/.
@@ -53,7 +59,7 @@ def folder(
         Size of all images: the side of a square in pixels, or ``[height, width]``. The default is
         the size of the first image, which may have at most 2048x2048 pixels.
     test_fraction
-        Fraction of each class held out as test rows, if there is no folder of test images.
+        Fraction of each class held out as test rows. Default 0.2. Not with a folder of test images.
     classes
         Names of the classes in the order of their numbers.
 
@@ -75,6 +81,8 @@ def folder(
     """
     top = existing(path, folder=True)
     train, test = _split_folders(top)
+    if test is not None:
+        refuse_fraction(test_fraction, f"there is a folder {test.name!r}")
     train_files = _labelled_files(train)
     test_files = [] if test is None else _labelled_files(test)
     files = train_files + test_files

@@ -41,13 +41,30 @@ class LabelledRows:
         return LabelledRows(self.x[torch.from_numpy(mask)], self.labels[mask], clients)
 
 
-def held_out(labels: Values, fraction: float) -> Values:
-    """Choose a share ``fraction`` of each class's rows as test rows, by a fixed random order.
+TEST_FRACTION = 0.2  # share of the rows that are test rows, if a recipe says nothing
+
+
+def checked_fraction(fraction: float | None) -> float:
+    """Return the share of test rows that a user stated, or the default."""
+    if fraction is None:
+        return TEST_FRACTION
+    if not 0 <= fraction < 1:
+        raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
+    return fraction
+
+
+def refuse_fraction(fraction: float | None, test_rows: str) -> None:
+    """Raise DataError if a share of test rows is stated beside test rows of the data's own."""
+    if fraction is not None:
+        raise DataError(f"test_fraction = {fraction:g} is not read: {test_rows}; leave it out")
+
+
+def held_out(labels: Values, fraction: float | None) -> Values:
+    """Choose a share of each class's rows as test rows, by a fixed random order.
 
     Return Booleans (rows,), true for a test row. Every class keeps at least one training row.
     """
-    if not 0 <= fraction < 1:
-        raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
+    fraction = checked_fraction(fraction)
     order = permutation(key(0, "test split"), len(labels)).numpy()
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     rows_by_class = np.split(order[np.argsort(classes, kind="stable")], np.cumsum(counts)[:-1])
@@ -72,7 +89,7 @@ def last_of_each(groups: Values, fraction: float) -> Values:
     return mask
 
 
-def split_rows(rows: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+def split_rows(rows: LabelledRows, fraction: float | None) -> tuple[LabelledRows, LabelledRows]:
     """Split rows into training rows and test rows, as chosen by :func:`held_out`."""
     mask = held_out(rows.labels, fraction)
     return rows.take(~mask), rows.take(mask)

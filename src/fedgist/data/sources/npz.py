@@ -14,6 +14,7 @@ from fedgist.data.sources.labelled_rows import (
     as_mask,
     as_texts,
     dataset,
+    refuse_fraction,
     split_rows,
 )
 from fedgist.data.sources.locations import existing
@@ -27,7 +28,7 @@ _NOT_BOTH = (("client", "clients"), ("client_test", "clients_test"), ("test", "x
 def npz(
     *,
     path: str | Path,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
     missing: Missing = "refuse",
     classes: Sequence[str] = (),
 ) -> Dataset:
@@ -38,7 +39,8 @@ def npz(
     path
         The file.
     test_fraction
-        Fraction of each class held out as test rows, if there is neither ``test`` nor ``x_test``.
+        Fraction of each class held out as test rows. Default 0.2. Not with an array ``test`` or
+        ``x_test``.
     missing
         What to do with a missing number (NaN). ``"refuse"``: it is an error. ``"mean"``: the mean
         of its column over the training rows replaces it.
@@ -94,9 +96,12 @@ def npz(
 
 
 def _train_and_test(
-    file_name: str, arrays: Mapping[str, Values], test_fraction: float
+    file_name: str, arrays: Mapping[str, Values], test_fraction: float | None
 ) -> tuple[LabelledRows, LabelledRows]:
     rows = _labelled_rows(file_name, arrays, "")
+    for name in ("test", "x_test"):
+        if name in arrays:
+            refuse_fraction(test_fraction, f"{file_name} has an array {name!r}")
     if "x_test" in arrays:
         return rows, _labelled_rows(file_name, arrays, "_test")
     if "test" not in arrays:

@@ -22,6 +22,7 @@ from fedgist.data.sources.labelled_rows import (
     dataset,
     held_out,
     in_order,
+    refuse_fraction,
 )
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import (
@@ -49,7 +50,7 @@ def table(
     label: str,
     client: str | None = None,
     test: str | Path | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
     columns: dict[str, str | list[str]] | None = None,
     ignore: list[str] | None = None,
     annotations: list[str] | None = None,
@@ -70,7 +71,7 @@ def table(
         A column that is 1 (true) for test rows and 0 (false) for the others, or a second table with
         the test rows.
     test_fraction
-        Fraction of each class held out as test rows, if ``test`` is not given.
+        Fraction of each class held out as test rows. Default 0.2. Not with ``test``.
     columns
         The columns to use, each ``"number"`` or the list of its categories. State them if several
         sites must encode columns in the same way; an unlisted category is then an error. The
@@ -161,13 +162,14 @@ def _room(name: str, rows: int, columns: Sequence[Column]) -> tuple[int, int]:
 
 
 def _test_rows(
-    whole: TableFrame, label: str, test: str | Path | None, test_fraction: float
+    whole: TableFrame, label: str, test: str | Path | None, test_fraction: float | None
 ) -> Values:
     """Return Booleans (rows,), true for a test row; all false if test rows have their own table."""
     if test is None:
         expect(whole, [label])
         labels = labels_in(whole, label, numbered=is_number(whole, label))
         return held_out(labels, test_fraction)
+    refuse_fraction(test_fraction, f"test = {str(test)!r} names the test rows")
     if str(test) in whole.frame.columns:
         cells = filled(whole, str(test), "test")
         return as_mask(cells, f"{whole.name}: the test column {str(test)!r}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedgist.data.sources.file_sizes import check_memory, regular
+from fedgist.data.sources.labelled_rows import refuse_fraction
 from fedgist.data.sources.locations import existing
 from fedgist.data.sources.table_file import TABLES, load_table
 from fedgist.data.sources.text_rows import SplitTexts, Texts
@@ -24,7 +25,7 @@ def text_file(
     text: str = "text",
     client: str | None = None,
     sentences: bool = True,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
 ) -> SplitTexts:
     """Read texts from a file of JSON lines (``.jsonl``) or a table (``.csv``, ``.parquet`` ...).
 
@@ -41,7 +42,7 @@ def text_file(
     sentences
         Whether each sentence of a text is a row of its own.
     test_fraction
-        Fraction of each client's texts, the last ones, held out as test rows if there is no
+        Fraction of each client's texts, the last ones, held out as test rows. Default 0.2. Not with
         ``test_file``.
 
     Notes
@@ -70,6 +71,7 @@ def text_file(
     place = existing(file)
     train = read_texts(place, text, client, sentences=sentences)
     if test_file is not None:
+        refuse_fraction(test_fraction, "test_file has the test rows")
         test = read_texts(existing(test_file), text, client, sentences=sentences)
     else:
         train, test = train.with_words().split(test_fraction)

@@ -13,7 +13,7 @@ from fedgist.core.batch import NO_WORD
 from fedgist.core.next_word import BEGIN, END, PADDING
 from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
-from fedgist.data.sources.labelled_rows import codes, in_order, last_of_each
+from fedgist.data.sources.labelled_rows import checked_fraction, codes, in_order, last_of_each
 from fedgist.data.sources.locations import existing
 from fedgist.data.vocabulary import (
     Tokenizer,
@@ -74,10 +74,9 @@ class Texts:
         clients = None if self.clients is None else [self.clients[i] for i in kept]
         return Texts([self.texts[i] for i in kept], clients)
 
-    def split(self, fraction: float) -> tuple[Texts, Texts]:
+    def split(self, fraction: float | None) -> tuple[Texts, Texts]:
         """Split off the last share of each client's texts, or of all texts without clients."""
-        if not 0 <= fraction < 1:
-            raise DataError(f"test_fraction is {fraction}; it must be at least 0 and below 1")
+        fraction = checked_fraction(fraction)
         groups = self.clients or ("",) * len(self.texts)
         held = last_of_each(np.array(groups, dtype=object), fraction).tolist()
         return self._where(held, wanted=False), self._where(held, wanted=True)
