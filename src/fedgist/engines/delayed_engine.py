@@ -73,7 +73,6 @@ class DelayedEngine:
         return self.engine.score(ctx, orders, downs, split)
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Any:
-        """Return one client's state after this download."""
         return self._simulation().client(ctx, order, down)
 
     def state(self) -> dict[str, Tensor]:

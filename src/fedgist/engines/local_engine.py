@@ -126,7 +126,6 @@ class LocalEngine:
         return cohort, cohorts.receive(cohort, self.host.clients(sent))
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
-        """Return one client's state after this download."""
         _, clients = self.trial(ctx, [order], [down])
         return take(clients, 0)
 

@@ -67,7 +67,6 @@ class LoopbackEngine:
             return self.remote.score(ctx, orders, downs, split)
 
     def client(self, ctx: Context, order: Order, down: Tree) -> Clients:
-        """Return one client's state after this download."""
         host = self.sites[order.client].host
         ids = (order.client,)
         sent = SentCohort(ctx.round, ctx.stage, ids, order.architecture, broadcast=True, down=down)
