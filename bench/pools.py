@@ -30,7 +30,7 @@ from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
 from fedgist.recipe.schema import Recipe
-from fedgist.runs.prepare import make_engine, prepare_run
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.round import Federation, context
 from fedgist.testing.small_worlds import world_of
 
@@ -120,8 +120,8 @@ def _round() -> Callable[[], None]:
         train={"num_rounds": 1000, "optimizer": "sgd", "lr": 0.1, "batch_size": LOCAL},
         method={"name": "merged_codist", "distillation": {"steps": STEPS, "batch_size": BATCH}},
     )
-    world, server = prepare_run(resolve(recipe, given))
-    federation = Federation(world.server, make_engine(world), server)
+    world, server, engine = prepare_run(resolve(recipe, given))
+    federation = Federation(world.server, engine, server)
     atexit.register(federation.engine.close)
 
     def work() -> None:

@@ -14,11 +14,12 @@ from torch import nn
 
 from fedgist.core.tree import Tree
 from fedgist.data.dataset import Dataset
+from fedgist.engines.engine import Engine
 from fedgist.models import MODELS
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
 from fedgist.recipe.resolve import resolve
-from fedgist.runs.prepare import make_engine, prepare_run
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.round import Federation
 from fedgist.world.world import World
 
@@ -85,8 +86,8 @@ def opened(
     workers: int | str = "auto",
     engine: Mapping[str, Any] | None = None,
     **sections: Mapping[str, Any],
-) -> tuple[World, Tree]:
-    """Return the world of a workload, with its plans, and the server's state.
+) -> tuple[World, Tree, Engine]:
+    """Return the world of a workload, with its plans, the server's state, and the engine.
 
     ``sections`` are further ones of the recipe, or stand in the place of the workload's.
     """
@@ -116,7 +117,8 @@ def opened(
 
 def plans_of(work: Workload) -> dict[str, Any]:
     """Return the plans of a workload as a recipe holds them, timed on this machine."""
-    world, _ = opened(work)
+    world, _, engine = opened(work)
+    engine.close()
     plans: dict[str, Any] = world.server.recipe.model_dump(mode="json")["engine"]["plans"]
     return plans
 
@@ -132,8 +134,8 @@ def fedgist_rounds(
 
     ``engine`` and ``sections`` are those of :func:`opened`.
     """
-    world, server = opened(work, workers, engine, **sections)
-    federation = Federation(world.server, make_engine(world), server)
+    world, server, clients = opened(work, workers, engine, **sections)
+    federation = Federation(world.server, clients, server)
 
     def do_round() -> float:
         begin = time.perf_counter()

@@ -379,5 +379,6 @@ def test_workers_that_would_have_nothing_to_do_are_left_out_with_a_note(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert host_settings(world("fedavg", engine={"workers": 150})).workers == len(SIZES)
     recipe = make({"engine": {"workers": 150, "cohort_size": 2}, "clients": {"num_clients": 3}})
-    opened, _ = prepare_run(resolve(recipe))
+    opened, _, engine = prepare_run(resolve(recipe))
+    engine.close()
     assert any("engine.workers = 150 is lowered to 3: more" in n for n in opened.server.notes)

@@ -26,10 +26,13 @@ PER_CORE = 4  # workers per core: more workers only wait for each other
 USEFUL = f"more have no client of their own, or a core has more than {PER_CORE}"
 
 
-def prepare_run(setup: Setup, say: Callable[[str], None] = lambda _: None) -> tuple[World, Tree]:
-    """Return the world of a recipe with its plans chosen, and the server's first state.
+def prepare_run(
+    setup: Setup, say: Callable[[str], None] = lambda _: None, workers: int | None = None
+) -> tuple[World, Tree, Engine]:
+    """Return the world of a recipe with its plans chosen, the server's first state, and the engine.
 
-    ``say`` is called with each note that a user should see.
+    ``say`` is called with each note that a user should see. ``workers``, if given, replaces the
+    recipe's number.
     """
     world = make_world(setup, say)
     side = world.server
@@ -44,7 +47,8 @@ def prepare_run(setup: Setup, say: Callable[[str], None] = lambda _: None) -> tu
         plans = _plans(world, server, say)
     threads = _server_threads(setup)
     side = replace(side, notes=notes, plans=plans, server_threads=threads)
-    return replace(world, server=side), server
+    world = replace(world, server=side)
+    return world, server, _engine(world, workers)
 
 
 def _plans(world: World, server: Tree, say: Callable[[str], None]) -> dict[str, Plan]:
@@ -75,7 +79,7 @@ def _server_threads(setup: Setup) -> int:
     return default_workers(setup.device) if chosen == "auto" else chosen
 
 
-def make_engine(world: World, workers: int | None = None) -> Engine:
+def _engine(world: World, workers: int | None) -> Engine:
     """Return the engine of a world; ``workers``, if given, replaces the recipe's number."""
     side, setup = world.server, world.server.setup
     settings = host_settings(world)

@@ -16,7 +16,7 @@ from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.corrections import as_begun
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
-from fedgist.runs.prepare import make_engine, prepare_run
+from fedgist.runs.prepare import prepare_run
 from fedgist.runs.record import (
     FEATURES,
     PARTITION,
@@ -114,12 +114,12 @@ def load_run(folder: Path, given: Overrides | None = None) -> tuple[Federation, 
     recipe = as_begun(read(folder / RECIPE), saved.binding.computes)
     device = "cpu" if recipe.engine.device == "cpu" else usable_device("auto")
     setup = resolve(recipe.changed({"engine.device": device}), given)
-    world, server = prepare_run(setup)
+    world, server, engine = prepare_run(setup, workers=1)
     # models are used without the test sets that were given with them
     inputs = saved.binding.inputs
     begun = {TEST_SETS: inputs[TEST_SETS]} if TEST_SETS in inputs else {}
     check_binding(world.server, of_world(world) | begun, saved, folder, raising=False)
-    federation = Federation(world.server, make_engine(world, workers=1), server)
+    federation = Federation(world.server, engine, server)
     federation.restore(saved.best or saved)
     return federation, world
 
@@ -128,7 +128,7 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
     for note in setup.text.dropped:
         observer.note(note)
     check_precision(setup.train.precision, setup.engine.device)
-    world, state = prepare_run(setup, observer.note)
+    world, state, engine = prepare_run(setup, observer.note)
     if place.folder and not resuming:  # only now: a recipe with a mistake replaces no run
         clear(place.folder)
     if place.folder and is_sampled(world):
@@ -144,7 +144,6 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
         if number in settings.save_features_at:
             saved_features.save(federation, world, place.folder / features_of(federation.round))
 
-    engine = make_engine(world)
     federation, record, end = run_server(
         world.server,
         engine,
