@@ -115,7 +115,9 @@ def test_convolutions_norms_and_dropout(name: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def of_a_frame() -> ClientModel:
     frame = pd.DataFrame({"age": [30.0, 40.0, 50.0, 60.0], "town": list("abab")})
-    return fedgist.run(QUICK, data=(frame, ["well", "ill"] * 2), clients=[[0, 1], [2, 3]]).model(1)
+    recipe = QUICK | {"evaluate": {"train": True}}  # there are no test rows
+    labels = ["well", "ill"] * 2
+    return fedgist.run(recipe, data=(frame, labels), clients=[[0, 1], [2, 3]]).model(1)
 
 
 def check_description(texts: dict[str, Any]) -> None:
