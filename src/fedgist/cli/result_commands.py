@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 from rich.console import Group
@@ -18,6 +18,7 @@ from rich.live import Live
 from fedgist.cli.shared_options import LOOK, Folders, Trust, app
 from fedgist.errors import one_of
 from fedgist.report import (
+    client_tables,
     comparison,
     curves,
     drawing,
@@ -73,6 +74,10 @@ def show(
     png: Annotated[
         Path | None, typer.Option(help="PNG file for the curves. Default: draw in the terminal.")
     ] = None,
+    by: Annotated[
+        Literal["model", "client"] | None,
+        typer.Option(help="Show the scores by the clients' models, or by client."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG.
@@ -82,12 +87,18 @@ def show(
     Examples
     --------
     fedgist show runs/demo --png accuracy.png
+    fedgist show runs/demo/fedlog runs/demo/local --by client
     """
     all_runs = run_reader.find(folders, trust=trust)
     runs, problems = run_reader.readable(all_runs)
     screen = console()
     for problem in (*problems, *run_reader.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
+    if by is not None:
+        table = client_tables.by_client if by == "client" else client_tables.by_model
+        screen.print(SheetView(table(runs)))
+        _end(all_runs)
+        return
     if len(runs) == 1:
         screen.print(SheetView(run_tables.by_round(runs[0])))
     screen.print(SheetView(run_tables.overview(runs)))

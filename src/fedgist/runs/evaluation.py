@@ -67,6 +67,23 @@ def per_client(scores: Scores, number: int, split: str) -> list[Line]:
     return [lines[client] for client in sorted(lines)]
 
 
+def models_of_clients(side: ServerContext) -> list[str]:
+    """Return the name of each client's model; in pools, the names of all its models."""
+    models = [", ".join(client.architectures) for client in side.clients]
+    return models * side.num_clients if side.method.merges_clients else models
+
+
+def with_names(lines: Sequence[Line], side: ServerContext) -> list[Line]:
+    """Return lines of clients with each client's name, if it has one, and its model."""
+    names, models = side.client_names, models_of_clients(side)
+
+    def who(client: int) -> Line:
+        named = {"name": names[client]} if names else {}
+        return {"client": client, **named, "model": models[client]}
+
+    return [{"round": line["round"], **who(line["client"]), **line} for line in lines]
+
+
 def joined(lines: Sequence[Line], more: Sequence[Line]) -> list[Line]:
     """Return the lines of both lists, merging lines of the same client and split."""
     beside = {(line["client"], line["split"]): line for line in more}

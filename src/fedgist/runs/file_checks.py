@@ -73,7 +73,7 @@ OF_ROUND = {
     "late": ENTRIES,
     "events": TEXTS,
 }
-OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT}
+OF_CLIENT = {"round": ROUND, "client": ROUND, "split": TEXT, "name": TEXT, "model": TEXT}
 OF_EDGE = {"round": ROUND, "bytes": COUNT}
 OF_RECIPE = {
     **dict.fromkeys(("method", "train", "data", "evaluate", "paper"), TABLE),
@@ -156,8 +156,9 @@ def fault_of_split(split: Mapping[str, object]) -> str:
     for client, row in enumerate(counts):
         if not COUNTS.fits(row) or len(row) != len(classes):
             return f"has train[{client}] = {shown(row)}, not a count for each class"
-    if names and (not isinstance(names, list) or len(names) != len(counts)):
-        return f"has clients = {shown(names)}, not a name for each client"
+    for key, values in (("clients", names), ("models", split.get("models"))):
+        if values and (not isinstance(values, list) or len(values) != len(counts)):
+            return f"has {key} = {shown(values)}, not a text for each client"
     return ""
 
 

@@ -25,6 +25,7 @@ from fedgist.runs.best_round import selection_notes, selection_of
 from fedgist.runs.checkpoint import Binding, Checkpoint
 from fedgist.runs.columns import described, of_main, tuned_over_clients
 from fedgist.runs.corrections import lacking
+from fedgist.runs.evaluation import with_names
 from fedgist.runs.record import (
     FORMAT,
     FORMAT_KEY,
@@ -287,7 +288,8 @@ class _Rounds:
     def _keep(self, line: Line, details: Sequence[Line]) -> None:
         """Record a round."""
         federation, selection = self.federation, selection_of(self.federation.side)
-        self.record.add(self.binding.with_events(line), details, federation.edges)
+        named = with_names(details, federation.side)
+        self.record.add(self.binding.with_events(line), named, federation.edges)
         self.save_features(federation, federation.round)
         if selection and selection.keeps and selection.best(self.record.rounds) is line:
             federation.keep_this_round()

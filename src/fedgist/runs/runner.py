@@ -14,6 +14,7 @@ from fedgist.recipe.resolve import Setup, resolve
 from fedgist.runs import checkpoint as checkpoints
 from fedgist.runs.checkpoint import Checkpoint
 from fedgist.runs.corrections import as_begun
+from fedgist.runs.evaluation import models_of_clients
 from fedgist.runs.finished import saved_features
 from fedgist.runs.finished.probes import probe_of
 from fedgist.runs.prepare import prepare_run
@@ -133,7 +134,9 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
         clear(place.folder)
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
-    files = {PARTITION: to_json(class_counts(world.data, world.partition)) + "\n"}
+    models = models_of_clients(world.server)
+    split = class_counts(world.data, world.partition) | {"models": models}
+    files = {PARTITION: to_json(split) + "\n"}
     settings = setup.evaluate
 
     def save_features(federation: Federation, number: int | None) -> None:

@@ -26,6 +26,7 @@ class ServerContext:
     run. ``neighbors`` returns each client's neighbors in a round, if clients are peers. ``plans``
     holds the execution plan of each architecture. ``server_threads`` is the number of torch threads
     for the server's own work. ``data_summary`` names the inputs and the classes in one line.
+    ``client_names`` are the names of the clients, if they have any.
     """
 
     setup: Setup
@@ -42,6 +43,7 @@ class ServerContext:
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
     data_summary: str = ""
+    client_names: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> Recipe:

@@ -94,6 +94,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         *(len(parts.validation.rows) > 0, _notes(groups, few_notes, spending), spending, neighbors),
         plans=setup.engine.plans,
         data_summary=data.summary,
+        client_names=parts.names,
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     population = _with_own_moments(population, setup.data.normalize, data, parts)

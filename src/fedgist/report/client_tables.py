@@ -1,0 +1,151 @@
+"""Tables of ``fedgist show --by``: the scores of runs by the clients' models, or by client."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedgist.errors import ReportError
+from fedgist.report.comparison import RunGroup, common_metric, group
+from fedgist.report.formatting import Sheet, percent
+from fedgist.runs.columns import measured, over_clients
+from fedgist.runs.finished.finished_run import FinishedRun
+
+LOCAL = "local"  # the method whose scores a gain is measured against
+UNKNOWN = "-"  # the model of a client in a run recorded before models were
+Shower = Callable[[float | None], str]
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """A client's score in one evaluation: its name, its model, its test rows, and the score."""
+
+    name: str
+    model: str
+    rows: int
+    score: float
+
+
+Scores = Mapping[int, ClientScore]  # by client
+
+
+def scores_of(run: FinishedRun, metric: str) -> dict[int, ClientScore]:
+    """Return each client's score in the last evaluation up to the round that the run keeps."""
+    lines = [
+        line
+        for line in run.clients.lines
+        if line.get("split") == "client"
+        and line.get(metric) is not None
+        and (run.kept is None or line["round"] <= run.kept)
+    ]
+    last = max((line["round"] for line in lines), default=0)
+    return {
+        line["client"]: ClientScore(
+            line.get("name", str(line["client"])),
+            line.get("model", UNKNOWN),
+            int(line.get("rows") or 0),
+            line[metric],
+        )
+        for line in lines
+        if line["round"] == last
+    }
+
+
+def by_client(runs: Sequence[FinishedRun]) -> Sheet:
+    """Return a table with a row for each client: each method's score, and its gain over local.
+
+    Clients of different seeds are different clients, so the smallest seed that all methods have is
+    shown.
+    """
+    metric, groups = _groups(runs)
+    seeds = set.intersection(*({run.seed for run in rows.runs} for rows in groups))
+    if not seeds:
+        raise ReportError("--by client: the runs have no seed in common")
+    seed, show = min(seeds), _shower(metric, runs)
+    columns = {rows.label: scores_of(_with_seed(rows, seed), metric) for rows in groups}
+    local = next((rows.label for rows in groups if rows.method == LOCAL), "")
+    gains = [label for label in columns if local and label != local]
+    clients = {client: score for scores in columns.values() for client, score in scores.items()}
+    lines = tuple(
+        (
+            *(clients[client].name, clients[client].model, str(clients[client].rows)),
+            *(show(_score(scores, client)) for scores in columns.values()),
+            *(_gain(columns[label], columns[local], client, show) for label in gains),
+        )
+        for client in sorted(clients)
+    )
+    head = ("client", "model", "rows", *columns, *(f"{label} - {local}" for label in gains))
+    return Sheet(f"{_title(metric, runs)} by client, seed {seed}", head, lines)
+
+
+def by_model(runs: Sequence[FinishedRun]) -> Sheet:
+    """Return a table with a row for each model and method: clients, rows, mean and spread."""
+    metric, groups = _groups(runs)
+    show, lines = _shower(metric, runs), []
+    for rows in groups:
+        tables = [list(scores_of(run, metric).values()) for run in rows.runs]
+        for model in dict.fromkeys(score.model for table in tables for score in table):
+            seeds = [[score for score in table if score.model == model] for table in tables]
+            lines.append((model, rows.label, *_of_model([seed for seed in seeds if seed], show)))
+    return Sheet(
+        f"{_title(metric, runs)} by model",
+        ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
+        tuple(sorted(lines, key=lambda line: line[0])),
+        "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
+        "number is a mean over seeds",
+    )
+
+
+def _of_model(seeds: Sequence[Sequence[ClientScore]], show: Shower) -> tuple[str, ...]:
+    """Return the cells of one model and method: means over seeds."""
+
+    def mean(statistic: Callable[[Sequence[ClientScore]], float]) -> float:
+        return statistics.fmean(map(statistic, seeds))
+
+    counts = mean(len), mean(lambda scores: sum(score.rows for score in scores))
+    plain = mean(lambda scores: statistics.fmean(score.score for score in scores))
+    spread = mean(lambda scores: statistics.pstdev(score.score for score in scores))
+    return (*(f"{count:g}" for count in counts), *map(show, (plain, spread, mean(_by_rows))))
+
+
+def _by_rows(scores: Sequence[ClientScore]) -> float:
+    values, rows = [score.score for score in scores], [score.rows for score in scores]
+    return statistics.fmean(values, rows) if any(rows) else statistics.fmean(values)
+
+
+def _groups(runs: Sequence[FinishedRun]) -> tuple[str, list[RunGroup]]:
+    """Return the metric, and the groups of runs whose clients were scored by it."""
+    metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
+    scored = [rows for rows in groups if all(scores_of(run, metric) for run in rows.runs)]
+    if not scored:
+        raise ReportError(
+            "--by: no run has scores of single clients; they are in the clients.jsonl of a run "
+            "directory, and an archived run keeps none"
+        )
+    return metric, scored
+
+
+def _with_seed(rows: RunGroup, seed: int) -> FinishedRun:
+    return next(run for run in rows.runs if run.seed == seed)
+
+
+def _score(scores: Scores, client: int) -> float | None:
+    return scores[client].score if client in scores else None
+
+
+def _gain(scores: Scores, local: Scores, client: int, show: Shower) -> str:
+    own, alone = _score(scores, client), _score(local, client)
+    if own is None or alone is None:
+        return show(None)
+    return ("+" if own >= alone else "") + show(own - alone)
+
+
+def _shower(metric: str, runs: Sequence[FinishedRun]) -> Shower:
+    if measured(over_clients("client", metric), runs[0].metrics).unit == "fraction":
+        return percent
+    return lambda value: percent(None) if value is None else f"{value:.4f}"
+
+
+def _title(metric: str, runs: Sequence[FinishedRun]) -> str:
+    return measured(over_clients("client", metric), runs[0].metrics).title

@@ -1,0 +1,110 @@
+"""Scores by model and by client: the numbers are worked out here from the runs' own lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist.cli.main import app
+from fedgist.errors import ReportError
+from fedgist.report.client_tables import by_client, by_model
+from fedgist.runs.finished.run_reader import find
+from fedgist.testing.small_worlds import blobs, rows
+from written import write_run
+
+NAMES = ("Bonn", "Kiel", "Rom", "Ulm", "Wien")
+MODELS = ("wide", "plain", "wide", "wide", "plain")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two methods and two seeds; clients have names, two models, and unequal test rows."""
+    place, data = tmp_path_factory.mktemp("runs"), blobs()
+    held = np.array_split(np.arange(len(data.y_test)), [1, 4, 6, 11])
+    tables = {
+        name: {"model": "mlp", "hidden": [width, 4], "clients": _clients_of(name)}
+        for name, width in (("wide", 9), ("plain", 5))
+    }
+    for method, seed in (("fedlog", 0), ("fedlog", 1), ("local", 0), ("local", 1)):
+        recipe: dict[str, Any] = {
+            "seed": seed,
+            "method": {"name": method},
+            "clients": {"architectures": tables},
+            "train": {"num_rounds": 2, "lr": 0.05, "batch_size": 4},
+            "engine": {"workers": 1, "cohort_size": 3},
+        }
+        fedgist.run(
+            recipe,
+            data=data,
+            clients=dict(zip(NAMES, rows(), strict=True)),
+            clients_test=dict(zip(NAMES, held, strict=True)),
+            out=place / method / f"seed-{seed}",
+        )
+    return place
+
+
+def _clients_of(model: str) -> list[int]:
+    return [client for client, name in enumerate(MODELS) if name == model]
+
+
+def last_lines(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "clients.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["round"] == 2]
+
+
+def test_lines_and_the_partition_say_who_a_client_is_and_which_model_it_has(folder: Path) -> None:
+    lines = last_lines(folder / "fedlog" / "seed-0")
+    assert [line["name"] for line in lines] == [*NAMES]
+    assert [line["model"] for line in lines] == [*MODELS]
+    split = json.loads((folder / "local" / "seed-1" / "partition.json").read_text())
+    assert (split["clients"], split["models"]) == ([*NAMES], [*MODELS])
+
+
+def test_by_client(folder: Path) -> None:
+    table = by_client(find([folder]))
+    assert table.columns == ("client", "model", "rows", "fedlog", "local", "fedlog - local")
+    pairs = zip(*(last_lines(folder / m / "seed-0") for m in ("fedlog", "local")), strict=True)
+    for row, (line, alone) in zip(table.rows, pairs, strict=True):
+        gain = 100 * (line["accuracy"] - alone["accuracy"])
+        assert row[:3] == (line["name"], line["model"], str(line["rows"]))
+        assert row[3:] == (
+            f"{100 * line['accuracy']:.2f} %",
+            f"{100 * alone['accuracy']:.2f} %",
+            f"{gain:+.2f} %",
+        )
+    assert len({row[2] for row in table.rows}) > 1, "clients have unequal test rows"
+
+
+def test_by_model(folder: Path) -> None:
+    table = by_model(find([folder]))
+    assert [row[:2] for row in table.rows] == [
+        (model, method) for model in ("plain", "wide") for method in ("fedlog", "local")
+    ]
+    for model, method, clients, tested, mean, spread, weighted in table.rows:
+        seeds = [last_lines(folder / method / f"seed-{seed}") for seed in (0, 1)]
+        some = [[line for line in seed if line["model"] == model] for seed in seeds]
+        scores = [np.array([line["accuracy"] for line in seed]) for seed in some]
+        weights = [np.array([line["rows"] for line in seed]) for seed in some]
+        assert (clients, tested) == (str(len(scores[0])), str(weights[0].sum()))
+        assert mean == f"{100 * np.mean([s.mean() for s in scores]):.2f} %"
+        assert spread == f"{100 * np.mean([s.std() for s in scores]):.2f} %"
+        by_rows = [np.average(s, weights=w) for s, w in zip(scores, weights, strict=True)]
+        assert weighted == f"{100 * np.mean(by_rows):.2f} %"
+    assert any(row[4] != row[6] for row in table.rows), "the two means differ somewhere"
+
+
+def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["show", str(folder / "fedlog"), "--by", "model"])
+    assert (done.exit_code, done.stdout.count("fedlog")) == (0, 2)
+    old = write_run(tmp_path / "old", [0.5, 0.75], clients=[0.5, 1.0])  # no names, no models
+    (row, other) = by_client(find([old])).rows
+    assert (row[:3], other[3]) == (("0", "-", "10"), "100.00 %")
+    empty = write_run(tmp_path / "empty", [0.5])
+    with pytest.raises(ReportError, match="--by: no run has scores of single clients"):
+        by_model(find([empty]))
