@@ -134,9 +134,7 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
         clear(place.folder)
     if place.folder and is_sampled(world):
         observer.note("the data are large: changes to them are looked for in a sample, on resume")
-    models = models_of_clients(world.server)
-    split = class_counts(world.data, world.partition) | {"models": models}
-    files = {PARTITION: to_json(split) + "\n"}
+    files = {PARTITION: to_json(_split_of(world)) + "\n"}
     settings = setup.evaluate
 
     def save_features(federation: Federation, number: int | None) -> None:
@@ -157,3 +155,9 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
         save_features=save_features,
     )
     return Outcome(record.rounds, record.clients, end, place.folder, federation, world)
+
+
+def _split_of(world: World) -> dict[str, Any]:
+    """Return who has what: class counts, names and models of the clients."""
+    counts = class_counts(world.data, world.partition)
+    return counts | {"models": models_of_clients(world.server)}

@@ -36,14 +36,14 @@ class ServerContext:
     clients: tuple[ClientInfo, ...]
     online: Online
     data_name: str
+    data_summary: str = ""
+    client_names: tuple[str, ...] = ()
     holds_out: bool = False
     notes: tuple[str, ...] = ()
     spending: PrivacyBudget | None = None
     neighbors: NeighborsByRound = None
     plans: Mapping[str, Plan] = field(default_factory=dict)
     server_threads: int = 1
-    data_summary: str = ""
-    client_names: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> Recipe:

@@ -91,10 +91,8 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     online, neighbors, settings, few_notes = _participants(setup, task, clients, train)
     side = ServerContext(
         *(setup, len(parts.train), setup.method, task, clients, online, data.name),
-        *(len(parts.validation.rows) > 0, _notes(groups, few_notes, spending), spending, neighbors),
-        plans=setup.engine.plans,
-        data_summary=data.summary,
-        client_names=parts.names,
+        *(data.summary, parts.names, len(parts.validation.rows) > 0),
+        *(_notes(groups, few_notes, spending), spending, neighbors, setup.engine.plans),
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     population = _with_own_moments(population, setup.data.normalize, data, parts)
