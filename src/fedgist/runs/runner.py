@@ -157,7 +157,7 @@ def _run(setup: Setup, place: Place, observer: Observer, *, resuming: bool) -> O
     return Outcome(record.rounds, record.clients, end, place.folder, federation, world)
 
 
-def _split_of(world: World) -> dict[str, Any]:
+def _split_of(world: World) -> dict[str, object]:
     """Return who has what: class counts, names and models of the clients."""
     counts = class_counts(world.data, world.partition)
     return counts | {"models": models_of_clients(world.server)}

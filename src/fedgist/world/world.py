@@ -89,10 +89,11 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     online, neighbors, settings, few_notes = _participants(setup, task, clients, train)
+    notes, holds_out = _notes(groups, few_notes, spending), len(parts.validation.rows) > 0
+    about_data = data.name, data.summary, parts.names, holds_out
     side = ServerContext(
-        *(setup, len(parts.train), setup.method, task, clients, online, data.name),
-        *(data.summary, parts.names, len(parts.validation.rows) > 0),
-        *(_notes(groups, few_notes, spending), spending, neighbors, setup.engine.plans),
+        *(setup, len(parts.train), setup.method, task, clients, online, *about_data),
+        *(notes, spending, neighbors, setup.engine.plans),
     )
     population = Population(clients, on_train, on_test, train, parts.validation, parts.test)
     population = _with_own_moments(population, setup.data.normalize, data, parts)
