@@ -159,7 +159,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         for key in [key for key in line if key.startswith("time/")]:
             del line[key]
-        line.pop("events", None)  # says that a run went on
+        for key in ("events", "name", "model"):  # that a run went on; who a client is: new
+            line.pop(key, None)
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -296,6 +297,58 @@ def test_clients_of_a_model_may_be_listed(tmp_path: Path) -> None:
         wrong = {**tables, "logistic": {"clients": listed}}
         with pytest.raises(RecipeError, match=f"every client needs exactly one model; {says}"):
             world_of(make({**raw, "clients": {**clients, "architectures": wrong}}))
+
+
+def models_by_name(path: Path, listed: Sequence[str | int], **clients: object) -> dict[str, str]:
+    """Return each client's model by the client's name; those that are not listed have the other."""
+    header, *lines = path.read_text().splitlines()
+    names = sorted({line.split(",")[0] for line in lines})
+    rest = [name for name in names if name not in listed]
+    tables = {
+        "large": {"model": "mlp", "hidden": [5, 3], "clients": listed},
+        "small": {"model": "mlp", "hidden": [3], "clients": rest},
+    }
+    raw = {
+        "data": {"name": "table", "path": str(path), "label": "y", "client": header.split(",")[0]},
+        "partition": {"name": "natural"},
+        "clients": {"architectures": tables, **clients},
+        "method": {"name": "repshare", "m_up": 1} if clients else {"name": "local"},
+    }
+    side = world_of(make(raw)).server
+    assert side.client_names == tuple(names)
+    return {names[client.id]: client.architectures[0] for client in side.clients}
+
+
+def test_clients_of_a_model_may_be_named_and_a_new_site_shifts_none(tmp_path: Path) -> None:
+    path = tmp_path / "sites.csv"
+    rows = [f"{site},{k},{k % 2}" for site in ("Dorf", "Stadt", "Ufer") for k in range(10)]
+    path.write_text("site,a,y\n" + "\n".join(rows))
+    before = models_by_name(path, ["Stadt", "Ufer"])
+    assert before == {"Dorf": "small", "Stadt": "large", "Ufer": "large"}
+    rows += [f"Au,{k},{k % 2}" for k in range(10)]  # the first of all names
+    path.write_text("site,a,y\n" + "\n".join(rows))
+    assert models_by_name(path, ["Stadt", "Ufer"]) == {"Au": "small", **before}
+    own = {"settings": {"some": {"clients": ["Ufer", 0], "m_up": 0}}}
+    assert models_by_name(path, ["Stadt"], **own)["Ufer"] == "small"
+    for wrong, says in (
+        (
+            ["Stad"],
+            r"architectures.large.clients: no client is called 'Stad'; did you mean 'Stadt'",
+        ),
+        ([-1], r"architectures.large.clients.0 = -1: must be greater"),
+    ):
+        with pytest.raises(RecipeError, match=says):
+            models_by_name(path, wrong)
+    own = {"settings": {"some": {"clients": ["Uferr"], "m_up": 0}}}
+    with pytest.raises(
+        RecipeError, match=r"settings.some.clients: no client is called 'Uferr'; did"
+    ):
+        models_by_name(path, ["Stadt"], **own)
+    raw = {"clients": {"num_clients": 2, "architectures": {"mlp": {"clients": ["a", 1]}}}}
+    with pytest.raises(
+        RecipeError, match=r"called 'a'; the clients of this partition have no name"
+    ):
+        world_of(make(raw))
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from fedgist.recipe.schema import ModelSection, check_named
 from fedgist.recipe.section import PositiveInt
 
 Factory = Callable[..., nn.Module]
-ClientNumbers = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+ClientList = tuple[int | str, ...]  # clients by number or by name
+StatedClients = Annotated[tuple[Annotated[int, Field(ge=0)] | str, ...], Field(min_length=1)]
 
 
 def model_factory(name: str) -> Factory:
@@ -46,14 +47,14 @@ class NamedModel:
 
 @dataclass(frozen=True)
 class ModelTable:
-    """A model of some clients: a share of all clients, or the clients listed by number.
+    """A model of some clients: a share of all clients, or the clients listed by number or name.
 
     With a share of 0, only the server has the model.
     """
 
     model: NamedModel
     share: float = 1.0
-    clients: tuple[int, ...] | None = None
+    clients: ClientList | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class PoolTable:
     """
 
     model: NamedModel
-    clients: tuple[int, ...] | str | int | None = None
+    clients: ClientList | str | int | None = None
     per_round: int | None = None
 
 
@@ -85,7 +86,7 @@ def architecture_tables(tables: Mapping[str, Mapping[str, Any] | float]) -> dict
         if clients is None or share is not None:
             share = _share(share, clients, table_key)
         else:
-            clients = checked(ClientNumbers, clients, f"{table_key}.clients")
+            clients = checked(StatedClients, clients, f"{table_key}.clients")
         model = _model_of_table(table, name, table_key)
         models[name] = ModelTable(model, 1.0 if share is None else share, clients)
     if not any(model.share for model in models.values()):
@@ -106,7 +107,7 @@ def pool_tables(tables: Mapping[str, Mapping[str, object]]) -> dict[str, PoolTab
             raise RecipeError(f"{table_key}: a pool's name is not empty and has no {SEPARATOR!r}")
         clients, per_round = table.pop("clients", None), table.pop("per_round", None)
         if clients is not None:
-            kinds: dict[type, object] = {list: ClientNumbers, tuple: ClientNumbers, str: str}
+            kinds: dict[type, object] = {list: StatedClients, tuple: StatedClients, str: str}
             kind = kinds.get(type(clients), PositiveInt)
             clients = checked(kind, clients, f"{table_key}.clients")
         if per_round is not None:

@@ -67,9 +67,9 @@ class ClientsSection(_Section):
     """Several model architectures: ``{mlp = 0.5, lenet5 = 0.5}``, or one table per architecture.
 
     A table has ``model``, the options of that model, and either ``share`` (the fraction of clients
-    with this model, drawn from the seed) or ``clients`` (the numbers of these clients). A model
-    with ``share = 0`` belongs to the server only. If no architectures are given, all clients have
-    ``[model]``.
+    with this model, drawn from the seed) or ``clients`` (the numbers or names of these clients). A
+    model with ``share = 0`` belongs to the server only. If no architectures are given, all clients
+    have ``[model]``.
     """
     pools: dict[str, dict[str, object]] = {}
     """Groups of clients with one model per group. A client may be in several groups."""

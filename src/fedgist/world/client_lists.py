@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.sources.python_objects import array
-from fedgist.errors import RecipeError, listed, shown
+from fedgist.errors import RecipeError, did_you_mean, listed, shown
 from fedgist.recipe.overrides import RowsOfClients
 
 
@@ -71,6 +71,20 @@ def _rows(value: object, count: int, who: str) -> Tensor:
     if len(distinct) < len(numbers):
         raise RecipeError(f"{who} lists row {distinct[times > 1][0]} twice")
     return torch.from_numpy(numbers.astype(np.int64))
+
+
+def numbers_of(clients: Sequence[int | str], names: Sequence[str], key: str) -> tuple[int, ...]:
+    """Return the numbers of clients that are listed by number or, as texts, by name."""
+    unknown = [client for client in clients if isinstance(client, str) and client not in names]
+    if unknown:
+        raise RecipeError(
+            f"{key}: no client is called {unknown[0]!r:.80}" + _hint(unknown[0], names)
+        )
+    return tuple(names.index(c) if isinstance(c, str) else c for c in clients)
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, names) if names else "; the clients of this partition have no names"
 
 
 def named_like(pattern: str, names: Sequence[str], key: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ share of the clients, or for clients listed by number. All other clients have th
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,8 @@ from fedgist.core.method import Method, Settings, Task
 from fedgist.core.peer_method import PeerMethod
 from fedgist.errors import MethodError, RecipeError, first_line
 from fedgist.options import check_options, checked
-from fedgist.recipe.model_factories import ClientNumbers
+from fedgist.recipe.model_factories import ClientList, StatedClients
+from fedgist.world.client_lists import numbers_of
 
 Tables = Mapping[str, Mapping[str, object]]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -30,11 +31,16 @@ EXCESS = 1e-9  # of shares that add up to all clients, by rounding
 
 
 def client_settings(
-    tables: Tables, method: Method, task: Task, num_clients: int, key: Tensor
+    tables: Tables,
+    method: Method,
+    task: Task,
+    num_clients: int,
+    key: Tensor,
+    names: Sequence[str] = (),
 ) -> dict[int, Settings]:
     """Return the settings of the clients that do not have the defaults, by client number.
 
-    ``key`` () draws the clients of tables with a share.
+    ``key`` () draws the clients of tables with a share. ``names`` are the clients' names.
     """
     order = random.permutation(key, num_clients).tolist()
     given: dict[int, Settings] = {}
@@ -43,7 +49,8 @@ def client_settings(
         source = f"clients.settings.{name}"
         values = {key: value for key, value in table.items() if key not in WHOSE}
         settings = _made(values, method, source)
-        share, members = _whose(table, source)
+        share, listed = _whose(table, source)
+        members = numbers_of(listed, names, f"{source}.clients")
         first, drawn = round(drawn * num_clients), drawn + share
         for client in (*members, *order[first : round(drawn * num_clients)]):
             if client in given or client >= num_clients:
@@ -58,13 +65,13 @@ def client_settings(
     return given
 
 
-def _whose(table: Mapping[str, object], source: str) -> tuple[float, tuple[int, ...]]:
+def _whose(table: Mapping[str, object], source: str) -> tuple[float, ClientList]:
     """Return the share of all clients that a table applies to, and the clients it lists."""
     if ("share" in table) == ("clients" in table):
         raise RecipeError(f"{source}: give share or clients: whose settings are these?")
     if "share" in table:
         return checked(Fraction, table["share"], f"{source}.share"), ()
-    return 0.0, checked(ClientNumbers, table["clients"], f"{source}.clients")
+    return 0.0, checked(StatedClients, table["clients"], f"{source}.clients")
 
 
 def read_settings(path: Path, client: int, method: Method, task: Task) -> Settings:

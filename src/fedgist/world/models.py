@@ -33,7 +33,7 @@ from fedgist.errors import DataError, InputError, RecipeError, first_line, liste
 from fedgist.recipe.model_factories import Factory, ModelTable, NamedModel, PoolTable
 from fedgist.recipe.overrides import Build, ClientGroup
 from fedgist.recipe.resolve import Setup
-from fedgist.world.client_lists import named_like
+from fedgist.world.client_lists import named_like, numbers_of
 
 # the largest size of a weights file in sizes of its model: checkpoints keep moments in float64
 _TIMES = 8
@@ -168,7 +168,8 @@ def members_of_pools(
         if isinstance(chosen, str):
             members[name] = named_like(chosen, names, setting)
             continue
-        members[name] = tuple(range(num_clients)) if chosen is None else tuple(sorted(set(chosen)))
+        listed = range(num_clients) if chosen is None else numbers_of(chosen, names, setting)
+        members[name] = tuple(sorted(set(listed)))
         if strange := [client for client in members[name] if client >= num_clients]:
             raise RecipeError(
                 f"{setting}: client {strange[0]} does not exist, there are {num_clients}"
@@ -320,15 +321,26 @@ def _check_size(build: Build, label: str) -> None:
 
 
 def groups_of_recipe(
-    models: Mapping[str, ModelTable], pools: Mapping[str, PoolTable], sizes: Sizes
+    models: Mapping[str, ModelTable],
+    pools: Mapping[str, PoolTable],
+    sizes: Sizes,
+    names: Sequence[str] = (),
 ) -> dict[str, ClientGroup]:
-    """Return the groups of clients by architecture, from a recipe's models or its pools."""
+    """Return the groups of clients by architecture, from a recipe's models or its pools.
+
+    ``names`` are the clients' names, if they have any.
+    """
     if pools:
         return {name: _group(pool.model, sizes) for name, pool in pools.items()}
-    return {
-        name: replace(_group(table.model, sizes), share=table.share, clients=table.clients)
-        for name, table in models.items()
-    }
+    return {name: _group_of_table(table, sizes, names) for name, table in models.items()}
+
+
+def _group_of_table(table: ModelTable, sizes: Sizes, names: Sequence[str]) -> ClientGroup:
+    """Return the group of the clients that a table names, or of their share of all."""
+    group, clients = _group(table.model, sizes), table.clients
+    if clients is None:
+        return replace(group, share=table.share)
+    return replace(group, clients=numbers_of(clients, names, f"{table.model.table}.clients"))
 
 
 def _group(model: NamedModel, sizes: Sizes) -> ClientGroup:

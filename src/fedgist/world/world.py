@@ -74,7 +74,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
     public = public or rows_of_client(setup, data, parts)
     check_method_reads(setup.method, objective, data.name)
     sizes = Sizes.of(data, objective)
-    groups = _groups(setup, sizes)
+    groups = _groups(setup, sizes, parts.names)
     models = architectures_of(groups, sizes, setup.seed, setup.device)
     clients, train, pools = _clients(setup, groups, parts)
     try:
@@ -88,7 +88,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         check_rows(setup.privacy, data, train, parts.validation)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
-    online, neighbors, settings, few_notes = _participants(setup, task, clients, train)
+    online, neighbors, settings, few_notes = _participants(setup, task, clients, train, parts.names)
     notes, holds_out = _notes(groups, few_notes, spending), len(parts.validation.rows) > 0
     about_data = data.name, data.summary, parts.names, holds_out
     side = ServerContext(
@@ -116,11 +116,11 @@ def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
     return data, public, central
 
 
-def _groups(setup: Setup, sizes: Sizes) -> dict[str, ClientGroup]:
+def _groups(setup: Setup, sizes: Sizes, names: Sequence[str]) -> dict[str, ClientGroup]:
     """Return the groups of clients with one model each: the user's own, or the recipe's."""
     if setup.given.groups:
         return fitted(setup.given.groups, sizes)
-    return groups_of_recipe(setup.models, setup.pools, sizes)
+    return groups_of_recipe(setup.models, setup.pools, sizes, names)
 
 
 def _with_public(
@@ -162,7 +162,7 @@ def _clients(
 
 
 def _participants(
-    setup: Setup, task: Task, clients: tuple[ClientInfo, ...], train: Rows
+    setup: Setup, task: Task, clients: tuple[ClientInfo, ...], train: Rows, names: Sequence[str]
 ) -> tuple[Online, NeighborsByRound, dict[int, Settings], list[str]]:
     """Return the clients online in a round, each client's neighbors, and client settings.
 
@@ -173,7 +173,7 @@ def _participants(
     online, few_notes = drop_small_clients(online, train, task.objective)
     neighbors = neighbors_of(section.graph, setup.method, task, random.fold(root, "graph"))
     key = random.fold(root, "client settings")
-    own = client_settings(section.settings, setup.method, task, len(clients), key)
+    own = client_settings(section.settings, setup.method, task, len(clients), key, names)
     return online, neighbors, own, few_notes
 
 
