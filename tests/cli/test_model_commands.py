@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import InputError
+from fedgist.runs.runner import load_run
 
 ENGINE = {"workers": 1, "cohort_size": 5}
 
@@ -110,6 +111,18 @@ def test_evaluate_prints_a_table_of_one_client_or_all(run: Path) -> None:
     alone = of("evaluate", run / "run", run / "more.csv", "--client", 2).stdout
     assert "mean" not in alone
     refused("there is no client 7", "evaluate", run / "run", run / "more.csv", "--client", 7)
+
+
+def test_evaluate_warns_of_rows_that_the_run_was_trained_on(run: Path) -> None:
+    _, world = load_run(run / "run")
+    taught = len(world.partition.train.rows)  # of 120 rows, the others are test rows
+    done = of("evaluate", run / "run", run / "train.csv", "--json")
+    assert done.stderr.startswith("! ")
+    number = int(done.stderr.split()[1])
+    assert taught <= number <= 120
+    assert f"{number} of the 120 examples equal training rows of this run" in done.stderr
+    assert json.loads(done.stdout)["rows"] == 120
+    assert of("evaluate", run / "run", run / "more.csv").stderr == ""
 
 
 def test_evaluate_needs_labels(run: Path) -> None:

@@ -113,6 +113,13 @@ def evaluate(
         )
     if len(y) != len(x):
         raise DataError(f"{data} has {len(x)} examples, but {len(y)} labels")
+    seen = _trained_on(x, y, world)
+    if 2 * seen > len(x):  # a few rows of small tables are equal by chance
+        say(
+            f"! {seen} of the {len(x)} examples equal training rows of this run: their scores do "
+            "not say how well the models do on new examples",
+            error=True,
+        )
     every = world.partition.names or tuple(str(i) for i in range(len(world.partition.test)))
     clients = every if client is None else [client]
     objective = federation.task.objective
@@ -124,6 +131,18 @@ def evaluate(
         sys.stdout.write(to_json({"rows": len(y), "clients": lines, "mean": _means(scores)}) + "\n")
     else:
         console().print(SheetView(_sheet(scores, len(y), objective.metrics)))
+
+
+def _trained_on(x: Tensor, y: Tensor, world: World) -> int:
+    """Return how many examples ``(rows, *input)`` equal a training row, its label (rows,) too."""
+    data = world.data.only(world.partition.train.rows)
+    trained = set(zip(map(_bytes, data.x), map(_bytes, data.y), strict=True))
+    given = zip(map(_bytes, x.to(data.x.dtype)), map(_bytes, y), strict=True)
+    return sum(pair in trained for pair in given)
+
+
+def _bytes(row: Tensor) -> bytes:
+    return row.numpy().tobytes()
 
 
 def probe(
