@@ -45,6 +45,24 @@ def hospitals(folder: Path, names: list[str], **more: Any) -> Path:
     return file
 
 
+def test_a_client_that_train_rows_leaves_without_rows_is_named(tmp_path: Path) -> None:
+    # seen: the first rows are those of the first hospitals; the others were gone without a word
+    text = "site,a,y\n" + "".join(f"{s},{k},{k % 2}\n" for s in "ABC" for k in range(20))
+    (tmp_path / "sites.csv").write_text(text)
+    data = {"name": "table", "path": str(tmp_path / "sites.csv"), "label": "y", "client": "site"}
+    raw = {"partition": {"name": "natural"}, "data": data | {"train_rows": 20}}
+    says = "data.train_rows = 20 leaves client 'C' without training rows: raise it or set data.draw"
+    with pytest.raises(RecipeError, match=says):
+        world_of(make(raw))
+    drawn = raw | {"data": data | {"train_rows": 20, "draw": "random"}}
+    assert len(world_of(make(drawn)).partition.train) == 3
+    one = {"data": data | {"train_rows": 1, "draw": "random"}, "partition": {"name": "natural"}}
+    with pytest.raises(RecipeError, match=r"leaves client '.' without training rows: raise it$"):
+        world_of(make(one))
+    split = {"partition": {"name": "iid"}, "clients": {"num_clients": 2}}
+    assert len(world_of(make(raw | split)).partition.train) == 2
+
+
 def test_clients_keep_their_names(tmp_path: Path) -> None:
     result = run(recipe(hospitals(tmp_path, HOSPITALS)), out=tmp_path / "run")
     split = json.loads((tmp_path / "run" / "partition.json").read_text())

@@ -120,6 +120,8 @@ def divide(setup: Setup, data: Dataset) -> Partition:
     if clients is None:
         p = setup.partition
         check_named("partition", p.name, "clients=")
+        if p.name == "natural":
+            _check_none_is_left_out(setup.data, data)
         return partition(
             data,
             p.name,
@@ -132,6 +134,21 @@ def divide(setup: Setup, data: Dataset) -> Partition:
     train, tests, names = own_rows(clients, clients_test, len(data.y), len(data.y_test))
     kept, held = hold_out(train, setup.data.validation, key, independent=independent)
     return Partition(kept, held, Rows.of(tests), names)
+
+
+def _check_none_is_left_out(section: Data, data: Dataset) -> None:
+    """Raise RecipeError if ``data.train_rows`` took all training rows of a natural client."""
+    if section.train_rows is None or data.clients is None:
+        return
+    present = set(data.clients.tolist())
+    count = len(data.client_names) or max(present) + 1
+    if absent := [client for client in range(count) if client not in present]:
+        name = data.client_names[absent[0]] if data.client_names else str(absent[0])
+        random_rows = " or set data.draw = 'random'" if section.draw == "first" else ""
+        raise RecipeError(
+            f"data.train_rows = {section.train_rows} leaves client {name!r:.80} without training "
+            f"rows: raise it{random_rows}"
+        )
 
 
 def _num_clients(setup: Setup, data: Dataset) -> int:
