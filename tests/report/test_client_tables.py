@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import ReportError
+from fedgist.report import comparison, page, pictures
 from fedgist.report.client_tables import by_client, by_model
 from fedgist.runs.finished.run_reader import find
 from fedgist.testing.small_worlds import blobs, rows
@@ -97,6 +98,24 @@ def test_by_model(folder: Path) -> None:
         by_rows = [np.average(s, weights=w) for s, w in zip(scores, weights, strict=True)]
         assert weighted == f"{100 * np.mean(by_rows):.2f} %"
     assert any(row[4] != row[6] for row in table.rows), "the two means differ somewhere"
+
+
+def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) -> None:
+    table = comparison.study(find([folder]))
+    (picture,) = [p for p in pictures.pictures(table) if p.name == "gains"]
+    head, *rows = picture.table
+    assert head == ["row", "client", "model", "gain"]
+    assert len(rows) == 2 * len(NAMES), "two seeds of one method beside local training"
+    for seed in (0, 1):
+        lines = (last_lines(folder / m / f"seed-{seed}") for m in ("fedlog", "local"))
+        for line, alone in zip(*lines, strict=True):
+            gain = line["accuracy"] - alone["accuracy"]
+            assert ["fedlog", line["name"], line["model"], pytest.approx(gain)] in rows
+    html = page.render(table, [], "Runs")
+    assert [text for text in ("by model", "by client, seed 0", "Bonn") if text not in html] == []
+    alone = comparison.study(find([folder / "fedlog"]))
+    assert not [p for p in pictures.pictures(alone) if p.name == "gains"]
+    assert "by client" in page.render(alone, [], "Runs")
 
 
 def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) -> None:

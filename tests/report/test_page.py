@@ -98,6 +98,7 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
         "by-round",
         "by-bytes",
         "over-clients",
+        "gains",
         "partition-1",
         "bytes-by-round",
         "times",
@@ -116,6 +117,7 @@ def test_every_picture_is_there_with_its_numbers(folder: Path) -> None:
     assert "sends nothing: local" in drawn["bytes-by-round"].svg()
     assert drawn["partition-1"].table == [["client", "cat", "<dog>"], [0, 3, 0], [1, 1, 9]]
     assert len(drawn["over-clients"].table) == 1 + 3 * 2 * 3
+    assert len(drawn["gains"].table) == 1 + 2 * 2 * 3, "two methods beside local training"
 
 
 def test_the_spread_over_clients_is_the_band_of_a_single_seed(tmp_path: Path) -> None:

@@ -97,6 +97,40 @@ def by_model(runs: Sequence[FinishedRun]) -> Sheet:
     )
 
 
+MOST_CLIENTS = 50  # with more, a row per client says nothing at a glance
+
+
+def of_runs(runs: Sequence[FinishedRun]) -> list[Sheet]:
+    """Return the tables by model and by client that runs have scores for; () of archived runs."""
+    metric = common_metric(runs) if runs else ""
+    scores = [scores_of(run, metric) for run in runs]
+    models = {score.model for table in scores for score in table.values()}
+    shown = [by_model(runs)] if len(models) > 1 else []
+    few = all(0 < len(table) <= MOST_CLIENTS for table in scores)
+    groups, _ = group(runs)
+    seeds = set.intersection(*({run.seed for run in rows.runs} for rows in groups)) if few else ()
+    return [*shown, by_client(runs)] if few and seeds else shown
+
+
+def gains(runs: Sequence[FinishedRun]) -> list[tuple[str, ClientScore, float]]:
+    """Return each client's gain over local training with the same seed: label, client, gain."""
+    metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
+    local = {
+        run.seed: scores_of(run, metric)
+        for rows in groups
+        if rows.method == LOCAL
+        for run in rows.runs
+    }
+    return [
+        (rows.label, score, score.score - local[run.seed][client].score)
+        for rows in groups
+        if rows.method != LOCAL
+        for run in rows.runs
+        for client, score in scores_of(run, metric).items()
+        if client in local.get(run.seed, {})
+    ]
+
+
 def _of_model(seeds: Sequence[Sequence[ClientScore]], show: Shower) -> tuple[str, ...]:
     """Return the cells of one model and method: means over seeds."""
 

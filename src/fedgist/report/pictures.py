@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgist.report.client_tables import gains
 from fedgist.report.comparison import Row, Study
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
+    INK,
     STYLE,
     WIDTH,
     FigureTable,
@@ -21,6 +24,7 @@ from fedgist.report.drawing import (
     dashes,
     matplotlib,
     new_figure,
+    short,
     write_png,
 )
 from fedgist.report.feature_pictures import of_features, saved
@@ -29,6 +33,7 @@ from fedgist.report.plot_elements import (
     boxes,
     bubbles,
     byte_ticks,
+    groups,
     name_ends,
     stacked_bars,
     whole_ticks,
@@ -52,6 +57,7 @@ def pictures(study: Study) -> list[Picture]:
             by_round(lines_of(study)),
             by_bytes(lines_of(study)),
             _over_clients(study),
+            _gains(study),
             *_partitions(study),
             _traffic(study),
             _privacy(study),
@@ -81,6 +87,35 @@ def _over_clients(study: Study) -> Picture | None:
     return Picture("over-clients", "Over clients", caption, figure, table)
 
 
+def _gains(study: Study) -> Picture | None:
+    """Return the figure of each client's gain over local training, coloured by its model."""
+    of_clients = gains([run for row in study.rows for run in row.runs])
+    labels = list(dict.fromkeys(label for label, _, _ in of_clients))
+    if not labels:
+        return None
+    percent = 100.0 if study.measure.unit == "fraction" else 1.0
+    places, count = [], Counter[str]()
+    for label, _, gain in of_clients:  # points of a row side by side, in the order of clients
+        count[label] += 1
+        places.append((percent * gain, labels.index(label) + 0.12 * (count[label] % 5 - 2)))
+    height = max(2.4, 0.6 * len(labels) + 1.8)
+    figure, axes = new_figure(height=height)
+    room = 0.5 / (height - 1.2)  # inches for ticks and title, by those of the axes
+    groups(axes, places, [client.model for _, client, _ in of_clients], room=room)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(labels)), [short(label, 24) for label in labels])
+    axes.invert_yaxis()
+    unit = " (points)" if study.measure.unit == "fraction" else ""
+    title = study.measure.title.lower()
+    axes.set_xlabel(f"{title} of a client, minus that of local training{unit}")
+    table: FigureTable = [["row", "client", "model", "gain"]]
+    table += [[label, client.name, client.model, gain] for label, client, gain in of_clients]
+    caption = (
+        "A point per client and seed, against the same client trained alone. Colour: its model."
+    )
+    return Picture("gains", "Gain of each client", caption, figure, table)
+
+
 def _last_of_clients(run: FinishedRun) -> list[Line]:
     """Return the last round's evaluations of clients on their own rows."""
     lines = [line for line in run.clients.lines if line.get("split", "client") == "client"]
@@ -94,7 +129,8 @@ def _partitions(study: Study) -> list[Picture]:
     for row in study.rows:
         run = row.runs[0]
         if run.split:
-            owners = owners_by_split.setdefault(json.dumps(run.split), [])
+            rows_alone = {k: v for k, v in run.split.items() if k != "models"}
+            owners = owners_by_split.setdefault(json.dumps(rows_alone), [])
             owners.append(f"{row.label}, seed {run.seed}")
     only = len(owners_by_split) == 1
     return [

@@ -206,8 +206,18 @@ def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
     _legend(axes, list(zip(marks, names, strict=True)))
 
 
-def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
-    """Draw points with a colour and a marker per group name, and a legend below."""
+def groups(
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    *,
+    room: float | None = None,
+) -> None:
+    """Draw points with a colour and a marker per group name, and a legend below.
+
+    The legend is after ``room`` for tick labels, a share of the axes' height. With None the axes
+    have no ticks and no frame, for their numbers mean nothing.
+    """
     distinct = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
     entries = []
     for number, name in enumerate(distinct):
@@ -223,9 +233,10 @@ def groups(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[st
             linewidths=0,
         )
         entries.append((short(name, 12), sign, color(number)))
-    legend_of(axes, entries)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
+    legend_of(axes, entries, room or 0.0)
+    if room is None:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
 
 
 def legend_of(axes: Axes, marks: Sequence[tuple[str, str, str]], room: float = 0.0) -> None:

@@ -10,6 +10,7 @@ import jinja2
 import markupsafe
 
 from fedgist.errors import printable
+from fedgist.report import client_tables
 from fedgist.report.comparison import Study
 from fedgist.report.drawing import Picture
 from fedgist.report.formatting import duration
@@ -38,7 +39,7 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         js=_part("report.js"),
         legend=legend(study.rows),
         notes=study.notes,
-        sheets=sheets(study),
+        sheets=[*sheets(study), *client_tables.of_runs(runs)],
         pictures=[_embedded(picture) for picture in pictures],
         privacy=any(picture.name == "privacy" for picture in pictures),
         labels=[row.label for row in study.rows],
