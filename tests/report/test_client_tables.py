@@ -121,6 +121,14 @@ def test_the_gains_of_clients_are_drawn_and_a_page_has_the_tables(folder: Path) 
 def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(folder / "fedlog"), "--by", "model"])
     assert (done.exit_code, done.stdout.count("fedlog")) == (0, 2)
+    for form, head in (
+        ("markdown", "| client | model | rows |"),
+        ("latex", "client & model & rows"),
+    ):
+        done = CliRunner().invoke(app, ["compare", str(folder), "--by", "client", "--format", form])
+        assert (done.exit_code, done.stdout.count(head)) == (0, 1)
+    done = CliRunner().invoke(app, ["compare", str(folder), "--by", "model", "--format", "csv"])
+    assert "--by model has no --format csv: each client's numbers are in" in str(done.exception)
     old = write_run(tmp_path / "old", [0.5, 0.75], clients=[0.5, 1.0])  # no names, no models
     (row, other) = by_client(find([old])).rows
     assert (row[:3], other[3]) == (("0", "-", "10"), "100.00 %")

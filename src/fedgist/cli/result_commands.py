@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Group
 from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, Trust, app
-from fedgist.errors import one_of
+from fedgist.errors import ReportError, one_of
 from fedgist.report import (
     client_tables,
     comparison,
@@ -31,7 +31,8 @@ from fedgist.report import (
     watch,
 )
 from fedgist.report.comparison import Study
-from fedgist.report.table_formats import Format, render
+from fedgist.report.formatting import Sheet
+from fedgist.report.table_formats import Format, in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
 from fedgist.report.text_chart import chart_of
 from fedgist.runs import atomic_files
@@ -67,6 +68,11 @@ TwoSided = Annotated[
     ),
 ]
 
+ByOption = Annotated[
+    client_tables.By | None,
+    typer.Option(help="Show the scores by the clients' models, or by client."),
+]
+
 
 @app.command(rich_help_panel=LOOK)
 def show(
@@ -74,10 +80,7 @@ def show(
     png: Annotated[
         Path | None, typer.Option(help="PNG file for the curves. Default: draw in the terminal.")
     ] = None,
-    by: Annotated[
-        Literal["model", "client"] | None,
-        typer.Option(help="Show the scores by the clients' models, or by client."),
-    ] = None,
+    by: ByOption = None,
     trust: Trust = False,
 ) -> None:
     """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG.
@@ -95,8 +98,7 @@ def show(
     for problem in (*problems, *run_reader.not_sealed(runs)):
         screen.print(words(f"! {problem}", "yellow"))
     if by is not None:
-        table = client_tables.by_client if by == "client" else client_tables.by_model
-        screen.print(SheetView(table(runs)))
+        screen.print(SheetView(client_tables.TABLES[by](runs)))
         _end(all_runs)
         return
     if len(runs) == 1:
@@ -130,6 +132,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
     ] = None,
+    by: ByOption = None,
     trust: Trust = False,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
@@ -140,14 +143,33 @@ def compare(
     --------
     fedgist compare runs/demo/fedlog runs/demo/fedavg --reference fedlog
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
+    fedgist compare runs --by model --format markdown
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
     runs = run_reader.find(folders, trust=trust)
-    study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
-    output = render(study, chosen_form)
-    if out is not None or chosen_form == "csv":  # CSV has no place for notes
+    if by is None:
+        study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
+        output = render(study, chosen_form)
+    else:
+        output = in_words([_table_by(by, runs, form)], [], chosen_form)
+    if by or out is not None or chosen_form == "csv":  # these have no place for notes
         for problem in run_reader.problems_of(runs):
             say(f"! {problem}", error=True)
+    _write(output, out)
+    _end(runs)
+
+
+def _table_by(by: client_tables.By, runs: Sequence[FinishedRun], form: str) -> Sheet:
+    if form in {"csv", "json"}:
+        raise ReportError(
+            f"--by {by} has no --format {form}: each client's numbers are in clients.jsonl of its "
+            "run directory"
+        )
+    return client_tables.TABLES[by]([run for run in runs if run.usable])
+
+
+def _write(output: str | Group, out: Path | None) -> None:
+    """Write a table into a file, or print it."""
     if out is not None:
         if not isinstance(output, str):
             buffer = io.StringIO()
@@ -158,7 +180,6 @@ def compare(
         sys.stdout.write(output)
     else:
         console().print(output)
-    _end(runs)
 
 
 def _study(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from fedgist.errors import ReportError
 from fedgist.report.comparison import RunGroup, common_metric, group
@@ -14,6 +16,7 @@ from fedgist.runs.finished.finished_run import FinishedRun
 
 LOCAL = "local"  # the method whose scores a gain is measured against
 UNKNOWN = "-"  # the model of a client in a run recorded before models were
+By = Literal["model", "client"]
 Shower = Callable[[float | None], str]
 
 
@@ -129,6 +132,11 @@ def gains(runs: Sequence[FinishedRun]) -> list[tuple[str, ClientScore, float]]:
         for client, score in scores_of(run, metric).items()
         if client in local.get(run.seed, {})
     ]
+
+
+TABLES: Mapping[By, Callable[[Sequence[FinishedRun]], Sheet]] = MappingProxyType(
+    {"model": by_model, "client": by_client}
+)
 
 
 def _of_model(seeds: Sequence[Sequence[ClientScore]], show: Shower) -> tuple[str, ...]:
