@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgist.report.client_tables import gains
 from fedgist.report.comparison import Row, Study
+from fedgist.report.confusion_pictures import of_confusions
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
@@ -58,6 +59,7 @@ def pictures(study: Study) -> list[Picture]:
             by_bytes(lines_of(study)),
             _over_clients(study),
             _gains(study),
+            *of_confusions(study),
             *_partitions(study),
             _traffic(study),
             _privacy(study),
