@@ -132,6 +132,13 @@ def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) 
     old = write_run(tmp_path / "old", [0.5, 0.75], clients=[0.5, 1.0])  # no names, no models
     (row, other) = by_client(find([old])).rows
     assert (row[:3], other[3]) == (("0", "-", "10"), "100.00 %")
+    waiting = write_run(tmp_path / "waiting", [0.5, 0.75], seed=1)  # same settings, not yet scored
+    assert len(by_client(find([old, waiting])).rows) == 2
+    table = comparison.study(find([old, waiting]))
+    assert "by client, seed 0" in page.render(table, pictures.pictures(table), "Runs")
+    by_loss = comparison.study(find([folder]), metric="train/loss")
+    (gains,) = [p for p in pictures.pictures(by_loss) if p.name == "gains"]
+    assert "accuracy of a client" in gains.figure.axes[0].get_xlabel()
     empty = write_run(tmp_path / "empty", [0.5])
     with pytest.raises(ReportError, match="--by: no run has scores of single clients"):
         by_model(find([empty]))

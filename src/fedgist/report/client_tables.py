@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.report.comparison import RunGroup, common_metric, group
 from fedgist.report.formatting import Sheet, percent
@@ -62,10 +63,10 @@ def by_client(runs: Sequence[FinishedRun]) -> Sheet:
     shown.
     """
     metric, groups = _groups(runs)
-    seeds = set.intersection(*({run.seed for run in rows.runs} for rows in groups))
+    seeds = _common_seeds(groups)
     if not seeds:
         raise ReportError("--by client: the runs have no seed in common")
-    seed, show = min(seeds), _shower(metric, runs)
+    seed, show = min(seeds), _shower(runs)
     columns = {rows.label: scores_of(_with_seed(rows, seed), metric) for rows in groups}
     local = next((rows.label for rows in groups if rows.method == LOCAL), "")
     gains = [label for label in columns if local and label != local]
@@ -79,20 +80,20 @@ def by_client(runs: Sequence[FinishedRun]) -> Sheet:
         for client in sorted(clients)
     )
     head = ("client", "model", "rows", *columns, *(f"{label} - {local}" for label in gains))
-    return Sheet(f"{_title(metric, runs)} by client, seed {seed}", head, lines)
+    return Sheet(f"{measure_of(runs).title} by client, seed {seed}", head, lines)
 
 
 def by_model(runs: Sequence[FinishedRun]) -> Sheet:
     """Return a table with a row for each model and method: clients, rows, mean and spread."""
     metric, groups = _groups(runs)
-    show, lines = _shower(metric, runs), []
+    show, lines = _shower(runs), []
     for rows in groups:
         tables = [list(scores_of(run, metric).values()) for run in rows.runs]
         for model in dict.fromkeys(score.model for table in tables for score in table):
             seeds = [[score for score in table if score.model == model] for table in tables]
             lines.append((model, rows.label, *_of_model([seed for seed in seeds if seed], show)))
     return Sheet(
-        f"{_title(metric, runs)} by model",
+        f"{measure_of(runs).title} by model",
         ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
         tuple(sorted(lines, key=lambda line: line[0])),
         "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
@@ -104,15 +105,13 @@ MOST_CLIENTS = 50  # with more, a row per client says nothing at a glance
 
 
 def of_runs(runs: Sequence[FinishedRun]) -> list[Sheet]:
-    """Return the tables by model and by client that runs have scores for; () of archived runs."""
-    metric = common_metric(runs) if runs else ""
-    scores = [scores_of(run, metric) for run in runs]
+    """Return the tables by model and by client of the runs that have scores of clients."""
+    metric, groups = _scored(runs)
+    scores = [scores_of(run, metric) for rows in groups for run in rows.runs]
     models = {score.model for table in scores for score in table.values()}
     shown = [by_model(runs)] if len(models) > 1 else []
-    few = all(0 < len(table) <= MOST_CLIENTS for table in scores)
-    groups, _ = group(runs)
-    seeds = set.intersection(*({run.seed for run in rows.runs} for rows in groups)) if few else ()
-    return [*shown, by_client(runs)] if few and seeds else shown
+    few = bool(scores) and all(len(table) <= MOST_CLIENTS for table in scores)
+    return [*shown, by_client(runs)] if few and _common_seeds(groups) else shown
 
 
 def gains(runs: Sequence[FinishedRun]) -> list[tuple[str, ClientScore, float]]:
@@ -157,15 +156,28 @@ def _by_rows(scores: Sequence[ClientScore]) -> float:
 
 
 def _groups(runs: Sequence[FinishedRun]) -> tuple[str, list[RunGroup]]:
-    """Return the metric, and the groups of runs whose clients were scored by it."""
-    metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
-    scored = [rows for rows in groups if all(scores_of(run, metric) for run in rows.runs)]
-    if not scored:
+    """Return the metric, and the groups of runs with scores of clients; there is at least one."""
+    metric, groups = _scored(runs)
+    if not groups:
         raise ReportError(
             "--by: no run has scores of single clients; they are in the clients.jsonl of a run "
             "directory, and an archived run keeps none"
         )
-    return metric, scored
+    return metric, groups
+
+
+def _scored(runs: Sequence[FinishedRun]) -> tuple[str, list[RunGroup]]:
+    """Return the metric, and the groups without the runs whose clients have no score by it."""
+    metric, (groups, _) = common_metric(runs) if runs else "", group(runs)
+    scored = [
+        replace(rows, runs=tuple(run for run in rows.runs if scores_of(run, metric)))
+        for rows in groups
+    ]
+    return metric, [rows for rows in scored if rows.runs]
+
+
+def _common_seeds(groups: Sequence[RunGroup]) -> set[int]:
+    return set.intersection(*({run.seed for run in rows.runs} for rows in groups))
 
 
 def _with_seed(rows: RunGroup, seed: int) -> FinishedRun:
@@ -183,11 +195,12 @@ def _gain(scores: Scores, local: Scores, client: int, show: Shower) -> str:
     return ("+" if own >= alone else "") + show(own - alone)
 
 
-def _shower(metric: str, runs: Sequence[FinishedRun]) -> Shower:
-    if measured(over_clients("client", metric), runs[0].metrics).unit == "fraction":
+def measure_of(runs: Sequence[FinishedRun]) -> Metric:
+    """Return the metric by which these tables show clients: the one that most runs have."""
+    return measured(over_clients("client", common_metric(runs)), runs[0].metrics)
+
+
+def _shower(runs: Sequence[FinishedRun]) -> Shower:
+    if measure_of(runs).unit == "fraction":
         return percent
     return lambda value: percent(None) if value is None else f"{value:.4f}"
-
-
-def _title(metric: str, runs: Sequence[FinishedRun]) -> str:
-    return measured(over_clients("client", metric), runs[0].metrics).title

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgist.report.client_tables import gains
+from fedgist.report.client_tables import gains, measure_of
 from fedgist.report.comparison import Row, Study
 from fedgist.report.confusion_pictures import of_confusions
 from fedgist.report.curves import by_bytes, by_round, lines_of
@@ -91,11 +91,13 @@ def _over_clients(study: Study) -> Picture | None:
 
 def _gains(study: Study) -> Picture | None:
     """Return the figure of each client's gain over local training, coloured by its model."""
-    of_clients = gains([run for row in study.rows for run in row.runs])
+    runs = [run for row in study.rows for run in row.runs]
+    of_clients = gains(runs)
     labels = list(dict.fromkeys(label for label, _, _ in of_clients))
     if not labels:
         return None
-    percent = 100.0 if study.measure.unit == "fraction" else 1.0
+    measure = measure_of(runs)  # not of the study, whose metric may have no value for a client
+    percent = 100.0 if measure.unit == "fraction" else 1.0
     places, count = [], Counter[str]()
     for label, _, gain in of_clients:  # points of a row side by side, in the order of clients
         count[label] += 1
@@ -107,8 +109,7 @@ def _gains(study: Study) -> Picture | None:
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(labels)), [short(label, 24) for label in labels])
     axes.invert_yaxis()
-    unit = " (points)" if study.measure.unit == "fraction" else ""
-    title = study.measure.title.lower()
+    unit, title = " (points)" if measure.unit == "fraction" else "", measure.title.lower()
     axes.set_xlabel(f"{title} of a client, minus that of local training{unit}")
     table: FigureTable = [["row", "client", "model", "gain"]]
     table += [[label, client.name, client.model, gain] for label, client, gain in of_clients]
