@@ -42,6 +42,7 @@ MORE = {
     "clients.pools": "recipes.md#pools",
     "clients.settings": "recipes.md#settings-of-single-clients",
     "model.name": "python.md#model",
+    "model.project": "recipes.md#models-of-different-widths",
     "model.weights": "recipes.md#pretrained-models",
     "method.name": "recipes.md#several-methods-in-one-recipe",
     "objective.name": "recipes.md#texts",

@@ -22,6 +22,7 @@ from torch.func import functional_call
 from fedgist.core.convolution import Conv2d
 from fedgist.core.layers import BatchNorm, Dropout, Pass, current, linear, replace_layers
 from fedgist.core.parts import Layers, Part, layers_of
+from fedgist.core.projection import head_and_projection, without_projection
 from fedgist.core.random import torch_draws
 from fedgist.core.trailing_dropout import move_trailing
 from fedgist.core.tree import STATIC, map_leaves, tree
@@ -52,6 +53,11 @@ class Architecture:
     projects: bool = False
     dropout: Dropout | None = field(default=None, repr=False)
     drops_features: bool = False
+
+    @property
+    def projected(self) -> bool:
+        """Whether features of another width are projected to ``feature_width``."""
+        return head_and_projection(self.module, self.head) != self.head
 
     def with_layout(self, *, each: bool) -> Architecture:
         """Return the architecture with unstacked (``each``) or stacked layers.
@@ -215,7 +221,8 @@ def split_head(
         return Net(*_cut(build, seed, head, projects=projects)[1:], arch)
 
     body, params, buffers = _cut(build, 0, head, projects=projects)
-    dropout, drops_features = move_trailing(body, _rows(input_shape, num_classes, text=text))
+    with without_projection(body):
+        dropout, drops_features = move_trailing(body, _rows(input_shape, num_classes, text=text))
     arch = Architecture(
         name=name,
         module=body.requires_grad_(requires_grad=False),

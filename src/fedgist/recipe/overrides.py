@@ -69,9 +69,10 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
         update["partition"] = Partitioning(name=GIVEN)
         _check_count(recipe, len(given.clients))
     if given.groups is not None:
-        unread += [(f"model.{key}", "model") for key in texts.get("model") or {}]
+        unread += [(f"model.{k}", "model") for k in texts.get("model") or {} if k != "project"]
         unread += [("clients.architectures", "model")] * bool(recipe.clients.architectures)
-        update["model"] = ModelSection(name=GIVEN)
+        width = recipe.model.project if recipe.model else None
+        update["model"] = ModelSection(name=GIVEN, project=width)
         update["clients.architectures"] = {}
     if unread and stated is not None:
         key, argument = unread[0]

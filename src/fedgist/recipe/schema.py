@@ -112,6 +112,11 @@ class ModelSection(OpenSection):
     """
     head: str | None = None
     """Name of the linear layer that is the head. The default is the last linear layer."""
+    project: PositiveInt | None = None
+    """Width of the features. Models of another width learn a projection to it, and a new head.
+
+    In ``[model]`` it applies to all models of ``clients.architectures`` and ``clients.pools``.
+    """
     weights: str | None = None
     """A file with pretrained weights (``.safetensors``, ``.pt`` or ``.pth``) to start from."""
     init: Literal["default", "truncated_normal"] = "default"

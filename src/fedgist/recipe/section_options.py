@@ -105,8 +105,9 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
             return {}, []
         factory = model_factory(model.name)
         return _section("model", model, factory, sizes_of(factory), changed)
-    table = "clients.pools" if clients.pools else "clients.architectures"
-    keys = [f"model.{key}" for key in (model.model_fields_set if model else ())]
+    kind = "pools" if clients.pools else "architectures"
+    table, width = f"clients.{kind}", model.project if model else None
+    keys = [f"model.{key}" for key in (model.model_fields_set if model else ()) if key != "project"]
     table_changed = any(key.startswith(table) for key in changed)
     unread = [key for key in keys if key in changed or not table_changed]
     if unread:
@@ -114,7 +115,15 @@ def _models(recipe: Recipe, changed: Collection[str]) -> Update:
             f"{min(unread)} is given, and nothing reads it: [{table}] names the clients' models"
         )
     notes = [f"{key} is dropped: {table} names the models" for key in sorted(keys)]
-    return {"model": None}, notes
+    tables = getattr(clients, kind)
+    return {"model": None, table: {k: _of_width(v, width) for k, v in tables.items()}}, notes
+
+
+def _of_width(table: object, width: int | None) -> object:
+    """Return an architecture's table, or its share, with the feature width of ``[model]``."""
+    if width is None:
+        return table
+    return {"project": width, **(table if isinstance(table, Mapping) else {"share": table})}
 
 
 def _objective(recipe: Recipe, changed: Collection[str]) -> Update:

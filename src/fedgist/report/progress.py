@@ -168,7 +168,10 @@ def title(server: ServerContext, folder: str) -> str:
     """Return a one-line title: method, data, number of clients, models, seed and folder."""
     suffix = f" -> {folder}" if folder else ""
     clients = f"{server.num_clients} clients"
-    models = ", ".join(server.task.architectures)
+    models = ", ".join(
+        f"{name} (projected to {arch.feature_width} features)" if arch.projected else name
+        for name, arch in server.task.architectures.items()
+    )
     method, seed = server.setup.method_name, server.setup.seed
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
 

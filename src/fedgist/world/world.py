@@ -30,8 +30,8 @@ from fedgist.world.availability import availability
 from fedgist.world.client_settings import client_settings
 from fedgist.world.data import divide, read_data
 from fedgist.world.graph import neighbors_of
+from fedgist.world.model_sizes import Sizes
 from fedgist.world.models import (
-    Sizes,
     architectures_by_client,
     architectures_of,
     fitted,
@@ -119,7 +119,8 @@ def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
 def _groups(setup: Setup, sizes: Sizes, names: Sequence[str]) -> dict[str, ClientGroup]:
     """Return the groups of clients with one model each: the user's own, or the recipe's."""
     if setup.given.groups:
-        return fitted(setup.given.groups, sizes)
+        width = setup.text.model.project if setup.text.model else None
+        return fitted(setup.given.groups, sizes, width)
     return groups_of_recipe(setup.models, setup.pools, sizes, names)
 
 

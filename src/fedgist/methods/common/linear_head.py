@@ -71,7 +71,7 @@ def one_feature_width(
         listed = ", ".join(f"{name} {width}" for name, width in widths.items())
         raise MethodError(
             f"method {method} shares {shares}, so all bodies need one feature width; "
-            f"they have {listed}"
+            f"they have {listed}; model.project = {min(widths.values())} projects the others to it"
         )
     bare = [name for name, a in task.architectures.items() if not a.head_bias]
     if shares == "one head" and bare:
