@@ -52,6 +52,7 @@ MORE = {
     "privacy.unit": "privacy.md",
     "privacy.accounting": "privacy.md#accounting",
     "tune.epsilon": "privacy.md#several-runs-and-searches",
+    "engine.code_folder": "recipes.md#your-own-code",
     "evaluate.keep": "recipes.md#which-round-counts",
     "evaluate.patience": "recipes.md#which-round-counts",
 }

@@ -29,7 +29,7 @@ from fedgist.errors import (
 )
 from fedgist.methods import METHODS
 from fedgist.models import MODELS
-from fedgist.recipe.own_code import before_each_import
+from fedgist.recipe.own_code import Before, before_each_import
 from fedgist.report.terminal import console, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
@@ -67,19 +67,20 @@ def main() -> None:
         _fail(f"error: {lacking}{'' if isinstance(error, RecursionError) else LESS_MEMORY}", 1)
 
 
-def _tell() -> Callable[[str, str], None]:
+def _tell() -> Before:
     """Return a function that announces each imported user module once."""
     announced: set[str] = set()
 
-    def tell(key: str, place: str) -> None:
+    def tell(key: str, place: str, file: str) -> None:
         if place not in announced:
             announced.add(place)
-            _say(f"{key} = {place!r}: importing this module runs its code ({NO_CODE} refuses it)")
+            module = file or "this module"
+            _say(f"{key} = {place!r}: importing {module} runs its code ({NO_CODE} refuses it)")
 
     return tell
 
 
-def _refuse(key: str, place: str) -> None:
+def _refuse(key: str, place: str, _file: str) -> None:
     raise RecipeError(f"{key} = {shown(place)} names code to be run, which {NO_CODE} refuses")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
 from fedgist.options import checked
+from fedgist.recipe.own_code import holds_module, modules_from
 from fedgist.recipe.schema import (
     MethodSection,
     ModelSection,
@@ -28,6 +29,7 @@ from fedgist.recipe.training_section import TrainSection
 
 __all__ = ["Recipe", "defaults", "flat", "make", "read", "read_recorded", "role_of"]
 
+CODE_FOLDER = "engine.code_folder"
 OPEN = frozenset({"model", "method"})  # sections whose keys depend on what they name
 # sections that a method may have of its own, in its table
 OF_A_METHOD = MappingProxyType({"train": TrainSection, "objective": ObjectiveSection})
@@ -54,10 +56,31 @@ def read(
     try:
         for key, value in own.items():
             _put(raw, key, value)
-        recipe = make(raw, settings)
+        folder = _code_folder(path, raw, settings)
+        with modules_from(folder):
+            recipe = make(raw, settings)
     except InputError as error:
         raise RecipeError(f"{path}: {error}") from error
+    if any(holds_module(folder, place) for place in own_places(recipe)):
+        recipe = recipe.changed({CODE_FOLDER: str(folder)})
     return recipe.noting(recipe.dropped, path)
+
+
+def _code_folder(path: Path, raw: Mapping[str, object], settings: Sequence[str]) -> Path:
+    """Return the folder of a recipe's own code: as stated, or the recipe's own folder."""
+    changes = dict(_setting(text) for text in settings)
+    stated = changes.get(CODE_FOLDER, _table(raw, "engine").get("code_folder", ""))
+    return (path.parent / stated if isinstance(stated, str) else path.parent).resolve()
+
+
+def own_places(recipe: Recipe) -> list[str]:
+    """Return all ``package.module:thing`` that a recipe names."""
+    clients = recipe.clients
+    tables = [*clients.architectures.items(), *clients.pools.items()]
+    models = [t.get("model", k) if isinstance(t, Mapping) else k for k, t in tables]
+    models += [recipe.model.name] if recipe.model else []
+    named = [base_name(recipe.method.name), *map(str, models), *recipe.objective.metrics]
+    return [name for name in named if ":" in name]
 
 
 def read_recorded(path: Path) -> Recipe:

@@ -21,6 +21,7 @@ from fedgist.recipe.model_factories import (
     whole_model,
 )
 from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.schema import (
     ClientsSection,
@@ -85,8 +86,9 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
     """
     given = given or Overrides()
     try:
-        method = given.method or build_method(recipe.method.name, recipe.method.options)
-        models, pools = _models(recipe, given)
+        with modules_from(recipe.engine.code_folder):
+            method = given.method or build_method(recipe.method.name, recipe.method.options)
+            models, pools = _models(recipe, given)
     except InputError as error:
         raise RecipeError(f"{recipe.file}: {error}" if recipe.file else str(error)) from error
     return Setup(

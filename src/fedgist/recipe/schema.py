@@ -290,6 +290,11 @@ class EngineSection(_Section):
 
     ``auto`` is one per core, or 1 in a sweep. Another value changes the last bits of results.
     """
+    code_folder: str | None = None
+    """Folder in which ``package.module:thing`` is looked for first. The default is the recipe's.
+
+    A relative path starts at the recipe's folder.
+    """
 
 
 class PaperSection(_Section):
