@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedgist.api.result import Result
     from fedgist.api.run import run
     from fedgist.core.method import Method
+    from fedgist.core.own_metric import metric
     from fedgist.data.dataset import Dataset
     from fedgist.recipe.reading import Recipe
 
@@ -52,6 +53,7 @@ __all__ = [
     "Stopped",
     "TooFewRepliesError",
     "WorkerError",
+    "metric",
     "run",
 ]
 
@@ -62,6 +64,7 @@ _WHEN_USED: Registry[Any] = Registry(
         "Dataset": "fedgist.data.dataset:Dataset",
         "Recipe": "fedgist.recipe.reading:Recipe",
         "Result": "fedgist.api.result:Result",
+        "metric": "fedgist.core.own_metric:metric",
         "run": "fedgist.api.run:run",
     }
 )

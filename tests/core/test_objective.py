@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from fedgist.core import random
 from fedgist.core.batch import Batch
+from fedgist.core.class_metrics import ClassPredictions
 from fedgist.core.metrics import CLASS_METRICS, LOSS, METRICS, OBJECTIVES
-from fedgist.core.objective import Classes, ClassPredictions
+from fedgist.core.objective import Classes
 from fedgist.errors import InputError
 
 CLASSES = 4
-EVERY = Classes(CLASSES)
+EVERY = Classes(CLASSES, tuple(CLASS_METRICS))
 
 
 def marked(
@@ -53,8 +54,53 @@ def expected(y: Any, label: Any, scores: Any) -> dict[str, float]:
             "balanced_accuracy": sklearn.metrics.balanced_accuracy_score(y, label),
             "macro_f1": sklearn.metrics.f1_score(y, label, average="macro", zero_division=0),
             "auroc": float(np.mean(areas)) if areas else math.nan,
+            "average_precision": mean_over_classes(average_precision, y, scores),
+            "sensitivity": mean_over_classes(sensitivity, y, scores),
+            "brier": sklearn.metrics.brier_score_loss(y, scores, labels=range(CLASSES)),
+            "calibration_error": calibration_error(y, scores),
             "loss": sklearn.metrics.log_loss(y, scores, labels=range(CLASSES)),
         }
+
+
+def mean_over_classes(score: Any, y: Any, scores: Any) -> float:
+    """Return the mean of a score of one class against the rest, where it is defined."""
+    values = [score(y == c, scores[:, c]) for c in range(CLASSES)]
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else math.nan
+
+
+def average_precision(y: Any, score: Any) -> float | None:
+    """Sum over thresholds of precision times the step in recall, threshold by threshold."""
+    if not y.any():
+        return None
+    total, recall = 0.0, 0.0
+    for threshold in sorted(set(score.tolist()), reverse=True):
+        chosen = score >= threshold
+        step = y[chosen].sum() / y.sum() - recall
+        total += step * y[chosen].mean()
+        recall += step
+    return float(total)
+
+
+def sensitivity(y: Any, score: Any, specificity: float = 0.95) -> float | None:
+    """Try every threshold, above all scores too."""
+    if y.all() or not y.any():
+        return None
+    thresholds = [*score.tolist(), math.inf]
+    rates = [((score >= t)[y].mean(), (score < t)[~y].mean()) for t in thresholds]
+    return float(max(true for true, false in rates if false >= specificity - 1e-12))
+
+
+def calibration_error(y: Any, scores: Any) -> float:
+    confidence, right = scores.max(1).astype(np.float32), scores.argmax(1) == y
+    total = 0.0
+    for k in range(15):
+        low, high = np.float32(k) / np.float32(15), np.float32(k + 1) / np.float32(15)
+        inside = (confidence * np.float32(15) > k) & (confidence * np.float32(15) <= k + 1)
+        assert not inside.any() or (low <= confidence[inside].min() <= high + 1e-6)
+        if inside.any():
+            total += inside.sum() * abs(right[inside].mean() - confidence[inside].mean())
+    return float(total / len(y))
 
 
 @pytest.mark.slow
@@ -102,6 +148,38 @@ def test_only_the_metrics_chosen_are_measured_and_scores_kept_for_them() -> None
 
 
 def test_every_metric_says_its_unit_and_which_end_is_better() -> None:
-    assert METRICS["loss"].better == "lower"
-    assert all(METRICS[m.name].better == "higher" for m in EVERY.metrics)
-    assert {m.unit for m in EVERY.metrics} == {"fraction"}
+    lower = {"loss", "brier", "calibration_error"}
+    assert all(METRICS[m.name].better == "higher" for m in EVERY.metrics if m.name not in lower)
+    assert all(METRICS[name].better == "lower" for name in lower)
+    assert {m.unit for m in EVERY.metrics if m.name != "brier"} == {"fraction"}
+
+
+def binary(positive: int | None = None, specificity: float = 0.75) -> dict[str, float]:
+    """Return the metrics of eight rows of two classes; class 0 is the rare one."""
+    objective = Classes(2, tuple(CLASS_METRICS), 0.0, positive, specificity)
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9])
+    y = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1])
+    logits = torch.stack([1 - p, p], 1).log()
+    rows = objective.predict_rows(logits, Batch(logits, y, torch.ones(8, dtype=torch.bool)))
+    one = ClassPredictions(*(leaf.unsqueeze(0) for leaf in (rows.loss, rows.label, rows.scores)))
+    measured = objective.measure(one, y.unsqueeze(0), torch.ones(1, 8, dtype=torch.bool))
+    return {name: float(value) for name, value in measured.items()}
+
+
+def test_two_classes_have_one_positive_class() -> None:
+    p, y = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9]), np.array([0, 0, 1, 0, 1, 1, 0, 1])
+    values = binary()
+    expected = sklearn.metrics.average_precision_score(y, p)
+    assert values["average_precision"] == pytest.approx(expected)
+    assert values["brier"] == pytest.approx(sklearn.metrics.brier_score_loss(y, p))  # halved
+    # one of four negatives may be called positive: the threshold 0.6 keeps 0.8 above it
+    assert values["sensitivity"] == pytest.approx(3 / 4)
+    assert binary(specificity=0.76)["sensitivity"] == pytest.approx(1 / 4)
+    assert binary(specificity=0.0)["sensitivity"] == 1.0
+    other = sklearn.metrics.average_precision_score(1 - y, 1 - p)
+    assert binary(positive=0)["average_precision"] == pytest.approx(other)
+
+
+def test_the_title_says_the_specificity() -> None:
+    (described,) = Classes(2, ("sensitivity",), specificity=0.9).metrics
+    assert described.title == "Sensitivity at 90 % specificity"

@@ -66,8 +66,8 @@ def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
 def test_a_job_is_shown_by_its_own_main_metric() -> None:
     job = Job("x", make({"objective": {"name": "simclr"}}), Path("x"))
     line = {"round": 1, "eval/client/accuracy_mean": 0.1, "eval/global/probe": 0.2}
-    assert job_score(job, line, "") == 0.2
-    assert job_score(job, line | {"eval/client/probe_mean": 0.3}, "") == 0.3
-    assert job_score(job, line, "eval/client/accuracy_mean") == 0.1
-    assert job_score(job, {"round": 2}, "") is None
-    assert job_score(job, None, "") is None
+    assert job_score(job, line, "") == "20.00 %"
+    assert job_score(job, line | {"eval/client/probe_mean": 0.3}, "") == "30.00 %"
+    assert job_score(job, line, "eval/client/accuracy_mean") == "10.00 %"
+    assert job_score(job, {"round": 2}, "") == ""
+    assert job_score(job, None, "") == ""

@@ -16,10 +16,11 @@ from fedgist.cli.recipe_files import folder
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import read
+from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.studies import private_choice
 from fedgist.studies.job import Event
 from fedgist.studies.private_choice import check_search, noisy_max, source_of_bits
-from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.studies.tune import Tuner
 from fedgist.world.accounting import composed
 
 pytest.importorskip("optuna")
@@ -117,9 +118,11 @@ def search(tuner: Tuner, trials: int) -> None:
     for job in tuner.jobs(trials):
         number = tuner.open[job.name].trials[0].number
         job.folder.mkdir(parents=True, exist_ok=True)
-        assert not tuner.listen(job, Event("round", {"round": 1, OBJECTIVE: -1.0 * number}))
+        assert not tuner.listen(
+            job, Event("round", {"round": 1, VALIDATION_ACCURACY: -1.0 * number})
+        )
         # by the mean over clients, the objective, the first trial is the best
-        line = {"round": 2, OBJECTIVE: 1 - number / 100}
+        line = {"round": 2, VALIDATION_ACCURACY: 1 - number / 100}
         (job.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
         clients = [
             {"round": 1, "client": 0, "split": "validation", "rows": 9999, "accuracy": 1.0},
@@ -170,7 +173,7 @@ def test_values_of_a_private_search_do_not_depend_on_scores(tmp_path: Path, spac
         for job in tuner.jobs(12):
             trial = tuner.open[job.name].trials[0]
             job.folder.mkdir(parents=True)
-            line = {"round": 2, OBJECTIVE: sign * trial.params["train.lr"]}
+            line = {"round": 2, VALIDATION_ACCURACY: sign * trial.params["train.lr"]}
             (job.folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
             tuner.listen(job, Event("done"))
         values.append([trial.params for trial in tuner.study.get_trials()])

@@ -17,10 +17,11 @@ from fedgist.cli.recipe_files import find_recipe, find_space, folder, shipped
 from fedgist.cli.study_commands import print_best
 from fedgist.errors import OutputError, RecipeError
 from fedgist.recipe.reading import read
+from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.studies.job import Event, Job
 from fedgist.studies.jobs import run_jobs
 from fedgist.studies.search_space import Range, extremes, own_values, read_space
-from fedgist.studies.tune import OBJECTIVE, Tuner, storing
+from fedgist.studies.tune import Tuner, storing
 
 pytest.importorskip("optuna")
 
@@ -122,7 +123,7 @@ def finish(job: Job, accuracy: float) -> None:
     """Stand in for a run: its record says so much, and that the test data say otherwise."""
     job.folder.mkdir(parents=True, exist_ok=True)
     lines = [
-        {"round": r, OBJECTIVE: v, "eval/client/accuracy_mean": 1 - v}
+        {"round": r, VALIDATION_ACCURACY: v, "eval/client/accuracy_mean": 1 - v}
         for r, v in ((1, 0.99), (2, accuracy))
     ]
     (job.folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -199,13 +200,18 @@ def test_a_bad_trial_is_stopped_early_and_its_other_seeds_are_not_run(
     tuner = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
     for job in tuner.jobs(6):
         for number in range(1, 6):
-            assert not tuner.listen(job, Event("round", {"round": number, OBJECTIVE: 0.9}))
+            assert not tuner.listen(
+                job, Event("round", {"round": number, VALIDATION_ACCURACY: 0.9})
+            )
         finish(job, 0.9)
         tuner.listen(job, Event("done"))
     again = Tuner(DEMO, [*SMALL, "train.num_rounds=8"], space, tmp_path / "study", 1)
     queue = again.jobs(7)
     bad = next(queue)
-    stops = [again.listen(bad, Event("round", {"round": n, OBJECTIVE: 0.2})) for n in range(1, 6)]
+    stops = [
+        again.listen(bad, Event("round", {"round": n, VALIDATION_ACCURACY: 0.2}))
+        for n in range(1, 6)
+    ]
     assert stops == [False, False, False, True, True]  # not in the first half of a trial
     assert again.listen(bad, Event("stopped"))
     assert again.finished == 7
@@ -269,7 +275,7 @@ def search(tuner: Tuner, trials: int, dies: tuple[int, int] = (-1, 0)) -> None:
         for number in range(len(lines) + 1, ROUNDS_OF_EACH + 1):
             if bad:
                 break
-            line = {"round": number, OBJECTIVE: score(trial.params["train.lr"], number)}
+            line = {"round": number, VALIDATION_ACCURACY: score(trial.params["train.lr"], number)}
             job.folder.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -341,7 +347,7 @@ def test_a_run_without_validation_rows_is_an_error_that_says_so(
     job = next(tuner.jobs(1))
     job.folder.mkdir(parents=True)
     (job.folder / "rounds.jsonl").write_text('{"round": 3, "eval/client/accuracy_mean": 0.5}\n')
-    with pytest.raises(RecipeError, match="has no validation accuracy"):
+    with pytest.raises(RecipeError, match="has no accuracy on validation rows"):
         tuner.listen(job, Event("done"))
     finish(job, 0.5)
     tuner.listen(job, Event("done"))
@@ -371,4 +377,4 @@ def test_a_search_on_digits_finds_settings(tmp_path: Path, space: Path) -> None:
         for p in tmp_path.glob("study/*/*/rounds.jsonl")
         for li in p.read_text().splitlines()
     ]
-    assert max(line[OBJECTIVE] for line in lines if line["round"] == 3) >= best[1]
+    assert max(line[VALIDATION_ACCURACY] for line in lines if line["round"] == 3) >= best[1]

@@ -13,8 +13,9 @@ import fedgist
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.overrides import Overrides
 from fedgist.recipe.reading import make
+from fedgist.runs.columns import VALIDATION_ACCURACY
 from fedgist.runs.evaluation import check_evaluation
-from fedgist.studies.tune import OBJECTIVE, Tuner
+from fedgist.studies.tune import Tuner
 from fedgist.testing.small_worlds import blobs, rows, world_of
 from fedgist.world.world import World
 
@@ -182,4 +183,4 @@ def test_a_search_takes_the_rows_that_the_server_holds_out(tmp_path: Path) -> No
     space.write_text(SPACE)
     tuner = Tuner(recipe, [], space, tmp_path / "out", 1)
     assert not any("validation" in setting for setting in tuner.settings)
-    assert OBJECTIVE in fedgist.run(two_models()).rounds[-1]
+    assert VALIDATION_ACCURACY in fedgist.run(two_models()).rounds[-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
+from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError
 from fedgist.recipe.method_loading import checked_class, identity
@@ -130,6 +131,28 @@ def _module(model: Any, argument: str) -> Any:
             f"{argument} is a {type(model).__name__}; it must be a torch.nn.Module or a factory"
         )
     return model
+
+
+def metrics_of(metrics: object) -> dict[str, OwnMetric | None]:
+    """Return the metrics by the names that a recipe records; those of fedgist have no object.
+
+    Raises
+    ------
+    RecipeError
+        If ``metrics`` is not a list of names and functions.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, list | tuple) or not metrics:
+        raise RecipeError(
+            f"metrics is {metrics!r:.80}; it must be a list of names and of functions of "
+            "(probabilities, labels)"
+        )
+    named: dict[str, OwnMetric | None] = {}
+    for metric in metrics:
+        own = None if isinstance(metric, str) else own_metric(metric)
+        named[metric if own is None else own.place] = own
+    return named
 
 
 def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import printable
-from fedgist.report.formatting import bytes_text, html_table, paragraph, percent
+from fedgist.report.formatting import bytes_text, html_table, paragraph, score_text
 from fedgist.report.progress import main_column, title
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
@@ -54,18 +54,17 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the line and a table of rounds as HTML, for a notebook."""
-        column, score = main_column(self.federation.side)
-        table = rounds_sheet("", self.rounds, column, score, ROUNDS_SHOWN)
+        table = rounds_sheet("", self.rounds, *main_column(self.federation.side), ROUNDS_SHOWN)
         return paragraph(self._line()) + html_table(table)
 
     def _line(self) -> str:
         side, sent = self.federation.side, totals(self.rounds)
-        column, score = main_column(side)
+        column, measure = main_column(side)
         last = self.summary.get(column, {}).get("final")
         parts = [
             title(side, str(self.folder or "")),
             f"{self.federation.round} rounds",
-            *([] if last is None else [f"{score} {percent(last)}"]),
+            *([] if last is None else [f"{measure.title.lower()} {score_text(last, measure)}"]),
             f"{bytes_text(sent['up_bytes'])} up, {bytes_text(sent['down_bytes'])} down",
         ]
         return printable("; ".join(parts))

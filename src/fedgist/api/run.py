@@ -14,6 +14,7 @@ from fedgist.api.arguments import (
     check_flags,
     clients_of,
     groups_of,
+    metrics_of,
     named_sets,
     path_of,
     with_method,
@@ -42,6 +43,7 @@ def run(
     | Mapping[str, tuple[Any, Sequence[int | str]]]
     | None = None,
     method: Method | None = None,
+    metrics: Sequence[str | Callable[..., object]] | None = None,
     test_sets: Mapping[str, tuple[object, object]] | None = None,
     public: object | None = None,
     out: str | Path | None = None,
@@ -76,6 +78,10 @@ def run(
     method
         A :class:`~fedgist.core.method.Method` object, registered or not. The record holds its class
         and its fields.
+    metrics
+        Replaces the recipe's ``objective.metrics``: names of metrics, and functions of one client's
+        probabilities (rows, classes) and labels (rows,) that return a number. The first one selects
+        the best round. :func:`fedgist.metric` says that lower is better.
     test_sets
         Additional test sets for the server's models, ``{"rare": (x, y)}``.
     public
@@ -121,6 +127,7 @@ def run(
         clients_test=clients_of(clients_test, "clients_test"),
         groups=groups_of(model, rows, own_start=full_recipe.clients.init == "own"),
         method=method,
+        metrics=metrics_of(metrics),
         test_sets=named_sets(test_sets),
         public=public,
         root=path_of(data_root, "data_root"),

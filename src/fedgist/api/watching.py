@@ -158,8 +158,8 @@ class NotebookTable:
         assert self.side is not None  # it has begun
         done = self.lines[-1]["round"] if self.lines else 0
         bar = f"<progress value='{done}' max='{self.side.task.training.num_rounds}'></progress>"
-        column, score = main_column(self.side)
-        last = rounds_sheet("", self.lines[-ROUNDS_SHOWN:], column, score, ROUNDS_SHOWN)
+        lines = self.lines[-ROUNDS_SHOWN:]
+        last = rounds_sheet("", lines, *main_column(self.side), ROUNDS_SHOWN)
         notes = "".join(paragraph(text) for text in self.notes[-ROUNDS_SHOWN:])
         table = html_table(last) if self.lines else ""
         return f"{paragraph(self.head)}{paragraph(self.data)}{bar}{table}{notes}"

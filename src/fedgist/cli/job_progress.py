@@ -10,8 +10,9 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
 
 from fedgist.cli.shared_options import same_command
+from fedgist.core.metrics import CHOSEN_METRICS, Metric, name_in_columns
 from fedgist.errors import Interrupted, JobsError, printable
-from fedgist.report.formatting import duration, percent
+from fedgist.report.formatting import duration, score_text
 from fedgist.report.terminal import column, console, say, words
 from fedgist.runs.columns import of_main
 from fedgist.runs.record import Line
@@ -91,7 +92,7 @@ def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener
             column("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            column("{task.fields[accuracy]}"),
+            column("{task.fields[score]}"),
         )
         with Progress(*columns, TimeElapsedColumn(), console=screen) as progress:
             yield _Bars(progress, count, metric)
@@ -99,10 +100,17 @@ def display(count: int | None, metric: str, *, quiet: bool) -> Iterator[Listener
         yield _Lines(count, metric)
 
 
-def job_score(job: Job, line: Line | None, metric: str) -> float | None:
-    """Return a job's score in a round's line: the column ``metric``, or the job's main metric."""
-    columns = (metric,) if metric else of_main(job.recipe.objective.metrics[0])
-    return next((line[name] for name in columns if line and name in line), None)
+def job_score(job: Job, line: Line | None, metric: str) -> str:
+    """Return a job's score in a round's line, or an empty text.
+
+    It is the column ``metric``, or the job's main metric. A user's own metric has no unit here,
+    because its code is not loaded.
+    """
+    main = name_in_columns(job.recipe.objective.metrics[0])
+    measure = CHOSEN_METRICS.get(main, Metric(main, main, "", "higher"))
+    columns = (metric,) if metric else of_main(main)
+    value = next((line[name] for name in columns if line and name in line), None)
+    return "" if value is None else score_text(value, measure)
 
 
 class _Lines:
@@ -111,19 +119,19 @@ class _Lines:
     def __init__(self, count: int | None, metric: str) -> None:
         self.metric = metric
         self.of, self.ended = "" if count is None else f"/{count}", 0
-        self.accuracy: dict[str, float] = {}
+        self.scores: dict[str, str] = {}
         self.began: dict[str, float] = {}
 
     def __call__(self, job: Job, event: Event) -> bool:
         self.began.setdefault(job.name, time.perf_counter())
-        if (value := job_score(job, event.line, self.metric)) is not None:
-            self.accuracy[job.name] = value
+        if text := job_score(job, event.line, self.metric):
+            self.scores[job.name] = text
         if event.kind in ENDS:
             self.ended += 1
             reached = ""
-            if job.name in self.accuracy:
+            if job.name in self.scores:
                 took = duration(time.perf_counter() - self.began[job.name])
-                reached = f" {percent(self.accuracy[job.name])} {took}"
+                reached = f" {self.scores[job.name]} {took}"
             text = f": {event.text}" if event.text else ""
             line = f"[{self.ended}{self.of}] {job.name} {event.kind}{reached}{text}"
             say(line, error=True)
@@ -135,20 +143,20 @@ class _Bars:
 
     def __init__(self, progress: Progress, count: int | None, metric: str) -> None:
         self.progress, self.metric = progress, metric
-        self.whole = progress.add_task("all runs", total=count, accuracy="")
+        self.whole = progress.add_task("all runs", total=count, score="")
         self.bars: dict[str, TaskID] = {}
 
     def __call__(self, job: Job, event: Event) -> bool:
         if job.name not in self.bars:
             rounds = job.recipe.train.num_rounds
             self.bars[job.name] = self.progress.add_task(
-                printable(job.name), total=rounds, accuracy=""
+                printable(job.name), total=rounds, score=""
             )
         bar = self.bars[job.name]
         if event.line:
             self.progress.update(bar, completed=event.line["round"])
-            if (value := job_score(job, event.line, self.metric)) is not None:
-                self.progress.update(bar, accuracy=percent(value))
+            if text := job_score(job, event.line, self.metric):
+                self.progress.update(bar, score=text)
         if event.kind in ENDS:
             self.progress.remove_task(bar)
             self.progress.advance(self.whole)

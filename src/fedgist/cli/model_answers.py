@@ -17,7 +17,7 @@ from fedgist.data.sources.text_rows import further_texts
 from fedgist.data.sources.unlabelled import read_examples
 from fedgist.errors import DataError, RecipeError, one_of
 from fedgist.recipe.overrides import Overrides
-from fedgist.report.formatting import Sheet, csv_text, percent
+from fedgist.report.formatting import Sheet, csv_text, percent, score_text
 from fedgist.report.terminal import SheetView, console, say
 from fedgist.runs import atomic_files, runner
 from fedgist.runs.evaluation import score_rows
@@ -192,11 +192,5 @@ def _sheet(
     return Sheet(
         f"Final models on {rows} rows",
         ("client", *(metric.title.lower() for metric in columns)),
-        tuple((who, *(_words(of[m.name], m) for m in columns)) for who, of in lines.items()),
+        tuple((who, *(score_text(of[m.name], m) for m in columns)) for who, of in lines.items()),
     )
-
-
-def _words(value: float, metric: Metric) -> str:
-    if math.isnan(value):
-        return "-"
-    return percent(value) if metric.unit == "fraction" else f"{value:.4f}"

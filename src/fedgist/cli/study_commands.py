@@ -19,7 +19,7 @@ from fedgist.errors import one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
 from fedgist.report.comparison import Study
-from fedgist.report.formatting import percent
+from fedgist.report.formatting import score_text
 from fedgist.report.paper_comparison import side_by_side
 from fedgist.report.terminal import console, say, words
 from fedgist.runs import atomic_files
@@ -30,7 +30,7 @@ from fedgist.studies.job import Job
 from fedgist.studies.paper_table import Scale, cells, read_paper_table
 from fedgist.studies.private_choice import HOW, NOT_COVERED
 from fedgist.studies.sweep import grid
-from fedgist.studies.tune import OBJECTIVE, Tuner, storing
+from fedgist.studies.tune import Tuner, storing
 
 AtOnce = Annotated[
     int | None,
@@ -177,10 +177,10 @@ def tune(
             data_root,
             quiet=quiet,
             listener=tuner.listen,
-            metric=OBJECTIVE,
+            metric=tuner.column,
         )
         if not tuner.private and (folders := tuner.folders()):
-            _print_trials(folders)
+            _print_trials(folders, tuner)
         print_best(tuner, out)
     raise_failures(failed)
 
@@ -193,7 +193,7 @@ def print_best(tuner: Tuner, out: Path) -> None:
         screen.print(words("no trial is complete"))
         return
     atomic_files.write(out / "best.toml", best_recipe.to_toml())
-    score = percent(best[1])
+    score = score_text(best[1], tuner.metric)
     trials = f"best of {tuner.finished} trials on validation data"
     how = "by report noisy max over correct rows" if tuner.private else score
     screen.print(words(f"{trials}, {how}: {_settings(best[0])}"))
@@ -211,14 +211,17 @@ def _settings(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in params.items())
 
 
-def _print_trials(folders: Sequence[Path]) -> None:
+def _print_trials(folders: Sequence[Path], tuner: Tuner) -> None:
     runs = run_reader.find(folders)
     for problem in run_reader.problems_of(runs):
         say(f"! {problem}", error=True)
     if not any(run.usable for run in runs):
         return
-    trials = comparison.study(runs, metric=OBJECTIVE)
-    best_first = sorted(trials.rows, key=lambda row: -row.final.mean if row.final else 0.0)
+    trials = comparison.study(runs, metric=tuner.column)
+    sign = -1 if tuner.metric.better == "higher" else 1
+    scored = [row for row in trials.rows if row.final]
+    best_first = sorted(scored, key=lambda row: sign * row.final.mean if row.final else 0.0)
+    best_first += [row for row in trials.rows if not row.final]
     results = tables.sheets(replace(trials, rows=tuple(best_first)))[:1]
     console().print(table_formats.in_words(results, [], "terminal"))
 

@@ -43,6 +43,15 @@ class Metric:
         )
 
 
+def name_in_columns(metric: str) -> str:
+    """Return the name of a recipe's metric in columns: of ``package.module:function`` the last.
+
+    >>> name_in_columns("costs:per_patient")
+    'per_patient'
+    """
+    return metric.rpartition(":")[2].rpartition(".")[2]
+
+
 def share(name: str, title: str) -> Metric:
     """Return a metric that is a fraction of rows, from 0 to 1; higher is better."""
     return Metric(name, title, "fraction", "higher", least=0.0, most=1.0)
@@ -53,8 +62,8 @@ LOSS = Metric("loss", "Log loss", "nats", "lower")  # every objective has one
 # lower bound on the mutual information between one client's features and another's class means
 INFORMATION = Metric("information_bound", "Mutual information, at least", "nats", "higher")
 
-#: The metrics of classification, by name.
-CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
+#: The metrics of classification that are measured unless the recipe says otherwise, by name.
+COMMON_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         name: share(name, title)
         for name, title in (
@@ -63,6 +72,18 @@ CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
             ("macro_f1", "Macro F1"),
             ("auroc", "AUROC"),
         )
+    }
+)
+#: The metrics of classification, by name.
+CLASS_METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        **COMMON_METRICS,
+        "average_precision": share("average_precision", "Average precision"),
+        "sensitivity": share("sensitivity", "Sensitivity"),
+        "brier": Metric("brier", "Brier score", "", "lower", least=0.0, most=2.0),
+        "calibration_error": Metric(
+            "calibration_error", "Calibration error", "fraction", "lower", least=0.0, most=1.0
+        ),
     }
 )
 #: The metrics of the next word, by name.
@@ -88,6 +109,10 @@ PROBES_BESIDE: Mapping[str, Metric] = MappingProxyType(
 #: The metrics of each objective, by their names.
 METRICS_OF: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
     {"classes": CLASS_METRICS, "next_word": WORD_METRICS, "simclr": {PROBE.name: PROBE}}
+)
+#: The metrics that each objective measures unless the recipe says otherwise.
+DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {name: tuple(COMMON_METRICS if name == "classes" else own) for name, own in METRICS_OF.items()}
 )
 #: All metrics that a recipe can choose, by name.
 CHOSEN_METRICS: Mapping[str, Metric] = MappingProxyType(

@@ -6,9 +6,7 @@ text (``next_word.py``) and encoders (``simclr.py``) without new files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
@@ -16,26 +14,16 @@ from torch import Tensor
 
 from fedgist.core import losses
 from fedgist.core.batch import Batch
-from fedgist.core.metrics import CLASS_METRICS, LOSS, Metric
-from fedgist.core.tree import Tree, tree
+from fedgist.core.bounds import Share, check_bounds
+from fedgist.core.class_metrics import MEASURES, OF_LABELS, ClassPredictions, LabelledPredictions
+from fedgist.core.metrics import CLASS_METRICS, COMMON_METRICS, LOSS, Metric
+from fedgist.core.own_metric import OwnMetric
+from fedgist.core.tree import Tree
 from fedgist.errors import one_of
 
 #: Per-row results of prediction from which metrics are computed: a tree of (rows, ...) leaves.
 #: Every objective has its own type.
 RowPredictions: TypeAlias = Tree
-
-
-@tree
-class ClassPredictions:
-    """Per-row results of classification, from which metrics are computed.
-
-    ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``scores`` (rows,
-    classes) are the probabilities, or (rows, 0) if no metric needs them. Absent rows hold zeros.
-    """
-
-    loss: Tensor
-    label: Tensor
-    scores: Tensor
 
 
 class Objective(Protocol):
@@ -91,14 +79,21 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Classes:
-    """The objective of classification: cross-entropy, and the chosen metrics (by default all).
+    """The objective of classification: cross-entropy, and the chosen metrics.
 
     ``smoothing`` smooths labels in training, not in evaluation.
     """
 
     num_classes: int
-    chosen: tuple[str, ...] = tuple(CLASS_METRICS)
+    chosen: tuple[str | OwnMetric, ...] = tuple(COMMON_METRICS)
     smoothing: float = 0.0
+    positive: int | str | None = None
+    """The class that average precision and sensitivity are about, by its name or number.
+
+    The default is the second of two classes, and the mean over all classes if there are more.
+    """
+    specificity: Share = 0.95
+    """The least specificity at which the metric ``sensitivity`` is measured."""
 
     name = "classes"
     text = False
@@ -110,13 +105,26 @@ class Classes:
         return self.num_classes
 
     def __post_init__(self) -> None:
-        for name in self.chosen:
+        check_bounds(self, "objective")
+        for name in self._built_in:
             one_of(name, CLASS_METRICS, "metric")
+
+    @property
+    def _built_in(self) -> list[str]:
+        return [name for name in self.chosen if isinstance(name, str)]
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The chosen metrics."""
-        return tuple(CLASS_METRICS[name] for name in self.chosen)
+        return tuple(map(self._described, self.chosen))
+
+    def _described(self, chosen: str | OwnMetric) -> Metric:
+        if isinstance(chosen, OwnMetric):
+            return chosen.describes
+        if chosen == "sensitivity":
+            title = f"Sensitivity at {100 * self.specificity:g} % specificity"
+            return replace(CLASS_METRICS[chosen], title=title)
+        return CLASS_METRICS[chosen]
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the mean weighted cross-entropy, (), of ``logits`` (batch, classes)."""
@@ -131,7 +139,7 @@ class Classes:
         """
         normalizer = torch.logsumexp(logits, -1)
         loss = normalizer - logits.gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
-        kept = logits if "auroc" in self.chosen else logits[..., :0]
+        kept = logits[..., :0] if OF_LABELS.issuperset(self.chosen) else logits
         scores = torch.exp(kept - normalizer.unsqueeze(-1))
         present = batch.mask
         return ClassPredictions(
@@ -142,80 +150,21 @@ class Classes:
 
     def measure(self, predictions: ClassPredictions, y: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return the loss and the chosen metrics, (clients,) each."""
-        table = LabelledPredictions(predictions, y, mask, self.num_classes)
-        values = {name: _MEASURES[name](table) for name in self.chosen}
+        table = self._labelled(predictions, y, mask)
+        values = {name: MEASURES[name](table) for name in self._built_in}
+        own = (metric for metric in self.chosen if isinstance(metric, OwnMetric))
+        values |= {metric.describes.name: metric.measure(table) for metric in own}
         losses_seen = torch.where(mask, predictions.loss, 0.0).to(torch.float64)
         return values | {LOSS.name: losses_seen.sum(1) / mask.sum(1)}
 
     def confusion(self, predictions: ClassPredictions, y: Tensor, mask: Tensor) -> Tensor:
         """Return counts (true class, predicted class), summed over clients."""
-        return LabelledPredictions(predictions, y, mask, self.num_classes).counts().sum(0)
+        return self._labelled(predictions, y, mask).counts().sum(0)
 
-
-@dataclass(frozen=True, eq=False)
-class LabelledPredictions:
-    """Predictions of K clients with their labels ``y`` and ``mask``, each (K, rows)."""
-
-    predictions: ClassPredictions
-    y: Tensor
-    mask: Tensor
-    num_classes: int
-
-    def counts(self) -> Tensor:
-        """Return the confusion matrices: (K, true class, predicted class)."""
-        clients, classes = len(self.y), self.num_classes
-        client = torch.arange(clients, device=self.y.device).unsqueeze(1)
-        cell = (client * classes + self.y) * classes + self.predictions.label
-        counts = torch.bincount(cell[self.mask], minlength=clients * classes * classes)
-        return counts.view(clients, classes, classes)
-
-
-def accuracy(p: LabelledPredictions) -> Tensor:
-    """Return the fraction of correctly classified rows, (K,)."""
-    right = (p.predictions.label == p.y) & p.mask
-    return right.sum(1).to(torch.float64) / p.mask.sum(1)
-
-
-def balanced_accuracy(p: LabelledPredictions) -> Tensor:
-    """Return the mean recall over the classes of each client, (K,)."""
-    counts = p.counts().to(torch.float64)
-    of_class = counts.sum(2)
-    return (counts.diagonal(dim1=1, dim2=2) / of_class).nanmean(1)
-
-
-def macro_f1(p: LabelledPredictions) -> Tensor:
-    """Return the mean F1 over the classes that a client has or its model predicts, (K,)."""
-    counts = p.counts().to(torch.float64)
-    either = counts.sum(1) + counts.sum(2)
-    return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)
-
-
-def auroc(p: LabelledPredictions) -> Tensor:
-    """Return the area under the ROC curve of each class against the rest, mean over classes: (K,).
-
-    It is computed from ranks (Mann and Whitney): the fraction of pairs of a row of the class and
-    another row in which the former has the higher probability; ties count one half. It is NaN for a
-    client with one class.
-    """
-    scores = p.predictions.scores.movedim(2, 1)  # (K, classes, rows)
-    scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
-    ordered = scores.contiguous().sort(2).values
-    below = torch.searchsorted(ordered, scores.contiguous())
-    up_to = torch.searchsorted(ordered, scores.contiguous(), right=True)
-    ranks = (below + up_to + 1).to(torch.float64) / 2
-    classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
-    of_class = (p.y.unsqueeze(1) == classes) & p.mask.unsqueeze(1)
-    positive = of_class.sum(2).to(torch.float64)
-    negative = p.mask.sum(1, keepdim=True) - positive
-    wins = (ranks * of_class).sum(2) - positive * (positive + 1) / 2
-    return (wins / (positive * negative)).nanmean(1)
-
-
-_MEASURES: Mapping[str, Callable[[LabelledPredictions], Tensor]] = MappingProxyType(
-    {
-        "accuracy": accuracy,
-        "balanced_accuracy": balanced_accuracy,
-        "macro_f1": macro_f1,
-        "auroc": auroc,
-    }
-)
+    def _labelled(
+        self, predictions: ClassPredictions, y: Tensor, mask: Tensor
+    ) -> LabelledPredictions:
+        positive = self.positive if isinstance(self.positive, int) else None
+        return LabelledPredictions(
+            predictions, y, mask, self.num_classes, positive, self.specificity
+        )

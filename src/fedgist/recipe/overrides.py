@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from fedgist.core.method import Method
+from fedgist.core.own_metric import OwnMetric
 from fedgist.data.dataset import Dataset
 from fedgist.errors import RecipeError
 from fedgist.recipe.data_section import Data
@@ -46,6 +47,7 @@ class Overrides:
     clients_test: RowsOfClients | None = None
     groups: Mapping[str, ClientGroup] | None = None
     method: Method | None = None
+    metrics: Mapping[str, OwnMetric | None] = field(default_factory=dict)  # by recorded names
     test_sets: TestSets | None = None  # further test sets of the server
     public: object | None = None  # rows that all may see
     root: Path | None = None  # where data sets are
@@ -74,6 +76,9 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
         width = recipe.model.project if recipe.model else None
         update["model"] = ModelSection(name=GIVEN, project=width)
         update["clients.architectures"] = {}
+    if given.metrics:
+        unread += [("objective.metrics", "metrics")] * ("metrics" in texts.get("objective", {}))
+        update["objective.metrics"] = tuple(given.metrics)
     if unread and stated is not None:
         key, argument = unread[0]
         raise RecipeError(

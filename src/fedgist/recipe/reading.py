@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from fedgist.core.metrics import CHOSEN_METRICS, Metric
 from fedgist.errors import InputError, RecipeError, did_you_mean, first_line, shown
 from fedgist.methods import base_name
 from fedgist.options import checked
@@ -149,6 +150,14 @@ def check_parts(recipe: Recipe) -> None:
     from fedgist.recipe.resolve import resolve
 
     resolve(recipe)
+
+
+def first_metric(recipe: Recipe) -> Metric:
+    """Return the first metric of a recipe, by which its runs are compared. This loads torch."""
+    from fedgist.recipe.resolve import resolve
+
+    first = resolve(recipe).metrics[0]
+    return CHOSEN_METRICS[first] if isinstance(first, str) else first.describes
 
 
 def _departing(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

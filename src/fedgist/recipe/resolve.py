@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedgist.core.method import Method
+from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.engines.device_choice import usable_device
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.data_section import Data
@@ -21,7 +22,7 @@ from fedgist.recipe.model_factories import (
     whole_model,
 )
 from fedgist.recipe.overrides import Overrides
-from fedgist.recipe.own_code import modules_from
+from fedgist.recipe.own_code import load_own, modules_from
 from fedgist.recipe.privacy_section import PrivacySection
 from fedgist.recipe.schema import (
     ClientsSection,
@@ -34,6 +35,8 @@ from fedgist.recipe.schema import (
 )
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
+
+METRICS = "objective.metrics"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +59,7 @@ class Setup:
     engine: EngineSection
     method_name: str
     method: Method
+    metrics: tuple[str | OwnMetric, ...]
     models: Mapping[str, ModelTable]
     pools: Mapping[str, PoolTable]
     device: str
@@ -88,6 +92,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
     try:
         with modules_from(recipe.engine.code_folder):
             method = given.method or build_method(recipe.method.name, recipe.method.options)
+            metrics = _metrics(recipe, given)
             models, pools = _models(recipe, given)
     except InputError as error:
         raise RecipeError(f"{recipe.file}: {error}" if recipe.file else str(error)) from error
@@ -103,12 +108,21 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         engine=recipe.engine,
         method_name=recipe.method.name,
         method=method,
+        metrics=metrics,
         models=models,
         pools=pools,
         device=usable_device(recipe.engine.device),
         num_clients=_num_clients(recipe, given),
         given=given,
         text=recipe,
+    )
+
+
+def _metrics(recipe: Recipe, given: Overrides) -> tuple[str | OwnMetric, ...]:
+    """Return the metrics: the names of those of fedgist, and a user's own as objects."""
+    return tuple(
+        given.metrics.get(name) or (own_metric(load_own(METRICS, name)) if ":" in name else name)
+        for name in recipe.objective.metrics
     )
 
 

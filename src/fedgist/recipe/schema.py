@@ -16,7 +16,14 @@ from typing import Annotated, Any, Literal, cast
 import tomli_w
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
-from fedgist.core.metrics import CHOSEN_METRICS, CLASS_METRICS, METRICS_OF, OBJECTIVES
+from fedgist.core.metrics import (
+    CHOSEN_METRICS,
+    COMMON_METRICS,
+    DEFAULT_METRICS,
+    METRICS_OF,
+    OBJECTIVES,
+    name_in_columns,
+)
 from fedgist.data import PARTITIONS
 from fedgist.engines import EngineName
 from fedgist.errors import RecipeError, listed, shown
@@ -38,6 +45,7 @@ from fedgist.recipe.section import (
 from fedgist.recipe.training_section import TrainSection
 from fedgist.training.stacking_plan import Plan
 
+BY_CLASS = "classes"  # the objective that takes metrics of a user's own
 MOST_WORKERS = 1024  # each is a process that holds torch
 Role = Literal["seed", "work", "record", "printed"]
 
@@ -165,22 +173,27 @@ class ObjectiveSection(OpenSection):
     name: Annotated[str, registered_name(OBJECTIVES, "objective")] = "classes"
     """What models learn: one class per row, the next word of texts, or SimCLR without labels."""
     metrics: Annotated[
-        tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric")], ...],
+        tuple[Annotated[str, registered_name(CHOSEN_METRICS, "metric", "function")], ...],
         Field(min_length=1),
-    ] = tuple(CLASS_METRICS)
-    """Metrics of the models. The first one selects the best round. The log loss is always measured.
+    ] = tuple(COMMON_METRICS)
+    """Metrics of the models, by name, or your own ``package.module:function``.
 
-    The default is all metrics of the objective.
+    The first one selects the best round and the best trial. The log loss is always measured. The
+    default depends on the objective.
     """
 
     @model_validator(mode="after")
     def _has_metrics(self) -> ObjectiveSection:
         if "metrics" not in self.model_fields_set:  # all of its own; a copy would not be returned
-            object.__setattr__(self, "metrics", tuple(METRICS_OF[self.name]))
-        if strange := [name for name in self.metrics if name not in METRICS_OF[self.name]]:
-            raise ValueError(
-                f"{self.name} has no metric {strange[0]!r}; it has {listed(METRICS_OF[self.name])}"
-            )
+            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.name])
+        own, names = METRICS_OF[self.name], [name_in_columns(name) for name in self.metrics]
+        strange = [
+            m for m in self.metrics if m not in own and (self.name != BY_CLASS or ":" not in m)
+        ]
+        if strange:
+            raise ValueError(f"{self.name} has no metric {strange[0]!r}; it has {listed(own)}")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"metrics: two are called {twice[0]!r}")
         return self
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from fedgist.core.metrics import Metric
 from fedgist.errors import ReportError
 from fedgist.report.comparison import RunGroup, common_metric, group
-from fedgist.report.formatting import Sheet, percent
+from fedgist.report.formatting import Sheet, score_text
 from fedgist.runs.columns import measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -201,6 +201,5 @@ def measure_of(runs: Sequence[FinishedRun]) -> Metric:
 
 
 def _shower(runs: Sequence[FinishedRun]) -> Shower:
-    if measure_of(runs).unit == "fraction":
-        return percent
-    return lambda value: percent(None) if value is None else f"{value:.4f}"
+    measure = measure_of(runs)
+    return lambda value: score_text(value, measure)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
+from fedgist.core.metrics import Metric
 from fedgist.errors import printable
 
 MINUTE = 60  # seconds in a minute, and minutes in an hour
@@ -23,6 +24,13 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 def percent(value: float | None, digits: int = 2) -> str:
     """Return a fraction as percent; an unknown one as a dash."""
     return "-" if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
+
+
+def score_text(value: float | None, measure: Metric) -> str:
+    """Return a score with its unit: fractions in percent, others with four digits."""
+    if measure.unit == "fraction" or value is None or math.isnan(value):
+        return percent(value)
+    return f"{value:.4f}"
 
 
 def printed(numbers: Iterable[float]) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from fedgist.core.metrics import METRICS, Metric
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.report.formatting import bytes_text, duration, percent
+from fedgist.report.formatting import bytes_text, duration, score_text
 from fedgist.report.terminal import column, say, words
 from fedgist.runs.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
 from fedgist.runs.record import Line, to_json
@@ -52,25 +53,28 @@ class Plain:
     """Prints a line for each round, for pipes and logs."""
 
     def __init__(self) -> None:
-        self.last, self.column, self.score = 0, ACCURACY, "accuracy"
+        self.last, self.column, self.measure = 0, ACCURACY, METRICS["accuracy"]
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
         self.last = server.task.training.num_rounds
-        self.column, self.score = main_column(server)
+        self.column, self.measure = main_column(server)
         say(title(server, folder) + (f", going on after round {done}" if done else ""))
         say(f"data: {server.data_summary}")
 
     def finished_round(self, line: Line) -> None:
         """Print the round."""
-        accuracy = f"  {self.score} {percent(line[self.column])}" if self.column in line else ""
+        score = ""
+        if self.column in line:
+            text = score_text(line[self.column], self.measure)
+            score = f"  {self.measure.title.lower()} {text}"
         loss = f"  loss {line['train/loss']:.4f}" if "train/loss" in line else ""
         sent = (
             f"  up {bytes_text(line['comm/up_bytes'])}  down {bytes_text(line['comm/down_bytes'])}"
         )
         sent += f"  epsilon {line[EPSILON]:.3g}" if EPSILON in line else ""
         say(
-            f"round {line['round']}/{self.last}{accuracy}{loss}{sent}  "
+            f"round {line['round']}/{self.last}{score}{loss}{sent}  "
             f"{duration(line['time/round_s'])}"
         )
         for text in troubles(line):
@@ -86,23 +90,24 @@ class Live:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.bar = progress.add_task("", total=None, visible=False, accuracy="-", sent="0 B")
-        self.sent, self.accuracy, self.column, self.name = 0, "-", ACCURACY, ""
+        self.bar = progress.add_task("", total=None, visible=False, score="-", sent="0 B")
+        self.sent, self.score, self.name = 0, "-", ""
+        self.column, self.measure = ACCURACY, METRICS["accuracy"]
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
         self.progress.console.print(words(f"data: {server.data_summary}", "dim"))
-        self.sent, self.accuracy = 0, "-"
+        self.sent, self.score = 0, "-"
         self.name = printable(server.setup.method_name)
-        self.column, _ = main_column(server)
+        self.column, self.measure = main_column(server)
         self.progress.reset(
             self.bar,
             total=server.task.training.num_rounds,
             completed=done,
             visible=True,
             description=self.name,
-            accuracy="-",
+            score="-",
             sent="0 B",
         )
 
@@ -113,12 +118,13 @@ class Live:
     def finished_round(self, line: Line) -> None:
         """Move the bar."""
         self.sent += line["comm/up_bytes"] + line["comm/down_bytes"]
-        self.accuracy = percent(line[self.column]) if self.column in line else self.accuracy
+        if self.column in line:
+            self.score = score_text(line[self.column], self.measure)
         self.progress.update(
             self.bar,
             completed=line["round"],
             sent=bytes_text(self.sent),
-            accuracy=self.accuracy,
+            score=self.score,
             description=self.name,
             refresh=True,
         )
@@ -145,7 +151,7 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         column("rounds"),
-        column("{task.fields[accuracy]}", "bold"),
+        column("{task.fields[score]}", "bold"),
         column("{task.fields[sent]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
@@ -154,14 +160,13 @@ def observing(console: Console, *, quiet: bool, as_json: bool) -> Iterator[Obser
         yield Live(progress)
 
 
-def main_column(server: ServerContext) -> tuple[str, str]:
-    """Return the column of the objective's first metric, and its title in lower case."""
+def main_column(server: ServerContext) -> tuple[str, Metric]:
+    """Return the column of the objective's first metric, and this metric."""
     metric = server.task.objective.metrics[0]
     if server.setup.evaluate.on != "global":
-        return over_clients("client", metric.name), metric.title.lower()
+        return over_clients("client", metric.name), metric
     alone = len(server.task.architectures) == 1
-    column = of_all(metric.name) if alone else over_models(metric.name)
-    return column, metric.title.lower()
+    return of_all(metric.name) if alone else over_models(metric.name), metric
 
 
 def title(server: ServerContext, folder: str) -> str:

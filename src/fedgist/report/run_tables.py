@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from fedgist.core.metrics import ALL_ROWS
+from fedgist.core.metrics import ALL_ROWS, METRICS, Metric
 from fedgist.report.comparison import common_metric
-from fedgist.report.formatting import Sheet, bytes_text, duration, percent
+from fedgist.report.formatting import Sheet, bytes_text, duration, percent, score_text
 from fedgist.runs.columns import (
     DOWN_BYTES,
     EPSILON,
@@ -38,13 +38,14 @@ def overview(runs: Sequence[FinishedRun]) -> Sheet:
     """
     metric = common_metric(runs) if runs else ""
     metrics = {name: shown for run in runs for name, shown in run.metrics.items()}
-    score = metrics[metric].title.lower() if metric in metrics else metric or "accuracy"
+    measure = metrics.get(metric, METRICS["accuracy"])
+    score = measure.title.lower()
     by_folder = groupby(runs, key=lambda run: (_folder_of_seeds(run), run.called))
     groups = [list(seeds) for _, seeds in by_folder]
     models = dict.fromkeys(name for run in runs for name in run.models(metric))
     scores = {score: _score, "spread": _spread, "one model": _one_model}
     scores |= {name: functools.partial(_score_of, name) for name in models}
-    cells = [{title: cell(metric, seeds) for title, cell in scores.items()} for seeds in groups]
+    cells = [{title: cell(measure, seeds) for title, cell in scores.items()} for seeds in groups]
     titles = _filled([score], cells) if models else [*scores]
     private = any(run.last(EPSILON) is not None for run in runs)
     lines = tuple(
@@ -91,21 +92,22 @@ def _name(seeds: Sequence[FinishedRun]) -> str:
     return seeds[0].called if len(seeds) == 1 else f"{seeds[0].called}, {len(seeds)} seeds"
 
 
-def _score(metric: str, seeds: Sequence[FinishedRun]) -> str:
-    return mean_and_error(_last_values(seeds, seeds[0].column_of(metric)))
+def _score(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
+    return mean_and_error(_last_values(seeds, seeds[0].column_of(measure.name)), measure)
 
 
-def _spread(metric: str, seeds: Sequence[FinishedRun]) -> str:
-    spreads = _last_values(seeds, spread_of(seeds[0].column_of(metric)) or "")
-    return percent(statistics.fmean(spreads)) if spreads else NONE
+def _spread(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
+    spreads = _last_values(seeds, spread_of(seeds[0].column_of(measure.name)) or "")
+    return score_text(statistics.fmean(spreads), measure) if spreads else NONE
 
 
-def _one_model(metric: str, seeds: Sequence[FinishedRun]) -> str:
-    return mean_and_error(_last_values(seeds, of_all(metric)))
+def _one_model(measure: Metric, seeds: Sequence[FinishedRun]) -> str:
+    return mean_and_error(_last_values(seeds, of_all(measure.name)), measure)
 
 
-def _score_of(model: str, metric: str, seeds: Sequence[FinishedRun]) -> str:
-    return mean_and_error(_last_values(seeds, of_server(model, ALL_ROWS, metric)))
+def _score_of(model: str, measure: Metric, seeds: Sequence[FinishedRun]) -> str:
+    column = of_server(model, ALL_ROWS, measure.name)
+    return mean_and_error(_last_values(seeds, column), measure)
 
 
 def _costs(seeds: Sequence[FinishedRun]) -> tuple[str, ...]:
@@ -125,35 +127,44 @@ def _last_values(runs: Sequence[FinishedRun], key: str) -> list[float]:
     return [value for run in runs if (value := run.last(key)) is not None]
 
 
-def mean_and_error(values: Sequence[float]) -> str:
-    """Return the mean as percent, with its standard error if there are two or more values."""
+def mean_and_error(values: Sequence[float], measure: Metric) -> str:
+    """Return the mean with its unit, and its standard error if there are two or more values."""
     if not values:
         return NONE
+    mean = score_text(statistics.fmean(values), measure)
     if len(values) == 1:
-        return percent(values[0])
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{100 * statistics.fmean(values):.2f} ± {100 * error:.2f} %"
+        return mean
+    number, _, unit = mean.partition(" ")
+    error, _, _ = score_text(statistics.stdev(values) / math.sqrt(len(values)), measure).partition(
+        " "
+    )
+    return f"{number} ± {error} {unit}".rstrip()
 
 
 def by_round(run: FinishedRun, most: int = 12) -> Sheet:
     """Return a table of at most ``most`` evenly spaced rounds of a run, including the last."""
-    score = measured(run.main, run.metrics).title.lower()
-    return rounds_sheet(f"{run.folder} {run.mark}".rstrip(), run.rounds, run.main, score, most)
+    measure = measured(run.main, run.metrics)
+    return rounds_sheet(f"{run.folder} {run.mark}".rstrip(), run.rounds, run.main, measure, most)
 
 
-def rounds_sheet(title: str, rounds: Sequence[Line], main: str, score: str, most: int) -> Sheet:
+def rounds_sheet(
+    title: str, rounds: Sequence[Line], main: str, measure: Metric, most: int
+) -> Sheet:
     """Return a table of at most ``most`` evenly spaced lines of a record, including the last.
 
-    ``main`` is the column with the score, and ``score`` is its title.
+    ``main`` is the column with the score, and ``measure`` is its metric.
     """
     count = len(rounds)
     shown = min(count, most)
     places = sorted({round(k * (count - 1) / max(1, shown - 1)) for k in range(shown)})
     metric = metric_of(main).removesuffix(MEAN)
     models = models_of({name: None for line in rounds for name in line}, metric)
+    score = measure.title.lower()
     columns = {score: main, "spread": spread_of(main) or ""}
     columns |= {name: of_server(name, ALL_ROWS, metric) for name in models}
-    cells = [{t: percent(line.get(key)) for t, key in columns.items()} for line in rounds]
+    cells = [
+        {t: score_text(line.get(key), measure) for t, key in columns.items()} for line in rounds
+    ]
     titles = _filled([score], cells) if models else [*columns]
     private = any(EPSILON in rounds[place] for place in places)
     lines = tuple(

@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.report.formatting import Sheet, bytes_text, duration, percent
-from fedgist.runs.columns import DOWN_BYTES, UP_BYTES
+from fedgist.report.formatting import Sheet, bytes_text, duration, score_text
+from fedgist.runs.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS
-from fedgist.studies.tune import OBJECTIVE
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENT = 5  # a run is silent after this multiple of its longest round without a new one
@@ -46,10 +45,16 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
 
 
 def overview(runs: Sequence[FinishedRun]) -> Sheet:
-    """Return a table with one row per run: rounds, accuracy, bytes sent, time left."""
+    """Return a table with one row per run: rounds, score, bytes sent, time left."""
+    titles = {_title(run) for run in runs}
+    score = titles.pop() if len(titles) == 1 else "score"
     return Sheet(
-        "", ("run", "accuracy", "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
+        "", ("run", score, "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
     )
+
+
+def _title(run: FinishedRun) -> str:
+    return measured(run.main, run.metrics).title.lower()
 
 
 def _state(run: FinishedRun) -> tuple[str, ...]:
@@ -57,8 +62,8 @@ def _state(run: FinishedRun) -> tuple[str, ...]:
     time_left = status if status != "running" else "-" if seconds is None else duration(seconds)
     return (
         f"{run.called} {run.seed}  {run.folder}",
-        _accuracy(run),
-        sparkline(run.column(_metric(run))[1]),
+        _score(run),
+        sparkline(run.column(_column(run))[1]),
         f"{run.done}/{run.planned}",
         bar(run.done / max(1, run.planned)),
         bytes_text(run.total(UP_BYTES) + run.total(DOWN_BYTES)),
@@ -79,23 +84,25 @@ def bar(share: float, width: int = 12) -> str:
 def lines(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one line of plain text per run, for a pipe."""
     return [
-        f"{run.folder} round {run.done}/{run.planned} accuracy {_accuracy(run)} {state(run)}"
+        f"{run.folder} round {run.done}/{run.planned} {_title(run)} {_score(run)} {state(run)}"
         + (f" {run.mark}" if run.mark else "")
         for run in runs
     ]
 
 
-def _metric(run: FinishedRun) -> str:
-    """Return the column to show: validation accuracy if rows are held out for it.
+def _column(run: FinishedRun) -> str:
+    """Return the column to show: the score on validation rows if any are held out.
 
     People who watch a run make decisions, and test rows must not be used for decisions.
     """
-    return run.main if run.last(OBJECTIVE) is None else OBJECTIVE
+    column = over_clients("validation", run.first)
+    return run.main if run.last(column) is None else column
 
 
-def _accuracy(run: FinishedRun) -> str:
-    metric = _metric(run)
-    return percent(run.last(metric)) + (" (validation)" if metric == OBJECTIVE else "")
+def _score(run: FinishedRun) -> str:
+    column = _column(run)
+    text = score_text(run.last(column), measured(column, run.metrics))
+    return text if column == run.main else f"{text} (validation)"
 
 
 def _last_change(folder: Path) -> float:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.errors import DiskFullError, OutputError, RecipeError, first_line
-from fedgist.recipe.reading import Recipe, check_parts, read
-from fedgist.runs.columns import VALIDATION_ACCURACY
+from fedgist.recipe.reading import Recipe, check_parts, first_metric, read
+from fedgist.runs.columns import over_clients
 from fedgist.runs.record import ROUNDS, Line, read_lines
 from fedgist.studies.job import Event, Job, jobs_of_seeds
 from fedgist.studies.private_choice import (
@@ -35,7 +35,6 @@ from fedgist.studies.private_choice import (
 from fedgist.studies.search_space import extremes, own_values, read_space
 from fedgist.studies.trial_values import Sampler, suggest
 
-OBJECTIVE = VALIDATION_ACCURACY
 VALIDATION = 0.2  # share of the training rows to hold out if the recipe holds out none
 STUDY, NAME = "study.db", "fedgist"
 CHOICES = "choices"  # attribute of the study: the choices made under privacy
@@ -66,6 +65,8 @@ class Tuner:
         self.path, self.settings, self.out, self.seeds = path, list(settings), out, seeds
         self.space = read_space(space)
         base = read(path, settings)
+        self.metric = first_metric(base)
+        self.column = over_clients("validation", self.metric.name)
         self.held_out = base.data.validation
         if base.data.validation == 0 and not base.data.held_out:
             self.settings.append(f"data.validation={VALIDATION}")
@@ -107,7 +108,7 @@ class Tuner:
         return self.optuna.create_study(
             storage=self.storage,
             study_name=NAME,
-            direction="maximize",
+            direction="maximize" if self.metric.better == "higher" else "minimize",
             load_if_exists=True,
             sampler=Sampler(lambda seed: sampler(seed=seed), base.seed),
             pruner=pruner,
@@ -186,14 +187,15 @@ class Tuner:
         opened = self.open[job.name]
         if opened.over:
             return True
-        lines = _rounds_told(opened, job, event)
+        rounds = _rounds_told(opened, job, event)
+        lines = [line for line in rounds if line.get(self.column) is not None]
         if any(self._is_bad(opened, line) for line in lines):
             self._close(opened, state=states.PRUNED)
             return True
         if event.kind == "failed":
             self._close(opened, state=states.FAIL)
         elif event.kind == "done":
-            opened.values[job.name] = _objective(job.folder)
+            opened.values[job.name] = self._score(job.folder)
             if len(opened.values) == len(opened.jobs):
                 self._close(opened, sum(opened.values.values()) / len(opened.values))
         return False
@@ -203,9 +205,21 @@ class Tuner:
         trial = opened.trials[0]
         if line["round"] not in opened.reported:
             opened.reported.add(line["round"])
-            trial.report(line[OBJECTIVE], line["round"])
+            trial.report(line[self.column], line["round"])
         stop: bool = trial.should_prune()
         return stop
+
+    def _score(self, folder: Path) -> float:
+        """Return the last round's validation score, not the test's or the best round's."""
+        values = [line.get(self.column) for line in read_lines(folder / ROUNDS)]
+        scores = [value for value in values if value is not None]
+        if not scores:
+            title = self.metric.title.lower()
+            raise RecipeError(
+                f"{folder} has no {title} on validation rows: its clients hold too few; raise "
+                "data.validation"
+            )
+        return float(scores[-1])
 
     def _close(self, opened: _OpenTrial, value: float | None = None, state: Any = None) -> None:
         opened.over = True
@@ -260,10 +274,11 @@ class Tuner:
         return different
 
     def _complete(self) -> list[Any]:
-        """Return the complete trials by descending score; ties are ordered by their numbers."""
+        """Return the complete trials, the best first; ties are ordered by their numbers."""
         states = self.optuna.trial.TrialState
         complete = self.study.get_trials(deepcopy=False, states=(states.COMPLETE,))
-        return sorted(complete, key=lambda trial: (-trial.value, trial.number))
+        sign = -1 if self.metric.better == "higher" else 1
+        return sorted(complete, key=lambda trial: (sign * trial.value, trial.number))
 
     def best_recipe(self) -> Recipe | None:
         """Return the recipe with the best parameters and its original share of validation rows."""
@@ -322,19 +337,7 @@ def _rounds_told(opened: _OpenTrial, job: Job, event: Event) -> list[Line]:
     elif event.kind == "done":
         lines = read_lines(job.folder / ROUNDS)
         lines = [line for line in lines if line["round"] not in opened.reported]
-    return [line for line in lines if line.get(OBJECTIVE) is not None]
-
-
-def _objective(folder: Path) -> float:
-    """Return the last round's validation accuracy, not the test's or the best round's."""
-    lines = read_lines(folder / ROUNDS)
-    values = [line[OBJECTIVE] for line in lines if line.get(OBJECTIVE) is not None]
-    if not values:
-        raise RecipeError(
-            f"{folder} has no validation accuracy: its clients hold too few rows; raise "
-            "data.validation"
-        )
-    return float(values[-1])
+    return lines
 
 
 def _short(value: object) -> str:

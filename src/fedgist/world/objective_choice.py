@@ -5,12 +5,14 @@ Texts have a label for each token and no class. Encoders learn without labels an
 
 from __future__ import annotations
 
+from fedgist.core.class_metrics import READ_BY
 from fedgist.core.method import Method
 from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.objective import Objective
+from fedgist.core.own_metric import OwnMetric
 from fedgist.data.client_rows import Rows
 from fedgist.data.dataset import Dataset
-from fedgist.errors import RecipeError
+from fedgist.errors import RecipeError, listed, shown
 from fedgist.recipe.resolve import Setup
 from fedgist.world.server_context import Online
 
@@ -27,14 +29,41 @@ def objective_of(setup: Setup, data: Dataset) -> Objective:
         raise RecipeError(
             f"objective.name = {section.name!r}: {data.name} has {some}texts; use {wanted!r}"
         )
-    about = data.num_classes, section.metrics, setup.train.label_smoothing
-    objective = OBJECTIVES[section.name](*about, **section.options)
+    about = data.num_classes, setup.metrics, setup.train.label_smoothing
+    objective = OBJECTIVES[section.name](*about, **_options(setup, data))
+    for metric in setup.metrics:
+        if isinstance(metric, OwnMetric):
+            metric.check(data.num_classes)
     if data.text:
         _check(_of_texts(setup), f"needs a class or numbers for each row; {data.name} has texts")
     if objective.views > 1:
         views = f"objective {section.name} learns from views without labels"
         _check(_of_labels(setup), f"has no use: {views}, and is judged by evaluate.probe")
     return objective
+
+
+def _options(setup: Setup, data: Dataset) -> dict[str, object]:
+    """Return the options of the objective, with a positive class by its number."""
+    options = dict(setup.objective.options)
+    for option, metrics in READ_BY.items():
+        if option in options and not set(metrics) & set(setup.objective.metrics):
+            raise RecipeError(
+                f"objective.{option} = {shown(options[option])}: only the metrics "
+                f"{' and '.join(metrics)} read it"
+            )
+    if "positive" in options:
+        options["positive"] = _class_number(options["positive"], data)
+    return options
+
+
+def _class_number(positive: object, data: Dataset) -> int:
+    names = data.names
+    if str(positive) in names:
+        return names.index(str(positive))
+    raise RecipeError(
+        f"objective.positive = {shown(positive)}: {data.name} has no such class; it has "
+        f"{listed(names)}"
+    )
 
 
 def _of_texts(setup: Setup) -> dict[str, bool]:

@@ -1,0 +1,208 @@
+"""The metrics of classification, each for K clients at once.
+
+Every client is scored by its own rows. A metric that is not defined for a client's rows is NaN.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedgist.core.tree import tree
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float32]
+BINS = 15  # of the confidence, in the calibration error (Guo et al. 2017)
+BINARY = 2
+ROUNDING = 1e-9  # 1 - 0.95 is not exactly 0.05
+
+
+@tree
+class ClassPredictions:
+    """Per-row results of classification, from which metrics are computed.
+
+    ``loss`` (rows,) is in nats, and ``label`` (rows,) is the predicted class. ``scores`` (rows,
+    classes) are the probabilities, or (rows, 0) if no metric needs them. Absent rows hold zeros.
+    """
+
+    loss: Tensor
+    label: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledPredictions:
+    """Predictions of K clients with their labels ``y`` and ``mask``, each (K, rows).
+
+    ``positive`` is the class that :func:`average_precision` and :func:`sensitivity` are about, and
+    None for all classes in turn. ``specificity`` is the least one for :func:`sensitivity`.
+    """
+
+    predictions: ClassPredictions
+    y: Tensor
+    mask: Tensor
+    num_classes: int
+    positive: int | None = None
+    specificity: float = 0.95
+
+    def counts(self) -> Tensor:
+        """Return the confusion matrices: (K, true class, predicted class)."""
+        clients, classes = len(self.y), self.num_classes
+        client = torch.arange(clients, device=self.y.device).unsqueeze(1)
+        cell = (client * classes + self.y) * classes + self.predictions.label
+        counts = torch.bincount(cell[self.mask], minlength=clients * classes * classes)
+        return counts.view(clients, classes, classes)
+
+    def clients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each client's probabilities (rows, classes) and labels (rows,), on the CPU."""
+        for scores, y, mask in zip(self.predictions.scores, self.y, self.mask, strict=True):
+            yield scores[mask].cpu(), y[mask].cpu()
+
+    def positives(self) -> Sequence[int]:
+        """Return the classes that are told from the rest: of two classes the second one."""
+        if self.positive is not None:
+            return [self.positive]
+        return [1] if self.num_classes == BINARY else range(self.num_classes)
+
+
+def accuracy(p: LabelledPredictions) -> Tensor:
+    """Return the fraction of correctly classified rows, (K,)."""
+    right = (p.predictions.label == p.y) & p.mask
+    return right.sum(1).to(torch.float64) / p.mask.sum(1)
+
+
+def balanced_accuracy(p: LabelledPredictions) -> Tensor:
+    """Return the mean recall over the classes of each client, (K,)."""
+    counts = p.counts().to(torch.float64)
+    of_class = counts.sum(2)
+    return (counts.diagonal(dim1=1, dim2=2) / of_class).nanmean(1)
+
+
+def macro_f1(p: LabelledPredictions) -> Tensor:
+    """Return the mean F1 over the classes that a client has or its model predicts, (K,)."""
+    counts = p.counts().to(torch.float64)
+    either = counts.sum(1) + counts.sum(2)
+    return (2 * counts.diagonal(dim1=1, dim2=2) / either).nanmean(1)
+
+
+def auroc(p: LabelledPredictions) -> Tensor:
+    """Return the area under the ROC curve of each class against the rest, mean over classes: (K,).
+
+    It is computed from ranks (Mann and Whitney): the fraction of pairs of a row of the class and
+    another row in which the former has the higher probability; ties count one half. It is NaN for a
+    client with one class.
+    """
+    scores = p.predictions.scores.movedim(2, 1)  # (K, classes, rows)
+    scores = scores.masked_fill(~p.mask.unsqueeze(1), torch.inf)  # absent rows rank above all
+    ordered = scores.contiguous().sort(2).values
+    below = torch.searchsorted(ordered, scores.contiguous())
+    up_to = torch.searchsorted(ordered, scores.contiguous(), right=True)
+    ranks = (below + up_to + 1).to(torch.float64) / 2
+    classes = torch.arange(p.num_classes, device=p.y.device).view(1, -1, 1)
+    of_class = (p.y.unsqueeze(1) == classes) & p.mask.unsqueeze(1)
+    positive = of_class.sum(2).to(torch.float64)
+    negative = p.mask.sum(1, keepdim=True) - positive
+    wins = (ranks * of_class).sum(2) - positive * (positive + 1) / 2
+    return (wins / (positive * negative)).nanmean(1)
+
+
+def average_precision(p: LabelledPredictions) -> Tensor:
+    """Return scikit-learn's average precision of the positive class, or its mean: (K,).
+
+    The mean is over the classes of which a client has rows. A client without any is NaN.
+    """
+    average_precision_score = _scikit_learn().average_precision_score
+
+    def of_class(y: Bools, score: Floats) -> float:
+        return float(average_precision_score(y, score)) if y.any() else math.nan
+
+    return _over_positives(p, of_class)
+
+
+def sensitivity(p: LabelledPredictions) -> Tensor:
+    """Return the largest sensitivity for the positive class at the least specificity: (K,).
+
+    It is the largest true positive rate among the thresholds whose true negative rate is at least
+    ``specificity``. Without a positive class it is the mean over classes. A class that a client has
+    no rows of, or only rows of, is left out; NaN if none is left.
+    """
+    roc_curve = _scikit_learn().roc_curve
+
+    def of_class(y: Bools, score: Floats) -> float:
+        if y.all() or not y.any():
+            return math.nan
+        false_rates, true_rates, _ = roc_curve(y, score, drop_intermediate=False)
+        allowed = 1.0 - p.specificity + ROUNDING
+        return float(true_rates[false_rates <= allowed].max())
+
+    return _over_positives(p, of_class)
+
+
+def _over_positives(p: LabelledPredictions, of_class: Callable[[Bools, Floats], float]) -> Tensor:
+    """Return the mean of a score over the positive classes where it is defined: (K,)."""
+    values = [
+        [of_class((y == c).numpy(), scores[:, c].numpy()) for c in p.positives()]
+        for scores, y in p.clients()
+    ]
+    return torch.tensor(values, dtype=torch.float64).nanmean(1)
+
+
+def _scikit_learn() -> ModuleType:
+    return importlib.import_module("sklearn.metrics")  # at its first use: it takes a second
+
+
+def brier(p: LabelledPredictions) -> Tensor:
+    """Return the mean squared error of the probabilities, (K,) (Brier 1950).
+
+    As in scikit-learn, it is summed over classes, from 0 to 2. With two classes it is halved, from
+    0 to 1.
+    """
+    scores = p.predictions.scores.to(torch.float64)
+    truth = torch.nn.functional.one_hot(p.y, p.num_classes)
+    error = (scores - truth).square().sum(2)
+    mean = torch.where(p.mask, error, 0.0).sum(1) / p.mask.sum(1)
+    return mean / 2 if p.num_classes == BINARY else mean
+
+
+def calibration_error(p: LabelledPredictions) -> Tensor:
+    """Return the expected calibration error, (K,) (Guo et al. 2017, eq. 5).
+
+    The confidence is the largest probability. Rows are in 15 bins of equal width, open on the left.
+    The result is the mean difference of accuracy and confidence in a bin, weighted by its rows.
+    """
+    confidence, label = p.predictions.scores.max(2)
+    inside = (torch.ceil(confidence * BINS) - 1).clamp(0, BINS - 1).long()
+    error = (label == p.y).to(torch.float64) - confidence
+    of_row = torch.where(p.mask, error, 0.0)
+    sums = torch.zeros(len(p.y), BINS, dtype=torch.float64, device=p.y.device)
+    return sums.scatter_add(1, inside, of_row).abs().sum(1) / p.mask.sum(1)
+
+
+#: The functions of the metrics by name. Their names and units are in ``metrics.py``.
+MEASURES: Mapping[str, Callable[[LabelledPredictions], Tensor]] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
+        "macro_f1": macro_f1,
+        "auroc": auroc,
+        "average_precision": average_precision,
+        "sensitivity": sensitivity,
+        "brier": brier,
+        "calibration_error": calibration_error,
+    }
+)
+#: Metrics that need the predicted classes only, not their probabilities.
+OF_LABELS = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
+#: The options that a metric reads, by the option.
+READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"positive": ("average_precision", "sensitivity"), "specificity": ("sensitivity",)}
+)

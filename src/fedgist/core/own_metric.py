@@ -1,0 +1,136 @@
+"""A metric of a user's own: a function of one client's probabilities and labels."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.class_metrics import LabelledPredictions
+from fedgist.core.metrics import METRICS, Direction, Metric, MetricUnit
+from fedgist.errors import RecipeError, first_line, one_of, shown
+
+Function = Callable[..., object]
+NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
+PARTS = re.compile(r".*_(mean|std|min)|(finetuned|trained)_.*")  # of columns' names
+# other metrics, and the other keys of a line in clients.jsonl
+TAKEN = frozenset({*METRICS, "confusion", "client", "name", "model", "split", "round", "rows"})
+TRIED_PER_CLASS = 4  # made-up rows of each class before round 1
+
+
+@dataclass(frozen=True)
+class OwnMetric:
+    """A user's function of probabilities (rows, classes) and labels (rows,), and its description.
+
+    The function returns one number. It gets the rows of one client, as tensors on the CPU. It may
+    return NaN, or raise ValueError, if the metric is not defined for these rows.
+    """
+
+    function: Function
+    describes: Metric
+
+    @property
+    def place(self) -> str:
+        """The function as a recipe names it, ``package.module:function``."""
+        function = self.function
+        name = getattr(function, "__qualname__", self.describes.name)
+        return f"{getattr(function, '__module__', '')}:{name}"
+
+    def __call__(self, probabilities: Tensor, labels: Tensor) -> object:
+        """Call the function."""
+        return self.function(probabilities, labels)
+
+    def measure(self, p: LabelledPredictions) -> Tensor:
+        """Return the metric of each client, (K,)."""
+        values = [self._number(scores, y) if len(y) else math.nan for scores, y in p.clients()]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def check(self, num_classes: int) -> None:
+        """Call the function on made-up rows of all classes.
+
+        Raises
+        ------
+        RecipeError
+            If the function fails, or does not return a number.
+        """
+        y = torch.arange(TRIED_PER_CLASS * num_classes) % num_classes
+        logits = random.normal(random.key(0, "own metric"), (len(y), num_classes))
+        self._number(logits.softmax(1), y, undefined=False)
+
+    def _number(self, scores: Tensor, y: Tensor, *, undefined: bool = True) -> float:
+        """Return the function's result; ``undefined`` says whether ValueError stands for NaN."""
+        name = self.describes.name
+        try:
+            value = self.function(scores, y)
+        except Exception as error:  # a user's function may fail in any way
+            if undefined and isinstance(error, ValueError):
+                return math.nan
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise RecipeError(f"metric {name} failed on {len(y)} rows: {why}") from error
+        try:
+            return float(value) if isinstance(value, SupportsFloat) else float("one number")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RecipeError(
+                f"metric {name} returned a {type(value).__name__}; it must return one number"
+            ) from error
+
+
+def metric(
+    *, better: Direction = "higher", unit: MetricUnit = "", title: str = ""
+) -> Callable[[Function], OwnMetric]:
+    """Say more of a metric than its function does: a decorator.
+
+    Parameters
+    ----------
+    better
+        Whether higher or lower values are better.
+    unit
+        ``"fraction"`` for numbers from 0 to 1 that reports show in percent, or no unit.
+    title
+        The name in reports. The default is made from the function's name.
+
+    >>> @metric(better="lower", unit="fraction")
+    ... def miss_rate(probabilities, labels):
+    ...     return (probabilities.argmax(1) != labels).double().mean()
+    >>> miss_rate.describes.title
+    'Miss rate'
+    """
+    one_of(better, ("higher", "lower"), "value of better=")
+    one_of(unit, ("fraction", ""), "value of unit=")
+
+    def of(function: Function) -> OwnMetric:
+        own = own_metric(function)
+        described = replace(own.describes, better=better, unit=unit)
+        return replace(own, describes=replace(described, title=title or described.title))
+
+    return of
+
+
+def own_metric(thing: object) -> OwnMetric:
+    """Return the metric that a user's function, or a decorated one, is.
+
+    Raises
+    ------
+    RecipeError
+        If it is not a function, or its name cannot be a column of a record.
+    """
+    if isinstance(thing, OwnMetric):
+        return thing
+    if isinstance(thing, type) or not callable(thing):
+        raise RecipeError(
+            f"metric {thing!r:.80} must be a function of (probabilities, labels), not a "
+            f"{type(thing).__name__}"
+        )
+    name = getattr(thing, "__name__", type(thing).__name__)
+    if not NAME.fullmatch(name) or PARTS.fullmatch(name) or name in TAKEN:
+        raise RecipeError(
+            f"metric {shown(name)}: the function's name is a column's name: small letters, digits "
+            "and _, not ending in _mean, _std or _min, and not the name of another column"
+        )
+    return OwnMetric(thing, Metric(name, name.replace("_", " ").capitalize(), "", "higher"))
