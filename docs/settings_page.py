@@ -46,6 +46,7 @@ MORE = {
     "model.weights": "recipes.md#pretrained-models",
     "method.name": "recipes.md#several-methods-in-one-recipe",
     "objective.name": "recipes.md#texts",
+    "objective.metrics": "recipes.md#metrics",
     "train.lr_schedule": "recipes.md#training",
     "train.class_weights": "recipes.md#training",
     "train.precision": "recipes.md#training",
