@@ -23,7 +23,7 @@ from fedgist.cli.shared_options import (
     app,
     same_runs,
 )
-from fedgist.errors import one_of
+from fedgist.errors import ReportError, one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
 from fedgist.report.comparison import Study
@@ -182,8 +182,8 @@ def tune(
     live = live_sender(track, out)
     with storing(out):
         tuner = Tuner(path, settings or [], find_space(space), out, seeds)
-        if tuner.private and not quiet:
-            say(HOW, error=True)
+        if tuner.private:
+            _say_how(track, quiet=quiet)
         failed = do_jobs(
             tuner.jobs(trials),
             None,
@@ -198,6 +198,17 @@ def tune(
             _print_trials(folders)
         print_best(tuner, out)
     raise_failures(failed)
+
+
+def _say_how(track: Sequence[str] | None, *, quiet: bool) -> None:
+    """Say how a private search chooses; refuse to send the scores of its trials."""
+    if track:
+        raise ReportError(
+            "--track: trackers would get the scores of all trials, which the privacy budget "
+            "tune.epsilon does not cover"
+        )
+    if not quiet:
+        say(HOW, error=True)
 
 
 def print_best(tuner: Tuner, out: Path) -> None:

@@ -26,7 +26,7 @@ class Logger(Protocol):
     ...         print("round", number, sorted(values)[:2])
     >>> few = {"train": {"num_rounds": 1}, "engine": {"workers": 1, "cohort_size": 5}}
     >>> result = fedgist.run(few, track=Printed())
-    lr 0.01
+    lr 0.001
     round 1 ['clients/asked', 'clients/replied']
     """
 

@@ -20,6 +20,7 @@ ID_LENGTH = 16  # of a run's id, in hexadecimal digits
 # W&B would also send the machine, its load, the program's path and arguments, git, and the output
 ONLY_ROUNDS_AND_SETTINGS = {
     "silent": True,
+    "host": "",
     "console": "off",
     "disable_git": True,
     "disable_code": True,
