@@ -159,7 +159,7 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(
         "tracking with mlflow failed, and the run goes on without it: the server is gone; "
         f"send what is missing with: fedgist watch '{tmp_path / 'a b'}' --track mlflow"
     )
-    assert (kept.only.rounds, kept.only.ended) == ([1], False)
+    assert (kept.only.rounds, kept.only.ended) == ([1], None)
     assert sorted(logger.rounds) == [1, 2, 3, 4]
     kept.only.fails_in = None  # the server is there again
     assert call("watch", tmp_path / "a b", "--track", "mlflow", "--once").exit_code == 0
@@ -186,10 +186,12 @@ def test_a_failure_is_said_on_standard_error_when_a_command_is_quiet(
 ) -> None:
     kept.fails_in = 1
     out = ("--out", tmp_path / "run", "--set", "train.num_rounds=2", "-q")
-    done = call("run", "demo", *SMALL, *out, "--seeds", 2, "--track", "mlflow")
+    name = "mlflow:http://me:secret@host/"
+    done = call("run", "demo", *SMALL, *out, "--seeds", 2, "--track", name)
     assert done.exit_code == 0
     (line,) = done.stderr.splitlines()  # one for both seeds
-    assert line.endswith(f"fedgist watch {tmp_path / 'run'} --track mlflow")
+    assert line.endswith(f"fedgist watch {tmp_path / 'run'} --track mlflow:http://...@host/")
+    assert "secret" not in line
 
 
 # commands
@@ -422,7 +424,8 @@ def test_wandb_has_no_round_of_a_resumed_run_twice(tmp_path: Path, offline: Path
 class Server:
     """As much of the package ``wandb`` as fedgist uses, with a server behind it."""
 
-    Settings = dict
+    class Settings(dict[str, object]):
+        model_fields = ("silent", "host")
 
     def __init__(self, *, key: bool = True) -> None:
         self.key, self.runs, self.began = key, dict[str, list[int]](), list[dict[str, Any]]()
@@ -459,6 +462,7 @@ def test_wandb_resumes_a_run_at_its_server(tmp_path: Path, monkeypatch: pytest.M
     first, second = server.began
     assert (first["entity"], first["project"], first["resume"]) == ("team", "project", "allow")
     assert first == second
+    assert first["settings"] == {"silent": True, "host": ""}
     server.key = False
     with pytest.raises(ReportError, match="W&B: there is no API key: wandb login"):
         WandB()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -102,12 +102,11 @@ class LiveSender:
 
     def leave_out(self, name: str, error: Exception) -> None:
         """Send nothing more to a tracker, and warn."""
-        failed = self.senders.pop(name)
-        with contextlib.suppress(Exception):  # it has failed already
-            failed.close()
-        text = f"tracking with {name} failed, and the run goes on without it: {first_line(error)}"
+        failed = self.senders.pop(name)  # to end its runs would mean to wait for it again
+        shown = re.sub("//[^/@]*@", "//...@", name)  # without a password in an address
+        text = f"tracking with {shown} failed, and the run goes on without it: {first_line(error)}"
         if self.place is not None and not isinstance(failed.tracker, OwnLogger):
-            command = shlex.join(["fedgist", "watch", str(self.place), "--track", name])
+            command = shlex.join(["fedgist", "watch", str(self.place), "--track", shown])
             text += f"; send what is missing with: {command}"
         self.warn(printable(text))
 

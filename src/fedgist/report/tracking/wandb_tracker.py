@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import wandb
 
 ID_LENGTH = 16  # of a run's id, in hexadecimal digits
-# W&B would also send the machine, its load, the program's path and arguments, git, and the output
-ONLY_ROUNDS_AND_SETTINGS = {
+# W&B would also send the machine, its load, the program's path and arguments, git, and the output;
+# without a limit, the end of a run would wait for a server that is gone
+SETTINGS: dict[str, object] = {
     "silent": True,
     "host": "",
     "console": "off",
@@ -28,6 +29,7 @@ ONLY_ROUNDS_AND_SETTINGS = {
     "x_disable_stats": True,
     "x_disable_machine_info": True,
     "x_save_requirements": False,
+    "finish_timeout": 60.0,  # seconds
 }
 
 
@@ -44,9 +46,11 @@ class WandB:
         self.errors: tuple[type[Exception], ...] = (own, OSError, ValueError)
         with self.answering():
             self.module.Settings(project=self.project or None)  # is it a valid name?
-            settings = self.module.setup().settings
-            self.offline_runs = Path(settings.wandb_dir) if settings.mode == "offline" else None
-            if settings.mode == "online" and not self.module.login():
+            allowed = self.module.Settings.model_fields  # of the installed version
+            self.settings = {key: value for key, value in SETTINGS.items() if key in allowed}
+            general = self.module.setup().settings
+            self.offline_runs = Path(general.wandb_dir) if general.mode == "offline" else None
+            if general.mode == "online" and not self.module.login():
                 raise ReportError("there is no API key: wandb login; or set WANDB_MODE=offline")
 
     @contextlib.contextmanager
@@ -76,7 +80,7 @@ class WandB:
                 config=dict(run.settings),
                 resume="allow",
                 reinit="create_new",  # a sweep has several runs at a time
-                settings=self.module.Settings(**ONLY_ROUNDS_AND_SETTINGS),
+                settings=self.settings,
             )
             return _WandBRun(self, opened, last=opened.step - 1)
 
