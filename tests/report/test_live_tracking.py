@@ -343,6 +343,9 @@ def test_mlflow_follows_a_run_that_is_killed_and_resumed(tmp_path: Path) -> None
     assert [(m.step, m.value) for m in history] == [(n["round"], n[ACCURACY]) for n in lines]
     assert run.info.status == "FINISHED"
     assert run.data.params["train.num_rounds"] == "4"
+    client.set_terminated(run.info.run_id, "KILLED")  # as if the end of the run had not arrived
+    assert call("watch", tmp_path / "run", "--track", f"mlflow:{uri}", "--once").exit_code == 0
+    assert only_run().info.status == "FINISHED"
 
 
 @pytest.mark.slow

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 
 from fedgist.errors import ReportError, first_line, printable
 from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed
 
 MOST_PARAMETER = 500  # maximal characters of a parameter
 PACKAGE = "mlflow-skinny"
+RUNNING, FINISHED, KILLED = "RUNNING", "FINISHED", "KILLED"  # states of a run
 ID, LAST, FOLDER = "fedgist.id", "fedgist.round", "fedgist.folder"  # tags of a run
 
 
@@ -48,9 +48,9 @@ class MLflow:
             )
             earlier = self.client.search_runs([number], f"tags.`{ID}` = '{run.id}'")
             if earlier:
-                last = int(earlier[0].data.tags.get(LAST, -1))
-                return _MLflowRun(self, str(earlier[0].info.run_id), last, running=False)
-            return _MLflowRun(self, self._create(run, number), -1, running=True)
+                info, tags = earlier[0].info, earlier[0].data.tags
+                return _MLflowRun(self, info.run_id, int(tags.get(LAST, -1)), info.status)
+            return _MLflowRun(self, self._create(run, number), -1, RUNNING)
 
     def _create(self, run: TrackedRun, experiment: str) -> str:
         folder = {} if run.folder is None else {FOLDER: printable(str(run.folder.resolve()))}
@@ -68,27 +68,26 @@ class MLflow:
 class _MLflowRun:
     """One run of MLflow."""
 
-    def __init__(self, tracker: MLflow, run_id: str, last: int, *, running: bool) -> None:
-        self.tracker, self.run_id, self.last, self.running = tracker, run_id, last, running
-        self.entities: ModuleType = tracker.entities
+    def __init__(self, tracker: MLflow, run_id: str, last: int, status: str) -> None:
+        self.tracker, self.run_id, self.last, self.status = tracker, run_id, last, status
 
     def add(self, number: int, values: Mapping[str, float]) -> None:
         client = self.tracker.client
         columns = {name_for_mlflow(key): value for key, value in values.items()}
         with self.tracker.answering():
-            if not self.running:  # it was ended, and goes on
-                client.update_run(self.run_id, status="RUNNING")
-                self.running = True
-            metrics = [self.entities.Metric(k, v, 0, number) for k, v in columns.items()]
+            if self.status != RUNNING:  # it was ended, and goes on
+                client.update_run(self.run_id, status=RUNNING)
+                self.status = RUNNING
+            metrics = [self.tracker.entities.Metric(k, v, 0, number) for k, v in columns.items()]
             client.log_batch(self.run_id, metrics=metrics)
             client.set_tag(self.run_id, LAST, str(number))
 
     def end(self, *, finished: bool) -> None:
-        if self.running:
+        status = FINISHED if finished else KILLED
+        if self.status not in {status, FINISHED}:
             with self.tracker.answering():
-                status = "FINISHED" if finished else "KILLED"
                 self.tracker.client.set_terminated(self.run_id, status)
-            self.running = False
+            self.status = status
 
 
 def name_for_mlflow(key: str) -> str:

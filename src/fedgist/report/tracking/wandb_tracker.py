@@ -30,6 +30,7 @@ SETTINGS: dict[str, object] = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
     "finish_timeout": 60.0,  # seconds
+    "finish_timeout_raises": True,
 }
 
 
