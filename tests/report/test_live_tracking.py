@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import types
 import warnings
@@ -475,6 +476,23 @@ def test_a_project_that_wandb_refuses_is_said_at_once(offline: Path) -> None:
     with pytest.raises(ReportError, match=r"W&B: .*project"):
         tracker("wandb:a#b")
     assert not offline.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database
+def test_packages_report_nothing_to_their_makers_unless_the_user_wants_it(
+    tmp_path: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    reports = ("MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING")
+    for chosen, then in (("", ["true", "false"]), ("by the user", ["by the user"] * 2)):
+        for variable in reports:
+            monkeypatch.setenv(variable, chosen)
+            if not chosen:
+                monkeypatch.delenv(variable)
+        tracker(f"mlflow:sqlite:///{tmp_path / 'ml.db'}")
+        tracker("wandb")
+        assert [os.environ[variable] for variable in reports] == then
 
 
 def test_nothing_is_warned_of_when_all_goes_well(kept: KeptRounds) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from fedgist.errors import ReportError, first_line, printable
-from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed
+from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed, switch_off_reports
 
 MOST_PARAMETER = 500  # maximal characters of a parameter
 PACKAGE = "mlflow-skinny"
@@ -22,6 +22,7 @@ class MLflow:
 
     def __init__(self, uri: str | None = None) -> None:
         """Log to the tracking URI ``uri``; the default is ``MLFLOW_TRACKING_URI``."""
+        switch_off_reports("MLFLOW_DISABLE_TELEMETRY", "true")
         module = needed("mlflow", PACKAGE)
         self.entities = needed("mlflow.entities", PACKAGE)
         own = needed("mlflow.exceptions", PACKAGE).MlflowException

@@ -100,6 +100,11 @@ def scalars(line: Line) -> dict[str, float]:
     }
 
 
+def switch_off_reports(variable: str, value: str) -> None:
+    """Switch off what a package reports to its makers, unless the user has set the variable."""
+    os.environ.setdefault(variable, value)
+
+
 def needed(module: str, package: str) -> ModuleType:
     """Import a module of a tracker's package; raise ReportError if the package is missing."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgist.errors import ReportError, first_line, printable
-from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed
+from fedgist.report.tracking.tracker import RoundLog, TrackedRun, needed, switch_off_reports
 
 if TYPE_CHECKING:
     import wandb
@@ -42,6 +42,7 @@ class WandB:
     def __init__(self, project: str | None = None) -> None:
         """Log to the project ``PROJECT`` or ``ENTITY/PROJECT``; the default is the data's name."""
         self.entity, _, self.project = (project or "").rpartition("/")
+        switch_off_reports("WANDB_ERROR_REPORTING", "false")
         self.module = needed("wandb", "wandb")
         own = needed("wandb.errors", "wandb").Error
         self.errors: tuple[type[Exception], ...] = (own, OSError, ValueError)
