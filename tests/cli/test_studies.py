@@ -250,8 +250,8 @@ def test_a_search_ends_in_a_recipe(cli: Cli, place: Path) -> None:
         ),
         (("tune", "demo", "--space", "nowhere.toml"), "nowhere.toml"),
         (
-            ("watch", "study", "--track", "wandb"),
-            "unknown tracker 'wandb'; known: tensorboard, mlflow",
+            ("watch", "study", "--track", "neptune"),
+            "unknown tracker 'neptune'; known: tensorboard, mlflow, wandb",
         ),
         (("run", "--resume", "study"), "study holds runs of several settings"),
     ],

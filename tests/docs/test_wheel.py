@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,6 +16,8 @@ import pytest
 from commands import call
 
 ROOT = Path(__file__).resolve().parents[2]
+BLOB = "https://github.com/fedgist/fedgist/blob/main/"
+RAW = "https://raw.githubusercontent.com/fedgist/fedgist/main/"
 PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
 
 pytestmark = [pytest.mark.slow, pytest.mark.environment]
@@ -55,6 +59,29 @@ def test_it_holds_the_recipes_and_the_page_and_nothing_of_the_tests(wheel: Path)
     assert recipes | sources <= set(names)
     others = [n for n in names if n not in recipes | sources and ".dist-info/" not in n]
     assert others == []
+
+
+def test_its_page_on_an_index_has_addresses_and_no_relative_link(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    about = email.message_from_bytes(archive.read(name))
+    urls = dict(url.split(", ") for url in about.get_all("Project-URL", []))
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert {url.split("/fedgist")[0] for url in urls.values()} == {"https://github.com"}
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert pythons <= set(about.get_all("Classifier", []))
+    assert (about["License-Expression"], about["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert about["Description-Content-Type"] == "text/markdown"
+    page = about.get_payload()
+    assert isinstance(page, str)
+    assert page.startswith("# fedgist\n")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    links, of_readme = (re.findall(r"\]\(([^)]+)\)", text) for text in (page, readme))
+    assert len(links) == len(of_readme)
+    places = [link.removeprefix(BLOB).removeprefix(RAW) for link in links]
+    assert places == of_readme  # the same files, but with addresses
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert [link for link in links if link.endswith(".png") != link.startswith(RAW)] == []
 
 
 def test_two_rounds_of_the_demo(wheel: Path, tmp_path: Path, outside: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import fedgist
 from fedgist.cli.job_progress import job_score
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
+from fedgist.report.formatting import bytes_text
 from fedgist.report.progress import Plain, observing
 from fedgist.studies.job import Job
 
@@ -61,6 +62,48 @@ def test_a_long_round_says_how_far_the_servers_own_work_is() -> None:
     assert "merged_codist: distill-1, 3 of 4" in shown
     assert "2/2" in shown
     assert "%" in shown  # the mean of both models
+
+
+DEMO = {"train": {"num_rounds": 3}, "engine": {"workers": 1, "cohort_size": 5}}
+
+
+def test_a_pipe_is_told_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    fedgist.run(DEMO, observer=Plain())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert [line.endswith(" left") for line in lines] == [True, True, False]
+
+
+def test_the_bar_of_a_resumed_run_counts_the_bytes_before(tmp_path: Path) -> None:
+    fedgist.run(DEMO, out=tmp_path / "run")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=160)
+    with observing(console, quiet=False, as_json=False) as observer:
+        out_again = tmp_path / "run"
+        result = fedgist.run(None, out=out_again, resume=True, rounds=4, observer=observer)
+    sent = [line["comm/up_bytes"] + line["comm/down_bytes"] for line in result.rounds]
+    assert bytes_text(sum(sent[:-1])) in out.getvalue()
+    assert bytes_text(sum(sent)) in out.getvalue()
+
+
+EARLY = DEMO | {
+    "data": {"validation": 0.3},
+    "train": {"num_rounds": 60, "lr": 0.1},
+    "evaluate": {"patience": 2, "keep": "best_validation"},
+}
+
+
+def test_an_early_stop_says_what_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    result = fedgist.run(EARLY, observer=Plain())
+    table, done = result.summary["selection"], result.summary["rounds"]
+    best = f"{100 * table['best']:.2f} %"
+    printed = capsys.readouterr().out
+    assert (
+        f"stopped early after round {done} of 60: for 2 rounds no better accuracy on validation "
+        f"rows than {best}, of round {table['best_round']}"
+    ) in printed
+    kept = f"the models of round {table['best_round']} are kept: accuracy on validation rows {best}"
+    assert kept in printed
+    assert any(kept in note for note in result.summary["notes"])
 
 
 def test_a_job_is_shown_by_its_own_main_metric() -> None:

@@ -14,15 +14,15 @@ from typer.testing import CliRunner, Result
 import fedgist
 from fedgist.cli.main import app
 from fedgist.errors import CheckpointError, SealError
-from fedgist.report import tracking
+from fedgist.report.tracking.tracker_names import TRACKERS
 from fedgist.runs.finished import run_reader
-from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import FORMAT_KEY, read_lines
 from fedgist.runs.round import Federation
 from fedgist.runs.run_directory import locked
 from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS, better, later, lines, new, text  # isort: skip
+from kept_rounds import KeptRounds  # isort: skip
 from written import write_run  # isort: skip
 
 RECIPE: dict[str, Any] = {
@@ -141,21 +141,13 @@ def test_tables_in_files_name_what_they_leave_out_on_the_screen(
 def test_watching_leaves_it_out_and_sends_it_to_no_tracker(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[Path] = []
-
-    class Tracker:
-        def send(self, run: FinishedRun) -> int:
-            sent.append(run.folder)
-            return 0
-
-        def close(self) -> None: ...
-
-    monkeypatch.setitem(tracking.TRACKERS, "mlflow", lambda _: Tracker())
+    tracker = KeptRounds()
+    monkeypatch.setitem(TRACKERS, "mlflow", lambda _: tracker)
     copy = shutil.copytree(finished, finished.parent / "good")
     text("rounds.jsonl", better)(finished, finished)
     done = call("watch", finished.parent, "--track", "mlflow")
     assert done.exit_code == 1
-    assert sent == [copy]
+    assert [run.folder for run in tracker.runs] == [copy]
     assert f"{finished} does not match its seal" in done.output
 
 

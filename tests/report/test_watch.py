@@ -15,9 +15,11 @@ from rich.console import Console
 
 from fedgist.errors import ReportError
 from fedgist.report import watch
-from fedgist.report.tracking import tracker
+from fedgist.report.tracking.sending import Sender
+from fedgist.report.tracking.tracker_names import tracker
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.finished.run_reader import find
+from fedgist.runs.run_directory import LOCK, locked
 
 from written import write_run  # isort: skip
 
@@ -48,6 +50,25 @@ def test_a_run_is_running_until_it_is_finished_or_silent(tmp_path: Path) -> None
     whole = read_run(write_run(tmp_path / "b", [0.5, 0.6]))
     assert watch.state(whole) == "finished"
     assert watch.left(whole) is None
+
+
+def test_a_run_that_nobody_holds_is_stopped_and_listed_after_running_ones(tmp_path: Path) -> None:
+    finished = write_run(tmp_path / "a", [0.5, 0.6])
+    stopped = write_run(tmp_path / "b", [0.5, 0.6], planned=12, result=False)
+    running = write_run(tmp_path / "c", [0.5, 0.6], planned=12, result=False)
+    for folder in (stopped, running):
+        old = time.time() - 50
+        for name in ("rounds.jsonl", "recipe.toml"):
+            os.utime(folder / name, (old, old))
+    (stopped / LOCK).parent.mkdir(exist_ok=True)
+    (stopped / LOCK).touch()
+    with locked(running):
+        runs = watch.in_order(find([tmp_path]))
+        assert [run.folder for run in runs] == [running, stopped, finished]
+        assert [watch.state(run) for run in runs] == ["running", "stopped", "finished"]
+        assert [watch.is_over(run) for run in runs] == [False, True, True]
+        assert watch.lines(runs)[0].endswith("running, 10.0 s left")
+    assert watch.state(read_run(running)) == "stopped"
 
 
 def test_a_run_that_has_not_done_a_round_is_shown(tmp_path: Path) -> None:
@@ -86,16 +107,16 @@ def scalars(folder: Path) -> list[tuple[int, float]]:
 def test_tensorboard_reads_every_round_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     folder = write_run(tmp_path / "a", [0.5, 0.6], planned=4, result=False)
-    live = tracker("tensorboard")
-    assert live.send(read_run(folder)) == 2
+    live = Sender(tracker("tensorboard"))
+    assert live.send_files(read_run(folder)) == 2
     add_round(folder, 3, 0.7)
-    assert live.send(read_run(folder)) == 1
-    assert live.send(read_run(folder)) == 0
+    assert live.send_files(read_run(folder)) == 1
+    assert live.send_files(read_run(folder)) == 0
     live.close()
     assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7)]
-    again = tracker("tensorboard")  # after a resume that cut the record back
+    again = Sender(tracker("tensorboard"))  # after a resume that cut the record back
     add_round(folder, 4, 0.8)
-    again.send(read_run(folder))
+    again.send_files(read_run(folder))
     again.close()
     assert scalars(folder / "tensorboard") == [(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8)]
 
@@ -110,8 +131,8 @@ def test_only_files_of_its_own_are_replaced(tmp_path: Path) -> None:
     link = folder / "tensorboard" / "events.out.tfevents.2.host.1.0.fedgist"
     link.symlink_to(other)
     for _ in range(2):
-        live = tracker("tensorboard")
-        live.send(read_run(folder))
+        live = Sender(tracker("tensorboard"))
+        live.send_files(read_run(folder))
         live.close()
     assert other.read_bytes() == b"someone else's"
     assert link.is_symlink()
@@ -123,8 +144,8 @@ def test_two_runs_in_one_folder_keep_their_files(tmp_path: Path) -> None:
     # the last three parts of their paths are the same, and so is the folder below --track's
     pytest.importorskip("tensorboard")
     for root in "ab":
-        live = tracker(f"tensorboard:{tmp_path / 'logs'}")
-        live.send(read_run(write_run(tmp_path / root / "x" / "y" / "z", [0.5])))
+        live = Sender(tracker(f"tensorboard:{tmp_path / 'logs'}"))
+        live.send_files(read_run(write_run(tmp_path / root / "x" / "y" / "z", [0.5])))
         live.close()
     assert len(list((tmp_path / "logs").glob("*/events*"))) == 2
 
@@ -137,7 +158,7 @@ def test_a_linked_folder_is_not_written_to(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (folder / "tensorboard").symlink_to(elsewhere)
     with pytest.raises(ReportError, match=r"run/tensorboard is a link"):
-        tracker("tensorboard").send(read_run(folder))
+        Sender(tracker("tensorboard")).send_files(read_run(folder))
     assert list(elsewhere.iterdir()) == []
 
 
@@ -151,8 +172,8 @@ def test_mlflow_tells_folders_apart_and_takes_any_name(tmp_path: Path) -> None:
     for name in ("its", "it's", 'it"s', "a\x1bb"):
         folder = write_run(tmp_path / name, [0.5], columns={"server/$a_$//..": 1.5})
         for _ in range(2):
-            live = tracker(f"mlflow:{uri}")
-            live.send(read_run(folder))
+            live = Sender(tracker(f"mlflow:{uri}"))
+            live.send_files(read_run(folder))
             live.close()
     client = mlflow.MlflowClient(tracking_uri=uri)
     runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
@@ -170,17 +191,17 @@ def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'ml.db'}"
     folder = write_run(tmp_path / "a", [0.5, 0.6], planned=3, result=False)
     for _ in range(2):  # a second watcher goes on where the first one stopped
-        live = tracker(f"mlflow:{uri}")
-        live.send(read_run(folder))
+        live = Sender(tracker(f"mlflow:{uri}"))
+        live.send_files(read_run(folder))
         live.close()
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("digits")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"  # nobody watches it any more
     add_round(folder, 3, 0.7)
-    live = tracker(f"mlflow:{uri}")
-    assert live.send(read_run(folder)) == 1
-    assert live.send(read_run(folder)) == 0
+    live = Sender(tracker(f"mlflow:{uri}"))
+    assert live.send_files(read_run(folder)) == 1
+    assert live.send_files(read_run(folder)) == 0
     live.close()
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "eval/client/accuracy_mean")
@@ -190,5 +211,5 @@ def test_mlflow_reads_rounds_settings_and_the_end(tmp_path: Path) -> None:
 
 
 def test_an_unknown_tracker_is_refused_with_the_choices() -> None:
-    with pytest.raises(ReportError, match="unknown tracker 'wandb'; known: tensorboard, mlflow"):
-        tracker("wandb")
+    with pytest.raises(ReportError, match="unknown tracker 'wandbb'; did you mean 'wandb'"):
+        tracker("wandbb")

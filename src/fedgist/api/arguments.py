@@ -11,11 +11,14 @@ from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.data.sources.python_objects import array
-from fedgist.errors import MethodError, RecipeError
+from fedgist.errors import MethodError, RecipeError, ReportError
 from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.overrides import ClientGroup, RowsOfClients
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
+from fedgist.report.tracking.own_logger import OwnLogger
+from fedgist.report.tracking.tracker import Tracker
+from fedgist.report.tracking.tracker_names import tracker
 from fedgist.world.models import module_group
 
 
@@ -178,6 +181,41 @@ def named_sets(test_sets: object) -> dict[str, tuple[object, object]] | None:
         if not isinstance(pair, tuple | list) or len(pair) != 2:  # noqa: PLR2004
             raise RecipeError(f"test_sets[{name!r}] must be a pair (x, y)")
     return {name: (x, y) for name, (x, y) in test_sets.items()}
+
+
+def trackers_of(track: object, folder: Path | None) -> dict[str, Tracker]:
+    """Return the trackers of an argument by name; ``folder`` is the run directory, if any.
+
+    Raises
+    ------
+    ReportError
+        If a tracker is unknown, or it cannot be used for this run.
+    """
+    given = [] if track is None else track if isinstance(track, list | tuple) else [track]
+    chosen: dict[str, Tracker] = {}
+    for number, value in enumerate(given, 1):
+        name = value if isinstance(value, str) else f"logger {number} ({type(value).__name__})"
+        try:
+            chosen[name] = tracker(value) if isinstance(value, str) else OwnLogger(_logger(value))
+        except ReportError as error:
+            raise ReportError(f"track: {error}") from error
+        if folder is None and chosen[name].needs_folder:
+            raise ReportError(
+                f"track: {name} writes into the run directory: give out=..., or name another "
+                f"folder, {name}:FOLDER"
+            )
+    return chosen
+
+
+def _logger(value: Any) -> Any:
+    """Return ``value`` if it has the functions of a logger; raise ReportError otherwise."""
+    for name in ("start", "log"):
+        if not callable(getattr(value, name, None)):
+            raise ReportError(
+                f"a {type(value).__name__} has no function {name!r}; give a name such as 'wandb', "
+                "or an object with start and log"
+            )
+    return value
 
 
 def path_of(path: object, argument: str) -> Path | None:

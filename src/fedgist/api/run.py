@@ -17,6 +17,7 @@ from fedgist.api.arguments import (
     metrics_of,
     named_sets,
     path_of,
+    trackers_of,
     with_method,
 )
 from fedgist.api.result import Result
@@ -27,6 +28,7 @@ from fedgist.data.sources.in_memory import in_memory
 from fedgist.errors import RecipeError
 from fedgist.recipe.overrides import Overrides, apply_overrides
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
+from fedgist.report.tracking.own_logger import Logger
 from fedgist.runs import runner
 from fedgist.runs.record import RECIPE, Line
 from fedgist.runs.round import Observer
@@ -54,6 +56,7 @@ def run(
     progress: bool | None = None,
     callback: Callable[[Line], object] | None = None,
     observer: Observer | None = None,
+    track: str | Logger | Sequence[str | Logger] | None = None,
 ) -> Result:
     """Run a federation and return its record and its trained models.
 
@@ -105,6 +108,10 @@ def run(
         stops with that exception; ``resume=True`` continues after that round.
     observer
         Replaces ``progress``: an :class:`~fedgist.runs.round.Observer`.
+    track
+        Sends each recorded round to ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, or to a
+        :class:`~fedgist.report.tracking.own_logger.Logger`; a list names several. A tracker that
+        fails does not stop the run: it is left out with a warning.
 
     Raises
     ------
@@ -117,9 +124,9 @@ def run(
     """
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")
+    chosen = trackers_of(track, folder)
     full_recipe = _resumed(recipe, folder) if resume else _parse(recipe)
-    if method is not None:
-        full_recipe = with_method(full_recipe, method)
+    full_recipe = full_recipe if method is None else with_method(full_recipe, method)
     rows = clients_of(clients, "clients")
     given = Overrides(
         data=None if data is None else in_memory(data),
@@ -134,16 +141,10 @@ def run(
     )
     stated = {} if recipe is None else recipe if isinstance(recipe, Mapping) else None
     full_recipe = apply_overrides(full_recipe, given, stated)
-    with watching(progress, callback, observer, _notes(full_recipe, given, folder)) as watcher:
-        done = runner.run(
-            full_recipe,
-            given,
-            watcher,
-            folder=folder,
-            resume=resume,
-            overwrite=overwrite,
-            rounds=rounds,
-        )
+    notes = _notes(full_recipe, given, folder)
+    with watching(progress, callback, observer, notes, chosen, folder) as watcher:
+        how = {"resume": resume, "overwrite": overwrite}
+        done = runner.run(full_recipe, given, watcher, folder=folder, rounds=rounds, **how)
     return Result(**vars(done))
 
 

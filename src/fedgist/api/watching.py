@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedgist.errors import RecipeError
@@ -15,6 +16,8 @@ from fedgist.report.formatting import html_table, paragraph
 from fedgist.report.progress import main_column, observing, title, troubles
 from fedgist.report.run_tables import rounds_sheet
 from fedgist.report.terminal import console
+from fedgist.report.tracking.live_tracking import tracking
+from fedgist.report.tracking.tracker import Tracker
 from fedgist.runs.record import Line
 from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
@@ -29,8 +32,12 @@ def watching(
     callback: Callable[[Line], object] | None,
     observer: Observer | None,
     notes: Sequence[str] = (),
+    trackers: Mapping[str, Tracker] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[Observer]:
     """Yield the observer for the arguments; it shows ``notes`` when the run starts.
+
+    Rounds are shown first, then sent to the trackers, and then the callback is called.
 
     Raises
     ------
@@ -38,16 +45,25 @@ def watching(
         If an argument is of the wrong type, or both ``progress`` and ``observer`` are given.
     """
     _check(progress, callback, observer)
+    with (
+        _showing(observer, progress=progress) as shown,
+        tracking(shown, trackers or {}, folder) as tracked,
+    ):
+        yield _Started(tracked, notes, callback)
+
+
+@contextlib.contextmanager
+def _showing(observer: Observer | None, *, progress: bool | None) -> Iterator[Observer]:
     screen = console()
     if observer is not None:
-        yield _Started(observer, notes, callback)
+        yield observer
     elif progress is False or (progress is None and not screen.is_jupyter):
-        yield _Started(Silent(), notes, callback)
+        yield Silent()
     elif screen.is_jupyter:
-        yield _Started(NotebookTable(), notes, callback)
+        yield NotebookTable()
     else:
         with observing(screen, quiet=False, as_json=False) as shown:
-            yield _Started(shown, notes, callback)
+            yield shown
 
 
 def _check(progress: object, callback: object, observer: object) -> None:
@@ -83,6 +99,11 @@ class _Started:
         self.observer.finished_round(line)
         if self.callback is not None:
             self.callback(line)
+
+    def chose(self, text: str) -> None:
+        """Pass a text on the chosen round on, if the observer shows it."""
+        if callable(show := getattr(self.observer, "chose", None)):
+            show(text)
 
     def working(self, text: str) -> None:
         """Pass the progress within a long round on, if the observer shows it."""
@@ -144,6 +165,10 @@ class NotebookTable:
         """Show a note below the table."""
         self.notes.append(text)
         self._show()
+
+    def chose(self, text: str) -> None:
+        """Show a text on the chosen round below the table."""
+        self.note(text)
 
     def _show(self) -> None:
         self.shown_at = time.monotonic()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeElapsedColumn
@@ -14,6 +15,9 @@ from fedgist.core.metrics import CHOSEN_METRICS, Metric, name_in_columns
 from fedgist.errors import Interrupted, JobsError, printable
 from fedgist.report.formatting import duration, score_text
 from fedgist.report.terminal import column, console, say, words
+from fedgist.report.tracking.job_tracking import JobTracking
+from fedgist.report.tracking.sending import LiveSender
+from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs.columns import of_main
 from fedgist.runs.record import Line
 from fedgist.studies.archive import Archive
@@ -33,11 +37,13 @@ def do_jobs(
     metric: str = "",
     archive: Archive | None = None,
     rerun: bool = False,
+    live: LiveSender | None = None,
 ) -> dict[str, str]:
     """Run the jobs and show their progress; return the names of failed jobs with the reasons.
 
     ``rerun`` repeats jobs whose files do not match their seal; without it those jobs fail.
-    ``metric`` is the column to show, by default the column of each job's main metric.
+    ``metric`` is the column to show, by default the column of each job's main metric. ``live``
+    sends the jobs' rounds to trackers.
     """
     # both load torch, which --help and the check of a recipe do not need
     from fedgist.engines.worker_pool import default_workers
@@ -51,10 +57,12 @@ def do_jobs(
         # a folder with another run is refused before any job starts
         if not fault_of(job, archive) and not (archive and archive.holds(job)):
             is_done(job)
-    with display(count, metric, quiet=quiet) as show:
+    tracker = JobTracking(live or LiveSender({}, None, say))
+    with display(count, metric, quiet=quiet) as show, contextlib.closing(tracker.live):
 
         def on_event(job: Job, event: Event) -> bool:
             show(job, event)
+            tracker(job, event)
             if event.kind == "failed":
                 failed[job.name] = event.text
             return listener(job, event) if listener else False
@@ -67,6 +75,11 @@ def do_jobs(
                 f"stopped; what was running is saved; go on with: {same_command()}"
             ) from None
     return failed
+
+
+def live_sender(track: Sequence[str] | None, out: Path) -> LiveSender:
+    """Return what sends the rounds of jobs in ``out`` to trackers; check the trackers."""
+    return LiveSender(trackers(track), out, functools.partial(say, error=True))
 
 
 def raise_failures(failed: Mapping[str, str], at_least: int = 1) -> None:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from fedgist.cli.shared_options import LOOK, Folders, Trust, app
+from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app
 from fedgist.errors import ReportError, one_of
 from fedgist.report import (
     client_tables,
@@ -26,7 +26,6 @@ from fedgist.report import (
     page,
     pictures,
     run_tables,
-    tracking,
     varied,
     watch,
 )
@@ -35,6 +34,8 @@ from fedgist.report.formatting import Sheet
 from fedgist.report.table_formats import Format, in_words, render
 from fedgist.report.terminal import SheetView, console, paragraph, say, words
 from fedgist.report.text_chart import chart_of
+from fedgist.report.tracking.sending import Sender
+from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs import atomic_files
 from fedgist.runs.finished import run_reader
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -258,16 +259,10 @@ def watch_(
     folders: Folders,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
-    track: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also send the rounds to tensorboard[:FOLDER] or mlflow[:URI]; may be given "
-            "several times."
-        ),
-    ] = None,
+    track: TrackOption = None,
     trust: Trust = False,
 ) -> None:
-    """Watch runs until all are finished, and send their rounds to TensorBoard or MLflow.
+    """Watch runs until all are finished or stopped, and send their rounds to trackers.
 
     Only files are read: the runs may be in another terminal, on another machine with a shared disk,
     or finished.
@@ -276,7 +271,7 @@ def watch_(
     --------
     fedgist watch runs --track tensorboard
     """
-    trackers = [tracking.tracker(text) for text in track or []]
+    senders = [Sender(tracker) for tracker in trackers(track).values()]
     screen = console()
     view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
     printed: set[str] = set()
@@ -285,11 +280,11 @@ def watch_(
         with view or contextlib.nullcontext(), contextlib.suppress(KeyboardInterrupt):
             while True:
                 all_runs = run_reader.find(folders, trust=trust)
-                runs = [run for run in all_runs if run.usable]
+                runs = watch.in_order([run for run in all_runs if run.usable])
                 problems = [*run_reader.problems_of(all_runs), *run_reader.not_sealed(runs)]
                 for run in runs:
-                    for tracker in trackers:
-                        tracker.send(run)
+                    for sender in senders:
+                        sender.send_files(run)
                 if view:
                     notes = [words(f"! {problem}", "yellow") for problem in problems]
                     view.update(Group(SheetView(watch.overview(runs)), *notes), refresh=True)
@@ -299,10 +294,10 @@ def watch_(
                         if line not in printed:
                             say(line)
                     printed.update(lines)
-                if once or all(watch.state(run) == "finished" for run in runs):
+                if once or all(map(watch.is_over, runs)):
                     break
                 time.sleep(every)
     finally:
-        for tracker in trackers:
-            tracker.close()
+        for sender in senders:
+            sender.close()
     _end(all_runs)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedgist.cli.memory_use import peak_memory
 from fedgist.cli.recipe_files import NONE_GIVEN, find_recipe
 from fedgist.cli.shared_options import (
     START,
@@ -18,18 +21,22 @@ from fedgist.cli.shared_options import (
     RecipeOrDemo,
     SeedOption,
     SettingsOption,
+    TrackOption,
     app,
 )
 from fedgist.errors import RecipeError
-from fedgist.recipe.reading import read
+from fedgist.recipe.reading import Recipe, read
 from fedgist.report.formatting import Sheet
 from fedgist.report.run_tables import overview
-from fedgist.report.terminal import SheetView, console, words
+from fedgist.report.terminal import SheetView, console, say, words
+from fedgist.report.tracking.tracker import Tracker
+from fedgist.report.tracking.tracker_names import trackers
 from fedgist.runs.finished import run_reader
 from fedgist.runs.record import to_json
 from fedgist.runs.run_directory import as_folder
 
 if TYPE_CHECKING:
+    from fedgist.runs.round import Observer
     from fedgist.world.world import World
 
 Overwrite = Annotated[
@@ -63,6 +70,7 @@ def run(
         typer.Option(min=1, help="With --resume: the new, larger number of rounds."),
     ] = None,
     overwrite: Overwrite = False,
+    track: TrackOption = None,
     data_root: DataRoot = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     as_json: AsJson = False,
@@ -75,21 +83,19 @@ def run(
     fedgist run --set method.name=fedavg --set train.num_rounds=50
     fedgist run --resume runs/mnist-fedlog
     """
-    screen = console()
     _check_rounds(rounds, resume)
     path, settings = find_recipe(recipe), _with_seed(settings, seed)
     parsed = read(path, settings) if resume is None else None
+    chosen = trackers(track)
     from fedgist.cli import seeded_runs
-    from fedgist.report.progress import observing
 
-    with observing(screen, quiet=quiet, as_json=as_json) as observer:
-        if resume is not None:
-            results = seeded_runs.resume(resume, settings, seeds, data_root, observer, rounds)
+    place = resume or out or _default_folder(path, parsed)
+    with _observing(chosen, place, quiet=quiet, as_json=as_json) as observer:
+        if parsed is None:
+            results = seeded_runs.resume(place, settings, seeds, data_root, observer, rounds)
         else:
-            assert parsed is not None
             if recipe is None:
                 observer.note(NONE_GIVEN)
-            place = out or Path("runs") / as_folder(f"{path.stem}-{parsed.method.name}")
             results = seeded_runs.start(
                 parsed, seeds, place, data_root, observer, overwrite=overwrite
             )
@@ -105,14 +111,39 @@ def run(
         _print_overview(folders)
 
 
+@contextlib.contextmanager
+def _observing(
+    trackers: Mapping[str, Tracker], place: Path, *, quiet: bool, as_json: bool
+) -> Iterator[Observer]:
+    """Yield an observer that shows the runs and sends their rounds to trackers.
+
+    A warning about a tracker is shown in any case, and ``quiet`` hides all other notes.
+    """
+    from fedgist.report.progress import observing
+    from fedgist.report.tracking.live_tracking import tracking
+
+    warn = functools.partial(say, error=True) if quiet else None
+    with (
+        observing(console(), quiet=quiet, as_json=as_json) as shown,
+        tracking(shown, trackers, place, warn) as observer,
+    ):
+        yield observer
+
+
 def _print_overview(folders: Sequence[Path]) -> None:
     screen = console()
     runs, problems = run_reader.readable(run_reader.find(folders))
     for problem in problems:
         screen.print(words(f"! {problem}", "yellow"))
     screen.print(SheetView(overview(runs)))
+    screen.print(words(peak_memory(), "dim"))
     shown = {str(path.parent if path.name.startswith("seed-") else path) for path in folders}
     screen.print(words("Next: " + shlex.join(["fedgist", "show", *sorted(shown)]), "dim"))
+
+
+def _default_folder(path: Path, recipe: Recipe | None) -> Path:
+    method = recipe.method.name if recipe else ""
+    return Path("runs") / as_folder(f"{path.stem}-{method}")
 
 
 def _with_seed(settings: list[str] | None, seed: int | None) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from fedgist.report.tracking.tracker_names import FORMS
+
 # the commands in the order of first use, in the panels of --help
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
 COMMAND_ORDER = (
@@ -85,10 +87,18 @@ Trust = Annotated[
     ),
 ]
 
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Also send the rounds to {FORMS}, each when it ends; may be given several times."
+    ),
+]
+
 
 # options about where and how runs are executed; True if a value follows
 OF_THIS_MACHINE = {
-    **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive", "--format"), True),
+    **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive"), True),
+    **dict.fromkeys(("--format", "--track"), True),
     **dict.fromkeys(("--quiet", "-q"), False),
 }
 

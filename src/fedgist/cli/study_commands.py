@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from rich.console import Group
 
-from fedgist.cli.job_progress import do_jobs, raise_failures
+from fedgist.cli.job_progress import do_jobs, live_sender, raise_failures
 from fedgist.cli.recipe_files import find_recipe, find_space, find_table
 from fedgist.cli.result_commands import Reference, TargetOption
-from fedgist.cli.shared_options import SEARCH, DataRoot, SettingsOption, app, same_runs
-from fedgist.errors import one_of
+from fedgist.cli.shared_options import (
+    SEARCH,
+    DataRoot,
+    SettingsOption,
+    TrackOption,
+    app,
+    same_runs,
+)
+from fedgist.errors import ReportError, one_of
 from fedgist.recipe.reading import Recipe
 from fedgist.report import comparison, table_formats, tables
 from fedgist.report.comparison import Study
@@ -98,6 +106,7 @@ def sweep(
         ),
     ] = None,
     jobs: AtOnce = None,
+    track: TrackOption = None,
     reference: Reference = None,
     target_accuracy: TargetOption = None,
     data_root: DataRoot = None,
@@ -117,12 +126,15 @@ def sweep(
     path = find_recipe(recipe)
     # sweeps of one recipe may differ in settings that are not in the names of their cells
     out = out or Path("runs") / (archive.name if archive else f"sweep-{path.stem}")
+    live = live_sender(track, out)
     todo = grid(path, settings or [], axes, seeds, out)
     if not quiet:
         for note in notes_on([job.recipe for job in todo]):
             say(note, error=True)
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
+    failed = do_jobs(
+        todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun, live=live
+    )
     raise_failures(failed, at_least=len(todo))
     goal = None if target_accuracy is None else target_accuracy / 100
     runs = run_reader.find(_places(todo, kept))
@@ -150,6 +162,7 @@ def tune(
         Path | None, typer.Option(help="Folder of the study. Default: runs/tune-RECIPE.")
     ] = None,
     jobs: AtOnce = None,
+    track: TrackOption = None,
     data_root: DataRoot = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -166,10 +179,11 @@ def tune(
     """
     path = find_recipe(recipe)
     out = out or Path("runs") / f"tune-{path.stem}"
+    live = live_sender(track, out)
     with storing(out):
         tuner = Tuner(path, settings or [], find_space(space), out, seeds)
-        if tuner.private and not quiet:
-            say(HOW, error=True)
+        if tuner.private:
+            _say_how(track, quiet=quiet)
         failed = do_jobs(
             tuner.jobs(trials),
             None,
@@ -178,11 +192,23 @@ def tune(
             quiet=quiet,
             listener=tuner.listen,
             metric=tuner.column,
+            live=live,
         )
         if not tuner.private and (folders := tuner.folders()):
             _print_trials(folders, tuner)
         print_best(tuner, out)
     raise_failures(failed)
+
+
+def _say_how(track: Sequence[str] | None, *, quiet: bool) -> None:
+    """Say how a private search chooses; refuse to send the scores of its trials."""
+    if track:
+        raise ReportError(
+            "--track: trackers would get the scores of all trials, which the privacy budget "
+            "tune.epsilon does not cover"
+        )
+    if not quiet:
+        say(HOW, error=True)
 
 
 def print_best(tuner: Tuner, out: Path) -> None:
@@ -249,6 +275,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder of the runs. Default: runs/TABLE-SCALE.")
     ] = None,
     jobs: AtOnce = None,
+    track: TrackOption = None,
     form: Annotated[
         str, typer.Option("--format", help="terminal, markdown or latex.")
     ] = "terminal",
@@ -271,6 +298,7 @@ def reproduce(
     chosen_form = REPRODUCE_FORMATS[one_of(form, REPRODUCE_FORMATS, "format")]
     parsed = read_paper_table(path)
     out = out or Path("runs") / f"{path.parent.name}-{path.stem}-{scale}"
+    live = live_sender(track, out)
     todo, recipes = cells(
         parsed,
         chosen_scale,
@@ -284,17 +312,22 @@ def reproduce(
     if not quiet:
         _say_budgets(todo)
     kept = Archive(archive, out, same_runs()) if archive else None
-    failed = do_jobs(todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun)
+    failed = do_jobs(
+        todo, len(todo), jobs, data_root, quiet=quiet, archive=kept, rerun=rerun, live=live
+    )
     raise_failures(failed, at_least=len(todo))
     studies = _studies_by_column(todo, recipes, parsed.table.reference, kept)
     sheets = side_by_side(studies, recipes, parsed.table.methods, parsed.table.source)
     notes = [f"{name}: {note}" for name, column in studies.items() for note in column.notes]
-    text = table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form)
-    if isinstance(text, str):
-        sys.stdout.write(text)
-    else:
-        console().print(text)
+    _print(table_formats.in_words(sheets, list(dict.fromkeys(notes)), chosen_form))
     raise_failures(failed)
+
+
+def _print(table: str | Group) -> None:
+    if isinstance(table, str):
+        sys.stdout.write(table)
+    else:
+        console().print(table)
 
 
 def _places(jobs: Sequence[Job], archive: Archive | None) -> list[Path]:

@@ -36,6 +36,14 @@ class Metric:
     least: float | None = None
     most: float | None = None
 
+    def text(self, value: float) -> str:
+        """Return a score with its unit: a fraction in percent, others with four digits.
+
+        >>> LOSS.text(0.25), PROBE.text(0.25)
+        ('0.2500', '25.00 %')
+        """
+        return f"{100 * value:.2f} %" if self.unit == "fraction" else f"{value:.4f}"
+
     def allows(self, value: float) -> bool:
         """Return whether a score is possible."""
         return (self.least is None or value >= self.least) and (

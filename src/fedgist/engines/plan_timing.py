@@ -101,7 +101,10 @@ class _Probe:
     def _measured(
         self, name: str, arch: Architecture, candidates: Sequence[int], cores: int
     ) -> Plan:
-        self.say(f"timing how to stack clients of {name} (once; kept for the next run)")
+        self.say(
+            f"measuring how many clients with {name} this machine trains fastest together (once "
+            "for each model and method)"
+        )
         pool = WorkerPool(lambda plan: self._seconds(name, plan), cores)
         with contextlib.closing(pool):
             return choose(

@@ -27,10 +27,14 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 
 def score_text(value: float | None, measure: Metric) -> str:
-    """Return a score with its unit: fractions in percent, others with four digits."""
-    if measure.unit == "fraction" or value is None or math.isnan(value):
-        return percent(value)
-    return f"{value:.4f}"
+    """Return a score with its unit; an unknown one as a dash."""
+    return percent(None) if value is None or math.isnan(value) else measure.text(value)
+
+
+def seconds_left(rounds: Sequence[float], left: int) -> float | None:
+    """Return the seconds that ``left`` rounds take at the pace of the last ten rounds."""
+    recent = rounds[-10:]
+    return left * sum(recent) / len(recent) if recent else None
 
 
 def printed(numbers: Iterable[float]) -> str:

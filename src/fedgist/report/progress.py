@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -12,10 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from fedgist.core.metrics import METRICS, Metric
 from fedgist.engines.delayed_engine import LATE
 from fedgist.errors import printable
-from fedgist.report.formatting import bytes_text, duration, score_text
+from fedgist.report.formatting import bytes_text, duration, score_text, seconds_left
 from fedgist.report.terminal import column, say, words
-from fedgist.runs.columns import ACCURACY, EPSILON, of_all, over_clients, over_models
-from fedgist.runs.record import Line, to_json
+from fedgist.runs.columns import (
+    ACCURACY,
+    DOWN_BYTES,
+    EPSILON,
+    UP_BYTES,
+    of_all,
+    over_clients,
+    over_models,
+)
+from fedgist.runs.record import ROUNDS, Line, read_lines, to_json
 from fedgist.runs.round import Observer
 from fedgist.world.server_context import ServerContext
 
@@ -54,10 +63,11 @@ class Plain:
 
     def __init__(self) -> None:
         self.last, self.column, self.measure = 0, ACCURACY, METRICS["accuracy"]
+        self.seconds: list[float] = []
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:
         """Print the method, the data, the clients and the folder."""
-        self.last = server.task.training.num_rounds
+        self.last, self.seconds = server.task.training.num_rounds, []
         self.column, self.measure = main_column(server)
         say(title(server, folder) + (f", going on after round {done}" if done else ""))
         say(f"data: {server.data_summary}")
@@ -73,15 +83,21 @@ class Plain:
             f"  up {bytes_text(line['comm/up_bytes'])}  down {bytes_text(line['comm/down_bytes'])}"
         )
         sent += f"  epsilon {line[EPSILON]:.3g}" if EPSILON in line else ""
+        self.seconds.append(line["time/round_s"])
+        left = seconds_left(self.seconds, self.last - line["round"])
         say(
             f"round {line['round']}/{self.last}{score}{loss}{sent}  "
-            f"{duration(line['time/round_s'])}"
+            f"{duration(line['time/round_s'])}{f', {duration(left)} left' if left else ''}"
         )
         for text in troubles(line):
             say(f"  {text}")
 
     def note(self, text: str) -> None:
         """Print the note."""
+        say(text)
+
+    def chose(self, text: str) -> None:
+        """Print a text on the round that was chosen."""
         say(text)
 
 
@@ -98,7 +114,7 @@ class Live:
         """Start a bar."""
         self.progress.console.print(words(title(server, folder)))
         self.progress.console.print(words(f"data: {server.data_summary}", "dim"))
-        self.sent, self.score = 0, "-"
+        self.sent, self.score = _sent_before(folder, done), "-"
         self.name = printable(server.setup.method_name)
         self.column, self.measure = main_column(server)
         self.progress.reset(
@@ -108,7 +124,7 @@ class Live:
             visible=True,
             description=self.name,
             score="-",
-            sent="0 B",
+            sent=bytes_text(self.sent),
         )
 
     def working(self, text: str) -> None:
@@ -135,6 +151,10 @@ class Live:
         """Print above the bar."""
         self.progress.console.print(words(text, "yellow"))
         self.progress.refresh()
+
+    def chose(self, text: str) -> None:
+        """Print a text on the round that was chosen."""
+        self.progress.console.print(words(text))
 
 
 @contextlib.contextmanager
@@ -179,6 +199,12 @@ def title(server: ServerContext, folder: str) -> str:
     )
     method, seed = server.setup.method_name, server.setup.seed
     return f"{method} on {server.data_name}: {clients}, {models}, seed {seed}{suffix}"
+
+
+def _sent_before(folder: str, done: int) -> int:
+    """Return the bytes that the recorded rounds of a resumed run sent."""
+    lines = read_lines(Path(folder) / ROUNDS) if folder and done else []
+    return sum((line.get(UP_BYTES) or 0) + (line.get(DOWN_BYTES) or 0) for line in lines)
 
 
 def troubles(line: Line) -> list[str]:

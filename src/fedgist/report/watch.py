@@ -6,32 +6,52 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgist.report.formatting import Sheet, bytes_text, duration, score_text
+from fedgist.report.formatting import Sheet, bytes_text, duration, score_text, seconds_left
 from fedgist.runs.columns import DOWN_BYTES, UP_BYTES, measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import ROUNDS
+from fedgist.runs.run_directory import LOCK, is_held
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SILENT = 5  # a run is silent after this multiple of its longest round without a new one
+RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
+LOCKED_S = 5.0  # a run without a lock is called stopped only after so many seconds of silence
 LEAST_S = 60.0  # smallest number of seconds before a run is called silent
 
 
 def state(run: FinishedRun, now: float | None = None) -> str:
-    """Return "finished", "running", or "silent for" the time since the last round."""
+    """Return "running", "silent for" the time since the last round, "stopped", or "finished".
+
+    A run is stopped if no process holds its lock. A disk may not support locks, so a run that is
+    still writing is running in any case.
+    """
     if run.finished or run.result.get("status") == "finished":
-        return "finished"
-    seconds = [line.get("time/round_s") or 0.0 for line in run.rounds]
-    patience = max(LEAST_S, SILENT * max(seconds, default=0.0))
+        return FINISHED
+    longest = max((line.get("time/round_s") or 0.0 for line in run.rounds), default=0.0)
     quiet = (time.time() if now is None else now) - _last_change(run.folder)
-    return "running" if quiet < patience else f"silent for {duration(quiet)}"
+    silent = quiet > max(LOCKED_S, 2 * longest)
+    if silent and (run.folder / LOCK).exists() and not is_held(run.folder):
+        return STOPPED
+    patience = max(LEAST_S, SILENT * longest)
+    return RUNNING if quiet < patience else f"silent for {duration(quiet)}"
+
+
+def in_order(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs with those first that are running, then stopped ones, then finished ones."""
+    states = {id(run): state(run) for run in runs}
+    later = {STOPPED: 1, FINISHED: 2}
+    return sorted(runs, key=lambda run: later.get(states[id(run)], 0))
+
+
+def is_over(run: FinishedRun) -> bool:
+    """Return whether no more rounds will come unless someone resumes the run."""
+    return state(run) in {STOPPED, FINISHED}
 
 
 def left(run: FinishedRun) -> float | None:
     """Return the remaining seconds, estimated from the last ten rounds, or None."""
-    recent = [line["time/round_s"] for line in run.rounds[-10:] if line.get("time/round_s")]
-    if run.finished or not recent:
-        return None
-    return (run.planned - run.done) * float(sum(recent)) / len(recent)
+    seconds = [line["time/round_s"] for line in run.rounds if line.get("time/round_s")]
+    return None if run.finished else seconds_left(seconds, run.planned - run.done)
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
@@ -59,7 +79,7 @@ def _title(run: FinishedRun) -> str:
 
 def _state(run: FinishedRun) -> tuple[str, ...]:
     status, seconds = state(run), left(run)
-    time_left = status if status != "running" else "-" if seconds is None else duration(seconds)
+    time_left = status if status != RUNNING else "-" if seconds is None else duration(seconds)
     return (
         f"{run.called} {run.seed}  {run.folder}",
         _score(run),
@@ -84,10 +104,16 @@ def bar(share: float, width: int = 12) -> str:
 def lines(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one line of plain text per run, for a pipe."""
     return [
-        f"{run.folder} round {run.done}/{run.planned} {_title(run)} {_score(run)} {state(run)}"
+        f"{run.folder} round {run.done}/{run.planned} {_title(run)} {_score(run)} {_progress(run)}"
         + (f" {run.mark}" if run.mark else "")
         for run in runs
     ]
+
+
+def _progress(run: FinishedRun) -> str:
+    """Return the state, and the time left of a run that is running."""
+    status, seconds = state(run), left(run)
+    return status if status != RUNNING or seconds is None else f"{status}, {duration(seconds)} left"
 
 
 def _column(run: FinishedRun) -> str:

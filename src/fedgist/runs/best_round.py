@@ -6,7 +6,7 @@ Both depend only on the record's lines, so a resumed run decides like an uninter
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,16 +68,27 @@ class Selection:
         return {"selection": table, "stopped_early": lines[-1]["round"] < planned, **kept}
 
 
-def selection_notes(outcome: Mapping[str, Any]) -> list[str]:
-    """Return a note on an :meth:`Selection.outcome` for the user; empty without a selection."""
-    table = outcome.get("selection")
-    if table is None:
+def selection_notes(side: ServerContext, lines: Sequence[Line]) -> list[str]:
+    """Return notes for the user on an early stop and on the round whose models are kept."""
+    selection = selection_of(side)
+    best = selection.best(lines) if selection else None
+    if selection is None or best is None:
         return []
-    early = "stopped early; " if outcome["stopped_early"] else ""
-    kept_models = "the models of round {best_round} are kept" if "kept_round" in outcome else ""
-    kept_models = kept_models or "the last round's models are kept, the best was round {best_round}"
-    numbers = ": {column} {best:.4f} there, {last:.4f} in round {last_round}"
-    return [early + (kept_models + numbers).format(**table)]
+    metric, done = side.task.objective.metrics[0], lines[-1]["round"]
+    score = f"{metric.title.lower()} on validation rows"
+    planned, at, reached = side.task.training.num_rounds, best["round"], best[selection.column]
+    notes = []
+    if done < planned and selection.stops(lines):
+        rounds = f"{selection.patience} round{'s' if selection.patience > 1 else ''}"
+        notes.append(
+            f"stopped early after round {done} of {planned}: for {rounds} no better {score} than "
+            f"{metric.text(reached)}, of round {at}"
+        )
+    keeps = f"the models of round {at} are kept" if selection.keeps else "the last models are kept"
+    scores = [f"{metric.text(reached)} in round {at}"]
+    if at != done and selection.column in lines[-1]:
+        scores.append(f"{metric.text(lines[-1][selection.column])} in round {done}")
+    return [*notes, f"{keeps}: {score} {', '.join(scores)}"]
 
 
 def selection_of(side: ServerContext) -> Selection | None:

@@ -35,7 +35,8 @@ class Observer(Protocol):
     """Functions that are called as a run proceeds, for example to show progress.
 
     If an observer has a function ``working``, it is called during long rounds with a text about the
-    stage that has just finished.
+    stage that has just finished. If it has a function ``chose``, it is called at the end with texts
+    on an early stop and on the round whose models are kept.
     """
 
     def began(self, server: ServerContext, folder: str, done: int) -> None:

@@ -120,9 +120,8 @@ def run_server(
             if federation.best is not None:
                 federation.restore(federation.best)
             save_features(federation, None)
-            empty = [*_emptiness_notes(side, record.rounds), *_spent_budget_notes(federation)]
-            _show_notes(observer, empty)
-            end = _result_of(side, record, [*notes, *empty], binding, time.perf_counter() - began)
+            notes += _end_notes(federation, record.rounds, observer)
+            end = _result_of(side, record, notes, binding, time.perf_counter() - began)
             record.write(RESULT, json.dumps(sealed(json.loads(to_json(end))), indent=2) + "\n")
         finally:
             engine.close()
@@ -333,6 +332,17 @@ def _show_notes(observer: Observer, notes: Sequence[str]) -> None:
         observer.note(note)
 
 
+def _end_notes(federation: Federation, lines: Sequence[Line], observer: Observer) -> list[str]:
+    """Return the notes on how the run ended, and show them."""
+    problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
+    _show_notes(observer, problems)
+    choice = selection_notes(federation.side, lines)
+    if callable(show := getattr(observer, "chose", None)):
+        for text in choice:
+            show(text)
+    return problems + choice
+
+
 def _result_of(
     side: ServerContext, record: Record, notes: Sequence[str], binding: Binding, seconds: float
 ) -> dict[str, Any]:
@@ -355,7 +365,7 @@ def _result_of(
         **outcome,
         **{column: summary(record.rounds, column, main.better, kept) for column in recorded},
         "communication": totals(record.rounds),
-        "notes": [*notes, *selection_notes(outcome)],
+        "notes": list(notes),
         "versions": versions(),
         **({"privacy": side.spending.described()} if side.spending else {}),
         **({FORMAT_KEY: FORMAT} if record.folder else {}),

@@ -1,0 +1,1 @@
+"""Trackers: TensorBoard, MLflow, W&B, and loggers of one's own."""
