@@ -111,7 +111,8 @@ def test_the_models_kept_are_those_of_the_best_round_and_both_numbers_are_record
     assert whole.summary["rounds"] == len(whole.rounds) == 12
     assert whole.summary["stopped_early"] is False
     (note,) = whole.summary["notes"]
-    assert note.startswith(f"the models of round {chosen} are kept: {COLUMN} {max(scores):.4f} ")
+    best = f"accuracy on validation rows {100 * max(scores):.2f} %"
+    assert note.startswith(f"the models of round {chosen} are kept: {best} in round {chosen}")
     test = whole.summary["eval/client/accuracy_mean"]
     assert (test["final_round"], test["final"]) == (
         chosen,
