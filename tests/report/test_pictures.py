@@ -88,10 +88,10 @@ def test_a_sweep_is_one_line_for_each_setting(tmp_path: Path) -> None:
     assert found is not None
     assert found.mean == pytest.approx([0.4, 0.6])
     assert found.high[1] - found.mean[1] == pytest.approx(0.1)  # the standard error of two seeds
-    curves.curves_png(lines, tmp_path / "c.png")
+    curves.curves_figure(lines, tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ReportError, match=r"unknown format 'xyz'; known: .*png"):
-        curves.curves_png(lines, tmp_path / "c.xyz")
+        curves.curves_figure(lines, tmp_path / "c.xyz")
 
 
 def test_bubbles_have_a_legend_of_sizes(tmp_path: Path) -> None:

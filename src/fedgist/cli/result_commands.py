@@ -106,7 +106,7 @@ def show(
     screen.print(SheetView(run_tables.overview(runs)))
     lines = curves.lines_of_runs(runs)
     if png:
-        curves.curves_png(lines, png)
+        curves.curves_figure(lines, png)
         screen.print(words(f"drawn in {png}"))
     elif text := chart_of(lines, min(screen.width, 100)):
         screen.print(paragraph(text))

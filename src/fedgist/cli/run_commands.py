@@ -168,7 +168,7 @@ def partition(
     parsed = read(find_recipe(recipe), _with_seed(settings, seed))
     from fedgist.recipe.overrides import Overrides
     from fedgist.recipe.resolve import resolve
-    from fedgist.report.pictures import partition_png
+    from fedgist.report.pictures import partition_figure
     from fedgist.world.data import class_counts
     from fedgist.world.world import make_world
 
@@ -181,7 +181,7 @@ def partition(
     screen.print(words(f"data: {world.data.summary}", "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
     if png:
-        partition_png(split, png)
+        partition_figure(split, png)
         screen.print(words(f"drawn in {png}"))
 
 
