@@ -55,7 +55,9 @@ def varied(rows: Sequence[Row], key: str) -> list[VariedLine]:
         if any(row.settings.get(key) is not None for row in alike)
     }
     names = dict(zip(with_it, group_labels([*with_it.values()]), strict=True))
-    # a line without the setting is one row, which keeps its name
+    # a line that is one row may have the reader's name; without the setting it keeps its own
+    own = {text for text, alike in groups.items() if len(alike) == 1 and alike[0].runs[0].label}
+    names = {text: name for text, name in names.items() if text not in own}
     return [_line(names.get(t, alike[0].label), alike, key) for t, alike in groups.items()]
 
 

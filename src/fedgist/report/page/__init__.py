@@ -25,8 +25,8 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     settings = [row.settings for row in study.rows]
     keys = sorted({key for row_settings in settings for key in row_settings})
     values = {key: [_word(row_settings.get(key)) for row_settings in settings] for key in keys}
-    differing = [(key, words) for key, words in values.items() if len(set(words)) > 1]
-    common = [(key, words[0]) for key, words in values.items() if len(set(words)) == 1]
+    differing = [(printable(key), words) for key, words in values.items() if len(set(words)) > 1]
+    common = [(printable(key), words[0]) for key, words in values.items() if len(set(words)) == 1]
     seeds = len({run.seed for run in runs})
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
@@ -103,7 +103,11 @@ def _runs(study: Study) -> dict[str, object]:
         (*_run(label, run), *([] if same else [text]), str(run.folder))
         for (label, run), text in zip(runs, versions, strict=True)
     ]
-    return {"run_head": head, "runs": lines, "versions": versions[0] if same else ""}
+    return {
+        "run_head": head,
+        "runs": lines,
+        "versions": versions[0] if same and versions[0] != "-" else "",
+    }
 
 
 def _versions(run: FinishedRun) -> str:
