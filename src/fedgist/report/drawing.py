@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # of classes, clients and models; Nelson and others' palette for colour-blind readers, less light
 GROUP_COLORS = (
-    *("#332288", "#44aa99", "#cc6677", "#ddaa33", "#117733", "#88ccee"),
-    *("#aa4499", "#999933", "#882255", "#888888", "#661100", "#6699cc"),
+    *("#6650c8", "#44aa99", "#cc6677", "#ddaa33", "#117733", "#66bbdd"),
+    *("#aa4499", "#999933", "#aa3377", "#888888", "#a85532", "#6699cc"),
 )
 # the page replaces these by its own colours
 GRID, PAPER = "#dadad9", "#fefefe"
@@ -76,7 +76,7 @@ class Picture:
         return _saved(self.figure, "png", dpi=dots, facecolor="white")
 
     def pdf(self) -> bytes:
-        """Return the figure as a PDF that holds its fonts; the same figure gives the same bytes."""
+        """Return the figure as a PDF that holds its fonts."""
         return _saved(self.figure, "pdf", metadata={"CreationDate": None})
 
     def svg(self) -> str:

@@ -31,7 +31,7 @@ LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 
 BUBBLE = 200.0  # area of the largest bubble in square points, if there is room
 FINEST = 2000  # more bubbles are drawn as an image, not as shapes
 DECADES = 1.5  # over more decades there is no room for ticks between powers of ten
-SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # parts of a bar: no row has these colours
+SHADES_OF_BARS = ("#59636d", "#98a2ab", "#d3d9de")  # parts of a bar: no row has these colours
 SIGNS = "os^Dv*Pd"  # markers of points, beside their colours
 LETTERS = 56  # characters in a line of a legend
 TICK_WIDTH = 22  # characters of a line of a tick's name
@@ -210,7 +210,7 @@ def bubbles(
         [x for x, _, _ in cells],
         [y for _, y, _ in cells],
         s=[largest * n / most for _, _, n in cells],
-        color=SHADES[0],
+        color=SHADES_OF_BARS[0],
         alpha=0.8,
         linewidths=0,
         rasterized=len(cells) > FINEST,
@@ -225,7 +225,10 @@ def bubbles(
         names = [short(name, 12) for name in clients[::every]]
         axes.set_xticks(range(0, len(clients), every), names, rotation=45, ha="right")
     sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
-    marks = [(_mark("o", SHADES[0], largest * n / most), f"{n} row{'s' * (n > 1)}") for n in sizes]
+    marks = [
+        (_mark("o", SHADES_OF_BARS[0], largest * n / most), f"{n} row{'s' * (n > 1)}")
+        for n in sizes
+    ]
     figure_legend(figure, marks, place="outside upper center")
 
 
@@ -261,7 +264,7 @@ def boxes(axes: Axes, rows: Sequence[tuple[RowStyle, str, list[float]]]) -> None
 def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
     """Draw a horizontal stacked bar per row: its label, then the length of each part."""
     left = [0.0] * len(rows)
-    for place, shade in enumerate(SHADES[: len(names)], 1):
+    for place, shade in enumerate(SHADES_OF_BARS[: len(names)], 1):
         widths = [row[place] for row in rows]
         bars = axes.barh(range(len(rows)), widths, left=left, color=shade, height=0.6)
         for i, bar in enumerate(bars):
@@ -269,7 +272,7 @@ def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
         left = [end + width for end, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(rows)), tick_names([row[0] for row in rows]))
     axes.invert_yaxis()
-    marks = [_mark("s", shade, 60) for shade in SHADES]
+    marks = [_mark("s", shade, 60) for shade in SHADES_OF_BARS]
     figure_legend(_figure(axes), list(zip(marks, names, strict=True)), place="outside upper center")
 
 

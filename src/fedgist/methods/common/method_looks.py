@@ -25,7 +25,7 @@ LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fedadam": ("#4488ff", "d"),
         "cs_fl": ("#775544", "p"),
         "lg_fedavg": ("#aa00ff", "v"),
-        "fedper": ("#cc99ff", "d"),
+        "fedper": ("#cc99ff", ">"),
         "fedrep": ("#884466", "P"),
         "fedbabu": ("#22cc55", "p"),
         "feddbe": ("#aa8888", "<"),
