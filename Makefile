@@ -24,8 +24,8 @@ demo: $(STAMP) ## Half a minute: FedLog, local training and FedAvg on twenty cli
 	$(BIN)/fedgist run demo --out runs/demo/fedlog --overwrite
 	$(BIN)/fedgist run demo --out runs/demo/local --overwrite --set method.name=local
 	$(BIN)/fedgist run demo --out runs/demo/fedavg --overwrite --set method.name=fedavg
-	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --png runs/demo/accuracy.png
-	$(BIN)/fedgist report runs/demo/fedlog runs/demo/local runs/demo/fedavg --title "The demo" -o runs/demo/report.html
+	$(BIN)/fedgist show runs/demo/fedlog runs/demo/local runs/demo/fedavg --figure runs/demo/accuracy.png
+	$(BIN)/fedgist report runs/demo/fedlog runs/demo/local runs/demo/fedavg --title "The demo" -o runs/demo/report.html --figures runs/demo/figures
 
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 

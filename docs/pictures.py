@@ -1,5 +1,6 @@
 """Makes the pictures of the documentation anew: python docs/pictures.py, from the root.
 
+Runs the demo of README.md, and keeps its curves and each client's gain, by the client's model.
 Runs the study of studies.md (three methods, five seeds; about a minute), writes its page, and takes
 pictures of it in Chromium, on a desk and on a phone, by day and by night.
 """
@@ -20,6 +21,14 @@ IMAGES = Path(__file__).parent / "img"
 SHADES = 128  # colours of a picture: enough for flat ones, and a third of the bytes
 SWEEP = "sweep demo --grid method.name=fedlog,fedavg,local --seeds 5 --out study"
 REPORT = "report study --reference fedlog -o page.html"
+DEMO = (
+    "run demo --out fedlog",
+    "run demo --out local --set method.name=local",
+    "run demo --out fedavg --set method.name=fedavg",
+    "show fedlog local fedavg --figure accuracy.png",
+    "report fedlog local fedavg -o demo.html --figures figures",
+)
+SHOWN = {"demo": "accuracy.png", "demo-gains": "figures/gains.png"}
 # name, width, height, colours, and what must be at the top
 SHOTS = (
     ("report-desktop", 1280, 1400, "light", "header"),
@@ -30,7 +39,12 @@ SHOTS = (
 
 
 def main() -> None:
-    """Run the study, and write every picture."""
+    """Run demo and study, and write every picture."""
+    with tempfile.TemporaryDirectory() as place:
+        for words in DEMO:
+            command(place, *words.split())
+        for name, file in SHOWN.items():
+            keep(Image.open(Path(place) / file), name)
     with tempfile.TemporaryDirectory() as place:
         command(place, *SWEEP.split(), "--set", "evaluate.save_features=10")
         command(place, *REPORT.split())
@@ -53,9 +67,13 @@ def photograph(page: Path) -> None:
             tab.goto(page.as_uri())
             tab.evaluate("top => document.querySelector(top).scrollIntoView()", top)
             tab.evaluate("window.scrollBy(0, -60)")  # the legend stays above
-            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
-            picture.quantize(SHADES).save(IMAGES / f"{name}.png", optimize=True)
+            keep(Image.open(io.BytesIO(tab.screenshot())), name)
         browser.close()
+
+
+def keep(picture: Image.Image, name: str) -> None:
+    """Write a picture with few colours among those of the documentation."""
+    picture.convert("RGB").quantize(SHADES).save(IMAGES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

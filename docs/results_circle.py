@@ -16,9 +16,10 @@ import numpy as np
 import fedgist
 from fedgist.cli.recipe_files import find_recipe
 from fedgist.data.sources.loading import load_data
+from fedgist.methods.common.method_looks import INK
 from fedgist.recipe.reading import read
 from fedgist.report import comparison
-from fedgist.report.drawing import INK, STYLE, FigureTable, Picture, matplotlib, new_figure
+from fedgist.report.drawing import STYLE, FigureTable, Picture, matplotlib, new_figure
 from fedgist.report.feature_pictures import Plane, borders_of, box_of, draw_plane, plane, saved
 from fedgist.report.varied import draw_varied as draw_lines
 from fedgist.report.varied import varied

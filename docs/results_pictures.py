@@ -20,7 +20,8 @@ from fedgist.runs.finished.finished_run import FinishedRun
 from results_cells import Experiment
 
 SHADES = 64  # colours of a picture: enough for flat ones, and a third of the bytes
-HIGH = 3.6  # inches
+HIGH = 3.0  # inches
+DOTS = 190  # per inch: 800 across
 
 
 def pictures(found: Experiment) -> list[Picture]:
@@ -41,7 +42,10 @@ def _curves(
     goal, near = found.paper.target_accuracy, found.options.get("near")
     run = rows[0][1][0]
     column = found.metric or run.main
-    whole = RunLines(tuple(rows), column, measured(column, run.metrics), goal and goal / 100)
+    methods = tuple(runs[0].name for _, runs in rows)
+    whole = RunLines(
+        tuple(rows), methods, column, measured(column, run.metrics), goal and goal / 100
+    )
     yield from _pair(whole, found.name, "")
     if near is not None:
         last = {
@@ -85,7 +89,7 @@ def digest(picture: Picture) -> str:
 
 def write(picture: Picture, folder: Path) -> None:
     """Write a picture as a small PNG that carries its digest."""
-    image = Image.open(io.BytesIO(picture.png())).convert("RGB")
+    image = Image.open(io.BytesIO(picture.png(DOTS))).convert("RGB")
     notes = PngInfo()
     notes.add_text("fedgist", digest(picture))
     image.quantize(SHADES).save(folder / f"{picture.name}.png", optimize=True, pnginfo=notes)

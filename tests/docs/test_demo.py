@@ -45,5 +45,6 @@ def test_the_demo_prints_what_the_readme_says(tmp_path: Path) -> None:
         assert here[name][2:] == (rounds, sent)
     assert (tmp_path / "runs/demo/accuracy.png").exists()
     assert (tmp_path / "runs/demo/report.html").exists()
+    assert (tmp_path / "runs/demo/figures/gains.pdf").exists()
     for run in (tmp_path / "runs/demo").glob("*/recipe.toml"):
         assert run.read_text("utf-8").count("cohort_size = 10") >= 2  # asked for, and planned

@@ -133,8 +133,7 @@ def test_a_run_saves_its_heads_and_they_are_drawn(tmp_path: Path, method: str) -
             arrays["client"], arrays["label"], arrays["features"], strict=True
         )
     ]
-    legend = picture.figure.axes[0].get_legend()
-    assert legend is not None
+    (legend,) = picture.figure.legends
     words = {text.get_text().lstrip("\u200b") for text in legend.get_texts()}
     assert {"client left", "client right"} < words
 

@@ -19,6 +19,7 @@ import torch
 
 import fedgist
 from fedgist.errors import RecipeError
+from fedgist.methods.common.method_looks import INK
 from fedgist.report import comparison, drawing, page, pictures
 from fedgist.report.feature_pictures import CACHE, tsne_points
 from fedgist.runs.finished.run_reader import find
@@ -157,11 +158,19 @@ def test_files_that_no_picture_can_be_made_of_are_named(tmp_path: Path) -> None:
 def test_pictures_are_files_too(folder: Path, tmp_path: Path) -> None:
     drawn = pictures.pictures(comparison.study(find([folder / "fedlog"])))
     drawing.write(drawn, tmp_path / "figures")
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".svg", ".csv"}
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {
+        ".pdf",
+        ".svg",
+        ".png",
+        ".csv",
+    }
     assert (tmp_path / "figures" / "by-round.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "figures" / "by-round.svg").read_text()
-    assert drawing.INK not in svg  # the page's own colours
-    assert 'class="row-0"' in svg
+    assert INK in svg  # colours of its own, for programs that know no variables
+    assert "var(" not in svg
+    on_page = next(p for p in drawn if p.name == "by-round").svg()
+    assert INK not in on_page
+    assert 'class="row-0"' in on_page
 
 
 def test_features_are_arranged_once(folder: Path) -> None:

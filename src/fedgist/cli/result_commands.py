@@ -25,6 +25,7 @@ from fedgist.report import (
     formatting,
     page,
     pictures,
+    row_labels,
     run_tables,
     varied,
     watch,
@@ -74,26 +75,43 @@ ByOption = Annotated[
     typer.Option(help="Show the scores by the clients' models, or by client."),
 ]
 
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME=ROW",
+        help="Name a row in tables, figures and LaTeX. ROW is its folder, its label or its method; "
+        "may be given several times.",
+    ),
+]
+
 
 @app.command(rich_help_panel=LOOK)
 def show(
     folders: Folders,
-    png: Annotated[
-        Path | None, typer.Option(help="PNG file for the curves. Default: draw in the terminal.")
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure",
+            "--png",
+            metavar="FILE",
+            help="File for the curves: .pdf, .svg or .png. Default: draw in the terminal.",
+        ),
     ] = None,
     by: ByOption = None,
+    label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
-    """Show runs: a table, the rounds of a single run, and the curves in the terminal or a PNG.
+    """Show runs: a table, the rounds of a single run, and the curves in the terminal or a file.
 
     Use it for a first look at one or a few runs.
 
     Examples
     --------
-    fedgist show runs/demo --png accuracy.png
+    fedgist show runs/demo --figure accuracy.pdf
     fedgist show runs/demo/fedlog runs/demo/local --by client
     """
-    all_runs = run_reader.find(folders, trust=trust)
+    all_runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     runs, problems = run_reader.readable(all_runs)
     screen = console()
     for problem in (*problems, *run_reader.not_sealed(runs)):
@@ -106,9 +124,9 @@ def show(
         screen.print(SheetView(run_tables.by_round(runs[0])))
     screen.print(SheetView(run_tables.overview(runs)))
     lines = curves.lines_of_runs(runs)
-    if png:
-        curves.curves_png(lines, png)
-        screen.print(words(f"drawn in {png}"))
+    if figure:
+        curves.curves_figure(lines, figure)
+        screen.print(words(f"drawn in {figure}"))
     elif text := chart_of(lines, min(screen.width, 100)):
         screen.print(paragraph(text))
     _end(all_runs)
@@ -134,6 +152,7 @@ def compare(
         Path | None, typer.Option("--out", "-o", help="File to write. Default: standard output.")
     ] = None,
     by: ByOption = None,
+    label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
     """Compare runs: mean and error over seeds, paired tests, bytes to a target accuracy.
@@ -145,9 +164,10 @@ def compare(
     fedgist compare runs/demo/fedlog runs/demo/fedavg --reference fedlog
     fedgist compare runs --target-accuracy 97 --format latex -o table.tex
     fedgist compare runs --by model --format markdown
+    fedgist compare runs/a runs/b --label "FedLog (ours)=runs/a"
     """
     chosen_form = FORMATS[one_of(form, FORMATS, "format")]
-    runs = run_reader.find(folders, trust=trust)
+    runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     if by is None:
         study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
         output = render(study, chosen_form)
@@ -225,9 +245,10 @@ def report(
         typer.Option(
             "--figures",
             metavar="DIR",
-            help="Also write each figure to this folder, as PNG, SVG and CSV.",
+            help="Also write each figure to this folder, as PDF, SVG, PNG and CSV.",
         ),
     ] = None,
+    label: LabelOption = None,
     trust: Trust = False,
 ) -> None:
     """Write one HTML page about runs: tables, curves, partitions, bytes, time and settings.
@@ -239,7 +260,7 @@ def report(
     fedgist report runs/demo --reference fedlog -o demo.html
     fedgist report runs/alpha --over partition.alpha
     """
-    runs = run_reader.find(folders, trust=trust)
+    runs = row_labels.labelled(run_reader.find(folders, trust=trust), label or ())
     study = _study(runs, reference, metric, target_accuracy, two_sided=two_sided)
     drawn = [*(varied.over(study, key) for key in over or ()), *pictures.pictures(study)]
     study = replace(study, notes=(*study.notes, *pictures.unreadable(study)))

@@ -185,7 +185,15 @@ def partition(
     recipe: RecipeOrDemo = None,
     settings: SettingsOption = None,
     seed: SeedOption = None,
-    png: Annotated[Path | None, typer.Option(help="Also draw the partition in this PNG.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure",
+            "--png",
+            metavar="FILE",
+            help="Also draw the partition in this file: .pdf, .svg or .png.",
+        ),
+    ] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Show the number of rows of each class at each client, before any training.
@@ -194,12 +202,12 @@ def partition(
 
     Examples
     --------
-    fedgist partition demo --set partition.classes_per_client=2 --png partition.png
+    fedgist partition demo --set partition.classes_per_client=2 --figure partition.pdf
     """
     parsed = read(find_recipe(recipe), _with_seed(settings, seed))
     from fedgist.recipe.overrides import Overrides
     from fedgist.recipe.resolve import resolve
-    from fedgist.report.pictures import partition_png
+    from fedgist.report.pictures import partition_figure
     from fedgist.world.data import class_counts
     from fedgist.world.world import make_world
 
@@ -211,9 +219,9 @@ def partition(
         screen.print(words(NONE_GIVEN, "dim"))
     screen.print(words(f"data: {world.data.summary}", "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
-    if png:
-        partition_png(split, png)
-        screen.print(words(f"drawn in {png}"))
+    if figure:
+        partition_figure(split, figure)
+        screen.print(words(f"drawn in {figure}"))
 
 
 def _partition_sheet(world: World, counts: list[list[int]], most: int = 40) -> Sheet:

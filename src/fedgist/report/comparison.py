@@ -70,14 +70,21 @@ def group(runs: Sequence[FinishedRun]) -> tuple[list[RunGroup], list[str]]:
             notes.append(
                 f"{run.folder} repeats {first.folder} (same settings and seed) and is left out"
             )
-    names = group_labels(list(settings_by_text.values()))
+    labels = group_labels(list(settings_by_text.values()))
     groups = [
-        RunGroup(label, settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
+        RunGroup(_name(label, by_seed), settings, tuple(by_seed[seed] for seed in sorted(by_seed)))
         for label, settings, by_seed in zip(
-            names, settings_by_text.values(), members.values(), strict=True
+            labels, settings_by_text.values(), members.values(), strict=True
         )
     ]
     return groups, notes
+
+
+def _name(label: str, by_seed: Mapping[int, FinishedRun]) -> str:
+    """Return the reader's name of a group, with its marks, or its label."""
+    run = next(iter(by_seed.values()))
+    marks = [run.before if run.rounds and run.result else "", run.mark]
+    return " ".join(filter(None, (run.label, *marks))) if run.label else label
 
 
 def group_labels(groups: Sequence[KeyedSettings]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,23 +13,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgist.errors import ReportError, printable
+from fedgist.methods.common.method_looks import INK
 from fedgist.report.formatting import csv_text
 from fedgist.runs import atomic_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: colour-blind readers can distinguish them on white and on black
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9467BD", "#7F7F7F")
+# of classes, clients and models; Nelson and others' palette for colour-blind readers, less light
+GROUP_COLORS = (
+    *("#6650c8", "#44aa99", "#cc6677", "#ddaa33", "#117733", "#66bbdd"),
+    *("#aa4499", "#999933", "#aa3377", "#888888", "#a85532", "#6699cc"),
+)
 # the page replaces these by its own colours
-INK, GRID, PAPER = "#010101", "#dadad9", "#fefefe"
+GRID, PAPER = "#dadad9", "#fefefe"
 ON_PAGE = {INK: "currentColor", GRID: "var(--grid, #dadad9)", PAPER: "var(--paper, #ffffff)"}
-WIDTH, HEIGHT = 5.0, 3.3  # inches: about the width of a phone
+WIDTH, HEIGHT = 4.2, 3.0  # inches: its texts can still be read in a column of 3.3 inches
+DOTS = 300  # per inch of a PNG, as journals ask
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedgist",
+    "pdf.fonttype": 42,  # TrueType: publishers refuse type 3
     "font.family": "sans-serif",
-    "font.size": 9.5,
+    "font.size": 9,
     "text.parse_math": False,  # names may contain dollar signs
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -40,7 +47,7 @@ STYLE = {
     "axes.grid": True,
     "grid.color": GRID,
     "axes.axisbelow": True,
-    "lines.linewidth": 1.8,
+    "lines.linewidth": 1.6,
     "legend.frameon": False,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -64,18 +71,26 @@ class Picture:
         """Return the numbers of the figure as CSV."""
         return csv_text(self.table)
 
-    def png(self) -> bytes:
-        """Return the figure as a PNG on white."""
-        return _saved(self.figure, "png", dpi=160, facecolor="white")
+    def png(self, dots: int = DOTS) -> bytes:
+        """Return the figure as a PNG on white, with ``dots`` per inch."""
+        return _saved(self.figure, "png", dpi=dots, facecolor="white")
+
+    def pdf(self) -> bytes:
+        """Return the figure as a PDF that holds its fonts."""
+        return _saved(self.figure, "pdf", metadata={"CreationDate": None})
 
     def svg(self) -> str:
         """Return the figure as SVG in the page's colours; marks of row N have class ``row-N``."""
-        text = _saved(self.figure, "svg", dpi=160, metadata={"Date": None}).decode()
+        text = self.svg_file().decode()
         text = text[text.index("<svg") :]
         for color_here, color_there in ON_PAGE.items():
             text = text.replace(color_here, color_there)
         text = re.sub(r'id="(row-\d+)"', r'class="\1"', text)
         return re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", text, count=2)
+
+    def svg_file(self) -> bytes:
+        """Return the figure as an SVG for other programs, with colours of its own."""
+        return _saved(self.figure, "svg", metadata={"Date": None})
 
     @property
     def points(self) -> int:
@@ -93,26 +108,28 @@ def matplotlib() -> Any:
 
 
 def write(pictures: Iterable[Picture], folder: Path) -> None:
-    """Write each figure to a folder as PNG, SVG and CSV."""
+    """Write each figure to a folder as PDF, SVG, PNG and CSV."""
     for picture in pictures:
+        atomic_files.write(folder / f"{picture.name}.pdf", picture.pdf())
+        atomic_files.write(folder / f"{picture.name}.svg", picture.svg_file())
         atomic_files.write(folder / f"{picture.name}.png", picture.png())
-        atomic_files.write(folder / f"{picture.name}.svg", picture.svg())
         atomic_files.write(folder / f"{picture.name}.csv", picture.csv())
 
 
-def write_png(figure: Figure, path: Path) -> None:
-    """Write a figure to a file, in the format of the file's suffix."""
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a file, in the format of the file's suffix: .pdf, .svg, .png or another."""
     form = path.suffix.removeprefix(".").lower() or "png"
     formats = figure.canvas.get_supported_filetypes()
     if form not in formats:
         raise ReportError(f"{path}: unknown format {form!r}; known: {', '.join(sorted(formats))}")
-    atomic_files.write(path, _saved(figure, form, dpi=150, facecolor="white"))
+    atomic_files.write(path, _saved(figure, form, dpi=DOTS, facecolor="white"))
 
 
 def _saved(figure: Figure, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with matplotlib().rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box replaces the glyph
+        figure.draw_without_rendering()  # ticks are known then, and the layout makes room for all
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
@@ -134,16 +151,6 @@ def new_figure(
     return figure, figure.subplots(rows, columns, sharey=sharey, sharex=sharex)
 
 
-def color(number: int) -> str:
-    """Return the colour of row ``number``."""
-    return COLORS[number % len(COLORS)]
-
-
-def dashes(number: int) -> str:
-    """Return the line style of row ``number``; it changes when the colours repeat."""
-    return ("-", "--", ":", "-.")[number // len(COLORS) % 4]
-
-
 def short(name: object, most: int = 20) -> str:
     """Return a name for a figure: printable, and shortened in the middle to ``most`` characters.
 
@@ -153,3 +160,16 @@ def short(name: object, most: int = 20) -> str:
     text = printable(str(name))
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def wrapped(name: object, width: int, most_lines: int = 6) -> str:
+    r"""Return a name for a figure: printable, in lines of at most ``width`` characters.
+
+    >>> wrapped("fedlog train.lr=0.001", 14)
+    'fedlog\ntrain.lr=0.001'
+    """
+    text = printable(str(name))
+    lines = textwrap.wrap(
+        text, width, max_lines=most_lines, placeholder="…", break_on_hyphens=False
+    )
+    return "\n".join(lines)

@@ -19,14 +19,17 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from fedgist.methods.common.method_looks import INK
 from fedgist.report.comparison import Row, Study
-from fedgist.report.drawing import INK, FigureTable, Picture, color, new_figure, short
-from fedgist.report.plot_elements import SIGNS, groups, legend_of
+from fedgist.report.drawing import FigureTable, Picture, new_figure, short, wrapped
+from fedgist.report.plot_elements import SIGNS, group_color, groups, legend_of
+from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.runs import atomic_files
 from fedgist.runs.record import FEATURES, to_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CACHE = "features-tsne.json"
 MOST_POINTS = 1000  # more points take long and add nothing to the figure
@@ -123,7 +126,6 @@ def arranged(features: np.ndarray) -> Points:
 
 MARGIN = 0.06  # margin around the points, as a share of their range
 AXES = 2  # dimensions of a plane
-TICKS = 0.08  # room for tick labels below the axes, as a share of their height
 STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2)))  # line styles of the first, second, ... head
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
@@ -244,7 +246,7 @@ def draw_plane(
     for group in sorted(set(groups)):
         some = [point for point, own in zip(shown.points, groups, strict=True) if own == group]
         x, y = zip(*some, strict=True)
-        sign, hue = SIGNS[group[0] % len(SIGNS)], color(group[1])
+        sign, hue = SIGNS[group[0] % len(SIGNS)], group_color(group[1])
         axes.scatter(x, y, s=14, color=hue, marker=sign, alpha=0.6, linewidths=0)
     for border in shown.borders:
         axes.plot(
@@ -255,10 +257,10 @@ def draw_plane(
         )
         names = " ".join(map(str, shown.heads[border.head])), "-".join(map(str, border.classes))
         table.append(["border", *names, *border.start, *border.end])
-    marks = [(f"class {_name(i, classes)}", "s", color(i)) for i in sorted(set(shown.labels))]
+    marks = [(f"class {_name(i, classes)}", "s", group_color(i)) for i in sorted(set(shown.labels))]
     owners = sorted(set(shown.clients))
     marks += [(f"client {_name(i, clients)}", SIGNS[i % len(SIGNS)], INK) for i in owners]
-    legend_of(axes, marks, TICKS)
+    legend_of(axes, marks)
     return table
 
 
@@ -267,22 +269,41 @@ def _name(number: int, names: Sequence[object]) -> str:
 
 
 MOST_FIGURE_ROWS = 6  # number of rows with figures of features
+MAP_HEIGHT = 3.6  # inches, without the legend
+FRAME = 1.4  # points: the frame of a map has the colour of its row
 
 
 def of_features(study: Study) -> Iterator[Picture]:
     """Yield figures of the saved features of each row's first seed."""
-    rows = [row for row in study.rows if (row.runs[0].folder / FEATURES).exists()]
-    for number, row in enumerate(rows[:MOST_FIGURE_ROWS], 1):
+    styles = styles_of([row.method for row in study.rows])
+    rows = [
+        (row, style)
+        for row, style in zip(study.rows, styles, strict=True)
+        if (row.runs[0].folder / FEATURES).exists()
+    ]
+    for number, (row, style) in enumerate(rows[:MOST_FIGURE_ROWS], 1):
         run = row.runs[0]
         split = run.split or {}
         names = (split.get("classes"), split.get("clients"))
         if as_they_are := plane(run.folder):
-            yield _plane(f"features-{number}", row, as_they_are, *names)
+            yield _plane(f"features-{number}", row, style, as_they_are, *names)
         elif arranged := tsne_points(run.folder):
             points, clients, labels = arranged
-            classes, owners = _named(labels, names[0]), _named(clients, names[1])
-            yield _embedding(f"features-{number}-class", "class", row, points, classes)
-            yield _embedding(f"features-{number}-client", "client", row, points, owners)
+            by_group = {
+                "class": _named(labels, names[0]),
+                "client": _named(clients, names[1]),
+            }
+            for by, groups_of in by_group.items():
+                yield _embedding(f"features-{number}-{by}", by, row, style, points, groups_of)
+
+
+def _map(row: Row, style: RowStyle) -> tuple[Figure, Axes]:
+    """Return a figure for points, with the name of its row, in a frame of the row's colour."""
+    figure, axes = new_figure(height=MAP_HEIGHT)
+    axes.set_title(wrapped(row.label, 50), fontsize="medium")
+    axes.spines[:].set(visible=True, color=style.color, linewidth=FRAME)
+    axes.margins(MARGIN / 2)
+    return figure, axes
 
 
 def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
@@ -291,10 +312,16 @@ def _named(numbers: Sequence[int], names: Sequence[object] | None) -> list[str]:
 
 
 def _embedding(
-    name: str, by: str, row: Row, points: Points, groups_of: Sequence[object]
+    name: str,
+    by: str,
+    row: Row,
+    style: RowStyle,
+    points: Points,
+    groups_of: Sequence[object],
 ) -> Picture:
-    figure, axes = new_figure(height=4.6)
-    groups(axes, points, [str(group) for group in groups_of])
+    figure, axes = _map(row, style)
+    groups(axes, points, [str(group) for group in groups_of], by)
+    axes.set(xticks=[], yticks=[])  # the numbers of a t-SNE mean nothing
     caption = f"t-SNE of test rows of {row.label}, seed {row.runs[0].seed}; colour and sign: {by}."
     table: FigureTable = [["x", "y", by]]
     table += [[*point, group] for point, group in zip(points, groups_of, strict=True)]
@@ -304,11 +331,12 @@ def _embedding(
 def _plane(
     name: str,
     row: Row,
+    style: RowStyle,
     shown: Plane,
     classes: Sequence[object] | None,
     clients: Sequence[object] | None,
 ) -> Picture:
-    figure, axes = new_figure(height=4.6)
+    figure, axes = _map(row, style)
     table = draw_plane(axes, shown, classes or (), clients or ())
     caption = (
         f"The 2 features of test rows of {row.label}, seed {row.runs[0].seed}. Colour: class; "

@@ -90,7 +90,7 @@ class Sheet:
 
 
 NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
-VALUE = re.compile(rf"({NUMBER})(?: ± ({NUMBER}))?")
+VALUE = re.compile(rf"({NUMBER})(?: ± ({NUMBER}))?( %)?")
 INTERVAL = re.compile(rf"\[{NUMBER}, {NUMBER}\]")
 TEX_PLUS_MINUS = r"\pm"
 TEX = {
@@ -119,8 +119,9 @@ def latex_text(text: str) -> str:
     $-19.08 \pm 1.57$ $[-25.75, -21.66]$ a\_b
     """
     if INTERVAL.fullmatch(text) or VALUE.fullmatch(text):
-        powers = re.sub(r"e\+?(-?)0*(\d+)", r" \\times 10^{\1\2}", text)
-        return f"${powers.replace('±', TEX_PLUS_MINUS)}$"
+        powers = re.sub(r"e\+?(-?)0*(\d+)", r" \\times 10^{\1\2}", text.removesuffix(" %"))
+        unit = r" \%" if text.endswith(" %") else ""
+        return f"${powers.replace('±', TEX_PLUS_MINUS)}${unit}"
     escaped = "".join(TEX.get(sign, sign) for sign in printable(text))
     return re.sub("-(?=-)", "-{}", escaped)  # two hyphens do not become a dash
 

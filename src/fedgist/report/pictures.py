@@ -10,23 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgist.methods.common.method_looks import INK
 from fedgist.report.client_tables import gains, measure_of
 from fedgist.report.comparison import Row, Study
 from fedgist.report.confusion_pictures import of_confusions
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
     HEIGHT,
-    INK,
     STYLE,
     WIDTH,
     FigureTable,
     Picture,
-    color,
-    dashes,
     matplotlib,
     new_figure,
-    short,
-    write_png,
+    wrapped,
+    write_figure,
 )
 from fedgist.report.feature_pictures import of_features, saved
 from fedgist.report.plot_elements import (
@@ -34,11 +32,15 @@ from fedgist.report.plot_elements import (
     boxes,
     bubbles,
     byte_ticks,
+    draw_line,
     groups,
-    name_ends,
+    name_lines,
+    rows_height,
     stacked_bars,
+    tick_names,
     whole_ticks,
 )
+from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
 from fedgist.runs.finished.finished_run import FinishedRun
 from fedgist.runs.record import CLIENTS, FEATURES, Line
@@ -72,14 +74,15 @@ def pictures(study: Study) -> list[Picture]:
 def _over_clients(study: Study) -> Picture | None:
     table: FigureTable = [["row", "seed", "client", "accuracy"]]
     rows = []
-    for i, row in enumerate(study.rows):
+    for style, row in zip(styles_of_rows(study.rows), study.rows, strict=True):
         lines = [(run.seed, line) for run in row.runs for line in _last_of_clients(run)]
         table += [[row.label, seed, line.get("client"), line["accuracy"]] for seed, line in lines]
         if lines:
-            rows.append((i, row.label, [100 * line["accuracy"] for _, line in lines]))
+            rows.append((style, row.label, [100 * line["accuracy"] for _, line in lines]))
     if not rows:
         return None
-    figure, axes = new_figure(height=max(2.0, 0.45 * len(rows) + 1.0))
+    height = rows_height([label for _, label, _ in rows], 0.36)
+    figure, axes = new_figure(height=max(1.8, height + 0.8))
     boxes(axes, rows)
     axes.set_xlabel("accuracy of a client in the last round (%)")
     caption = (
@@ -102,19 +105,18 @@ def _gains(study: Study) -> Picture | None:
     for label, _, gain in of_clients:  # points of a row side by side, in the order of clients
         count[label] += 1
         places.append((percent * gain, labels.index(label) + 0.12 * (count[label] % 5 - 2)))
-    height = max(2.4, 0.6 * len(labels) + 1.8)
-    figure, axes = new_figure(height=height)
-    room = 0.5 / (height - 1.2)  # inches for ticks and title, by those of the axes
-    groups(axes, places, [client.model for _, client, _ in of_clients], room=room)
+    figure, axes = new_figure(height=max(1.8, rows_height(labels, 0.5) + 0.8))
+    groups(axes, places, [client.model for _, client, _ in of_clients], "model")
     axes.axvline(0, color=INK, linewidth=0.8)
-    axes.set_yticks(range(len(labels)), [short(label, 24) for label in labels])
+    axes.set_yticks(range(len(labels)), tick_names(labels))
     axes.invert_yaxis()
     unit, title = " (points)" if measure.unit == "fraction" else "", measure.title.lower()
-    axes.set_xlabel(f"{title} of a client, minus that of local training{unit}")
+    axes.set_xlabel(f"{title} of a client minus local training{unit}")
     table: FigureTable = [["row", "client", "model", "gain"]]
     table += [[label, client.name, client.model, gain] for label, client, gain in of_clients]
     caption = (
-        "A point per client and seed, against the same client trained alone. Colour: its model."
+        "A point per client and seed, against the same client trained alone. Colour and sign: its "
+        "model."
     )
     return Picture("gains", "Gain of each client", caption, figure, table)
 
@@ -154,33 +156,34 @@ def _partition(number: int, title: str, text: str, owners: Sequence[str]) -> Pic
     return Picture(f"partition-{number}", title, caption, figure, table)
 
 
-def partition_png(split: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG with a bubble per client and class; its area is the number of training rows."""
+def partition_figure(split: Mapping[str, Any], path: Path) -> None:
+    """Write a figure with a bubble per client and class; its area is the number of rows."""
     with matplotlib().rc_context(STYLE):
-        write_png(_bubble_figure(split), path)
+        write_figure(_bubble_figure(split), path)
 
 
 def _bubble_figure(split: Mapping[str, Any]) -> Figure:
     counts, classes = split["train"], split["classes"]
-    width = max(WIDTH, min(14.0, 0.22 * len(counts) + 1.5))
-    figure, axes = new_figure(width, max(2.4, min(9.0, 0.24 * len(classes) + 1.3)))
+    width = max(WIDTH, min(14.0, 0.18 * len(counts) + 1.2))
+    figure, axes = new_figure(width, max(2.0, min(9.0, 0.2 * len(classes) + 0.9)))
     bubbles(axes, counts, classes, split.get("clients") or ())
     return figure
 
 
 def _traffic(study: Study) -> Picture | None:
-    figure, both = new_figure(height=max(4.6, 0.36 * len(study.rows) + 2.0), rows=2)
+    figure, both = new_figure(height=1.7 * HEIGHT, rows=2)
     table: FigureTable = [["row", "round", "up_bytes", "down_bytes"]]
     for row in study.rows:
         columns = [_by_number(row.runs[0], key) for key in (UP_BYTES, DOWN_BYTES)]
         table += [[row.label, r, *(column[r] for column in columns)] for r in columns[0]]
     if not any(line[2] or line[3] for line in table[1:]):
         return None
-    for axes, (key, way) in zip(both, WAYS.items(), strict=True):
-        _one_way(study.rows, axes, key)
+    ends = [_one_way(study.rows, axes, key) for axes, key in zip(both, WAYS, strict=True)]
+    for axes, way in zip(both, WAYS.values(), strict=True):
         axes.set_ylabel(f"{way} (log scale)")
         whole_ticks(axes.xaxis)
     both[-1].set_xlabel("round")
+    name_lines(both, ends, HEIGHT / 1.2)
     caption = "Payload bytes of each row's first seed, all clients together."
     return Picture("bytes-by-round", "Bytes by round, up and down", caption, figure, table)
 
@@ -189,45 +192,49 @@ def _by_number(run: FinishedRun, key: str) -> dict[int, float]:
     return {line["round"]: line.get(key) or 0 for line in run.rounds}
 
 
-def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> None:
+def _one_way(rows: Sequence[Row], axes: Axes, key: str) -> list[End]:
     """Draw the bytes that each row sends in one direction; rounds without any are gaps."""
     ends, silent, sent = [], [], []
-    for i, row in enumerate(rows):
+    for style, row in zip(styles_of_rows(rows), rows, strict=True):
         column = _by_number(row.runs[0], key)
         values = [value or math.nan for value in column.values()]
         if not any(column.values()):
             silent.append(row.label)
             continue
-        mark = "." if sum(map(bool, column.values())) < FEW else None
-        axes.plot(
-            list(column), values, color=color(i), linestyle=dashes(i), gid=f"row-{i}", marker=mark
-        )
+        # gaps between few values may leave nothing of a line but its markers
+        draw_line(axes, style, list(column), values, dense=sum(map(bool, column.values())) < FEW)
         last = max(r for r, value in column.items() if value)
-        ends.append(End(i, last, column[last], row.label))
+        ends.append(End(style, last, column[last], row.label))
         sent += [value for value in column.values() if value]
     if sent:
         byte_ticks(axes, "y", [min(sent) / 1.5, max(sent) * 1.5])
-    name_ends(axes, ends, HEIGHT / 1.5)
     if silent:
-        axes.set_title(f"sends nothing: {', '.join(silent)}", fontsize="small", loc="left")
+        title = wrapped(f"sends nothing: {', '.join(silent)}", 60, 12)
+        axes.set_title(title, fontsize="small", loc="left")
+    return ends
+
+
+def styles_of_rows(rows: Sequence[Row]) -> tuple[RowStyle, ...]:
+    """Return how each row of a study is drawn."""
+    return styles_of([row.method for row in rows])
 
 
 def _privacy(study: Study) -> Picture | None:
     figure, axes = new_figure()
     table: FigureTable = [["row", "round", "epsilon"]]
     ends = []
-    for i, row in enumerate(study.rows):
+    for style, row in zip(styles_of_rows(study.rows), study.rows, strict=True):
         rounds, spent = row.runs[0].column(EPSILON)
         if rounds:
-            axes.plot(rounds, spent, color=color(i), linestyle=dashes(i), gid=f"row-{i}")
+            draw_line(axes, style, rounds, spent)
             table += [[row.label, r, e] for r, e in zip(rounds, spent, strict=True)]
-            ends.append(End(i, rounds[-1], spent[-1], row.label))
+            ends.append(End(style, rounds[-1], spent[-1], row.label))
     if len(table) == 1:
         return None
     axes.set(xlabel="round", ylabel="ε spent so far")
     axes.set_ylim(bottom=0)
     whole_ticks(axes.xaxis)
-    name_ends(axes, ends, HEIGHT)
+    name_lines([axes], [ends], HEIGHT)
     return Picture("privacy", "Privacy spent", "Each row's first seed.", figure, table)
 
 
@@ -243,7 +250,8 @@ def _times(study: Study) -> Picture | None:
             rows.append([row.label, *means])
     if not rows:
         return None
-    figure, axes = new_figure(height=max(2.0, 0.4 * len(rows) + 1.4))
+    height = rows_height([str(row[0]) for row in rows], 0.34)
+    figure, axes = new_figure(height=max(1.6, height + 0.8))
     stacked_bars(axes, parts, rows)
     axes.set_xlabel("seconds, mean over seeds")
     caption = (
@@ -275,8 +283,3 @@ def unreadable(study: Study) -> list[str]:
         *(f"{path} is missing, or has no line that can be used" for path in clients),
         *(f"{path} cannot be used" for path in features),
     ]
-
-
-def legend(rows: Sequence[Row]) -> list[tuple[int, str, str]]:
-    """Return the number, colour and label of each row, for the legend of the page."""
-    return [(i, color(i), row.label) for i, row in enumerate(rows)]

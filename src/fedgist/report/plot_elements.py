@@ -1,44 +1,110 @@
-"""Elements shared by figures: names at line ends, ticks, bubbles, boxes, bars, points."""
+"""Elements shared by figures: names of lines, legends, ticks, bubbles, boxes, bars, points."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from fedgist.report.drawing import COLORS, INK, PAPER, FigureTable, color, dashes, short
+from fedgist.methods.common.method_looks import INK
+from fedgist.report.drawing import GROUP_COLORS, PAPER, FigureTable, short, wrapped
 from fedgist.report.formatting import bytes_text
+from fedgist.report.row_styles import RowStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 LINE = 11.0  # points from one line of text to the next
 MOST_AT_ENDS = 5  # largest number of names written at the ends of their lines
+MOST_IN_COLUMN = 10  # largest number of names beside the axes; more are in a legend below
+LONGEST_AT_END = 36  # characters: with a longer name, all names are in a legend below
+NAME_WIDTH = 18  # characters of a line of a name beside the axes
+MARKS = 6  # markers on a line, about
 FAR = 0.2  # share of the axes' width: longer leaders to the column of names would cross lines
 LEADER = {"arrowstyle": "-", "lw": 1, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
 BUBBLE = 200.0  # area of the largest bubble in square points, if there is room
 FINEST = 2000  # more bubbles are drawn as an image, not as shapes
 DECADES = 1.5  # over more decades there is no room for ticks between powers of ten
-SHADES = ("#59636d", "#98a2ab", "#d3d9de")  # parts of a bar: no row has these colours
-SIGNS = "os^Dv*Pd"  # markers of points: the next one is used when the colours repeat
-LETTERS = 50  # characters in a line of a legend
+SHADES_OF_BARS = ("#59636d", "#98a2ab", "#d3d9de")  # parts of a bar: no row has these colours
+SIGNS = "os^Dv*Pd"  # markers of points, beside their colours
+LETTERS = 56  # characters in a line of a legend
+TICK_WIDTH = 22  # characters of a line of a tick's name
 MOST_NAMED = 20  # largest number of groups in a legend
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of the line of row ``number``, its name, and a note below the name."""
+    """The end of a row's line, its name, and a note below the name."""
 
-    number: int
+    style: RowStyle
     x: float
     y: float
     name: str
     note: str = ""
+
+
+def draw_line(
+    axes: Axes, style: RowStyle, x: Sequence[float], y: Sequence[float], *, dense: bool = False
+) -> None:
+    """Draw a row's line with a few of its markers, or with all of them if it is ``dense``."""
+    every = 1 if dense else max(1, len(x) // MARKS)
+    line = _line_of(style, x, y)
+    line.set_markevery((style.number % every, every))
+    axes.add_line(line)
+    axes.autoscale_view()
+
+
+def draw_band(
+    axes: Axes, style: RowStyle, x: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> None:
+    """Draw a row's band, unless it has no height."""
+    if any(a < b for a, b in zip(low, high, strict=True)):
+        axes.fill_between(x, low, high, color=style.color, alpha=0.15, linewidth=0, gid=style.gid)
+
+
+def draw_level(axes: Axes, style: RowStyle, y: float) -> None:
+    """Draw a horizontal line for a row that has no place on the x axis."""
+    axes.axhline(y, color=style.color, linewidth=1.2, linestyle=(0, (8, 3)), gid=style.gid)
+
+
+def _line_of(style: RowStyle, x: Sequence[float], y: Sequence[float]) -> Line2D:
+    line: Line2D = _lines().Line2D(
+        x,
+        y,
+        color=style.color,
+        linestyle=style.line,
+        marker=style.marker,
+        markersize=4.5,
+        markerfacecolor=style.color if style.filled else PAPER,
+        markeredgewidth=0.8,
+        gid=style.gid,
+    )
+    return line
+
+
+def name_lines(axes: Sequence[Axes], ends: Sequence[Sequence[End]], inches: float) -> None:
+    """Name the lines of each of the axes: at their ends, or all in a legend below the figure.
+
+    ``inches`` is the height of each of the axes with their labels. Call this function after all
+    lines are drawn, because it needs the final limits of the axes.
+    """
+    by_row = {end.style.number: end for some in ends for end in some}
+    names = [end.name for end in by_row.values()]
+    if len(names) <= MOST_IN_COLUMN and max(map(len, names), default=0) <= LONGEST_AT_END:
+        for some_axes, some in zip(axes, ends, strict=True):
+            name_ends(some_axes, some, inches)
+        return
+    entries = []
+    for _, end in sorted(by_row.items()):
+        name = wrapped(f"{end.name} {end.note}".rstrip(), LETTERS)
+        entries.append((_line_of(end.style, [], []), name))
+    figure_legend(_figure(axes[0]), entries, handlelength=2.6)
 
 
 def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
@@ -46,13 +112,11 @@ def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
 
     With many lines, the names form a column beside the axes; a name far from the end of its
     line gets a short sample of the line.
-    ``inches`` is the height of the axes with their labels. Call this function after all lines are
-    drawn, because it needs the final limits of the axes.
     """
     if not ends:
         return
     height = 0.75 * 72 * inches
-    texts = [_words(end) for end in ends]
+    texts = ["\n".join(filter(None, (wrapped(e.name, NAME_WIDTH), e.note))) for e in ends]
     data = axes.transData.transform([(end.x, end.y) for end in ends]).reshape(-1, 2)
     places = axes.transAxes.inverted().transform(data)  # fractions of the axes, for any layout
     wanted = [float(height * y) for _, y in places]
@@ -69,15 +133,10 @@ def name_ends(axes: Axes, ends: Sequence[End], inches: float) -> None:
             textcoords="axes fraction",
             va="center",
             annotation_clip=False,
-            arrowprops=LEADER | {"color": color(end.number), "ls": dashes(end.number)},
+            arrowprops=LEADER | {"color": end.style.color, "ls": end.style.line},
             bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
         )
-        drawn.set_gid(f"row-{end.number}")
-
-
-def _words(end: End) -> str:
-    lines = textwrap.wrap(short(end.name, 40), 18, max_lines=3, placeholder="…")
-    return "\n".join([*lines, *([end.note] if end.note else [])])
+        drawn.set_gid(end.style.gid)
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float], room: float) -> list[float]:
@@ -142,8 +201,7 @@ def bubbles(
     Clients are labelled by ``clients``, or by number.
     """
     most = max((count for line in counts for count in line), default=1) or 1
-    figure = axes.get_figure(root=True)
-    assert figure is not None  # axes belong to a figure
+    figure = _figure(axes)
     wide, high = (72 * inches for inches in figure.get_size_inches())
     cell = min((wide - 80) / max(1, len(counts)), (high - 70) / max(1, len(classes)))
     largest = min(BUBBLE, max(1.0, cell) ** 2)
@@ -152,7 +210,7 @@ def bubbles(
         [x for x, _, _ in cells],
         [y for _, y, _ in cells],
         s=[largest * n / most for _, _, n in cells],
-        color=COLORS[0],
+        color=SHADES_OF_BARS[0],
         alpha=0.8,
         linewidths=0,
         rasterized=len(cells) > FINEST,
@@ -167,14 +225,26 @@ def bubbles(
         names = [short(name, 12) for name in clients[::every]]
         axes.set_xticks(range(0, len(clients), every), names, rotation=45, ha="right")
     sizes = sorted({max(1, round(most * share)) for share in (0.1, 0.5, 1.0)})
-    _legend(
-        axes,
-        [(_mark("o", COLORS[0], largest * n / most), f"{n} row{'s' * (n > 1)}") for n in sizes],
-    )
+    marks = [
+        (_mark("o", SHADES_OF_BARS[0], largest * n / most), f"{n} row{'s' * (n > 1)}")
+        for n in sizes
+    ]
+    figure_legend(figure, marks, place="outside upper center")
 
 
-def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
-    """Draw a horizontal box plot for each (number, label, values), from top to bottom."""
+def tick_names(names: Sequence[str]) -> list[str]:
+    """Return the names of ticks in as many lines as they need."""
+    return [wrapped(name, TICK_WIDTH) for name in names]
+
+
+def rows_height(names: Sequence[str], each: float) -> float:
+    """Return the inches that rows need: ``each`` for a name of one line, more for longer names."""
+    most = max((name.count("\n") for name in tick_names(names)), default=0)
+    return len(names) * max(each, (1 + most) * (LINE + 1) / 72 + 0.08)
+
+
+def boxes(axes: Axes, rows: Sequence[tuple[RowStyle, str, list[float]]]) -> None:
+    """Draw a horizontal box plot for each (style, label, values), from top to bottom."""
     parts = axes.boxplot(
         [values for _, _, values in rows],
         orientation="horizontal",
@@ -185,96 +255,114 @@ def boxes(axes: Axes, rows: Sequence[tuple[int, str, list[float]]]) -> None:
         whiskerprops={"color": INK},
         capprops={"color": INK},
     )
-    for (i, _, _), box in zip(rows, parts["boxes"], strict=True):
-        box.set(facecolor=color(i), alpha=0.6, edgecolor=color(i), gid=f"row-{i}")
-    axes.set_yticks(range(1, len(rows) + 1), [short(label, 24) for _, label, _ in rows])
+    for (style, _, _), box in zip(rows, parts["boxes"], strict=True):
+        box.set(facecolor=style.color, alpha=0.6, edgecolor=style.color, gid=style.gid)
+    axes.set_yticks(range(1, len(rows) + 1), tick_names([label for _, label, _ in rows]))
     axes.invert_yaxis()
 
 
 def stacked_bars(axes: Axes, names: Sequence[str], rows: FigureTable) -> None:
     """Draw a horizontal stacked bar per row: its label, then the length of each part."""
     left = [0.0] * len(rows)
-    for place, shade in enumerate(SHADES[: len(names)], 1):
+    for place, shade in enumerate(SHADES_OF_BARS[: len(names)], 1):
         widths = [row[place] for row in rows]
         bars = axes.barh(range(len(rows)), widths, left=left, color=shade, height=0.6)
         for i, bar in enumerate(bars):
             bar.set(edgecolor=INK, linewidth=0.6, gid=f"row-{i}")
         left = [end + width for end, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(rows)), [short(row[0], 24) for row in rows])
+    axes.set_yticks(range(len(rows)), tick_names([row[0] for row in rows]))
     axes.invert_yaxis()
-    marks = [_mark("s", shade, 60) for shade in SHADES]
-    _legend(axes, list(zip(marks, names, strict=True)))
+    marks = [_mark("s", shade, 60) for shade in SHADES_OF_BARS]
+    figure_legend(_figure(axes), list(zip(marks, names, strict=True)), place="outside upper center")
 
 
 def groups(
     axes: Axes,
     points: Sequence[tuple[float, float]],
     names: Sequence[str],
-    *,
-    room: float | None = None,
+    title: str = "",
 ) -> None:
-    """Draw points with a colour and a marker per group name, and a legend below.
-
-    The legend is after ``room`` for tick labels, a share of the axes' height. With None the axes
-    have no ticks and no frame, for their numbers mean nothing.
-    """
+    """Draw points with a colour and a marker per group name, and a legend below the figure."""
     distinct = sorted(dict.fromkeys(names), key=lambda name: (len(name), name))
     entries = []
     for number, name in enumerate(distinct):
         of_group = [point for point, other in zip(points, names, strict=True) if other == name]
-        sign = SIGNS[number // len(COLORS) % len(SIGNS)]
+        sign, hue = SIGNS[number % len(SIGNS)], group_color(number)
         axes.scatter(
             [x for x, _ in of_group],
             [y for _, y in of_group],
-            s=18,
-            color=color(number),
+            s=16,
+            color=hue,
             marker=sign,
             alpha=0.85,
             linewidths=0,
         )
-        entries.append((short(name, 12), sign, color(number)))
-    legend_of(axes, entries, room or 0.0)
-    if room is None:
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
+        entries.append((name, sign, hue))
+    legend_of(axes, entries, title)
 
 
-def legend_of(axes: Axes, marks: Sequence[tuple[str, str, str]], room: float = 0.0) -> None:
-    """Draw a legend with a name, a marker and a colour per entry, cut after ``MOST_NAMED``.
+def group_color(number: int) -> str:
+    """Return the colour of a class, a client or a model by its number; no row has it."""
+    return GROUP_COLORS[number % len(GROUP_COLORS)]
 
-    The legend is below the axes, after ``room`` for tick labels, a share of the axes' height.
-    """
-    entries = [(_mark(sign, hue, 30), name) for name, sign, hue in marks[:MOST_NAMED]]
+
+def legend_of(axes: Axes, marks: Sequence[tuple[str, str, str]], title: str = "") -> None:
+    """Draw a legend with a name, a marker and a colour per entry, cut after ``MOST_NAMED``."""
+    entries = [(_mark(sign, hue, 30), short(name)) for name, sign, hue in marks[:MOST_NAMED]]
     more = [(_mark("", INK, 0), f"and {len(marks) - MOST_NAMED} more")]
-    _legend(axes, entries + more * (len(marks) > MOST_NAMED), below=room)
+    figure_legend(_figure(axes), entries + more * (len(marks) > MOST_NAMED), title=title)
+
+
+def figure_legend(
+    figure: Figure,
+    entries: Sequence[tuple[Line2D, str]],
+    *,
+    place: Literal["outside lower center", "outside upper center"] = "outside lower center",
+    title: str = "",
+    handlelength: float = 1.0,
+) -> None:
+    """Draw a legend below or above everything else, and make the figure higher by its height.
+
+    It has as many columns as fit in the figure's width, and is ordered line by line.
+    """
+    room, count = float(figure.get_figwidth()) - 0.1, len(entries)
+    if not entries:
+        return
+    for lines in range(1, count + 1):
+        columns = math.ceil(count / lines)
+        order = [i for first in range(columns) for i in range(first, count, columns)]
+        legend = figure.legend(
+            [entries[i][0] for i in order],
+            [f"\u200b{entries[i][1]}" for i in order],  # matplotlib hides names with a leading "_"
+            loc=place,
+            ncols=columns,
+            title=title,
+            handletextpad=0.4,
+            handlelength=handlelength,
+            columnspacing=1.2,
+        )
+        extent = legend.get_window_extent()
+        if extent.width / figure.dpi <= room or columns == 1:
+            break
+        legend.remove()
+    for sample, text, i in zip(legend.get_lines(), legend.get_texts(), order, strict=True):
+        text.set_gid(entries[i][0].get_gid())
+        sample.set_gid(entries[i][0].get_gid())
+    figure.set_figheight(figure.get_figheight() + extent.height / figure.dpi)
+
+
+def _figure(axes: Axes) -> Figure:
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # axes belong to a figure
+    return figure
+
+
+def _lines() -> ModuleType:
+    return importlib.import_module("matplotlib.lines")
 
 
 def _mark(sign: str, hue: str, area: float) -> Line2D:
-    lines = importlib.import_module("matplotlib.lines")
-    mark: Line2D = lines.Line2D(
+    mark: Line2D = _lines().Line2D(
         [], [], ls="", marker=sign or None, color=hue, ms=math.sqrt(area), mew=0, alpha=0.8
     )
     return mark
-
-
-def _legend(
-    axes: Axes, entries: Sequence[tuple[Line2D, str]], *, below: float | None = None
-) -> None:
-    """Draw a legend no wider than the axes, ordered line by line.
-
-    The legend is above the axes, or below them by the share ``below`` of their height.
-    """
-    longest = max((len(name) for _, name in entries), default=1)
-    count = len(entries)
-    lines = math.ceil(count / max(1, LETTERS // (longest + 4)))
-    columns = math.ceil(count / max(1, lines))
-    order = [i for first in range(columns) for i in range(first, count, columns)]
-    axes.legend(
-        [entries[i][0] for i in order],
-        [f"\u200b{entries[i][1]}" for i in order],  # matplotlib hides names with a leading "_"
-        loc="lower center" if below is None else "upper center",
-        bbox_to_anchor=(0.5, 1.0 if below is None else -below),
-        ncols=max(1, columns),
-        handletextpad=0.3,
-        columnspacing=1.2,
-    )

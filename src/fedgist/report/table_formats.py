@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from rich.console import Group
@@ -13,7 +14,7 @@ from fedgist.errors import printable
 from fedgist.report.comparison import Row, Study
 from fedgist.report.formatting import Sheet, csv_text, latex_text, markdown_text
 from fedgist.report.tables import sheets
-from fedgist.report.terminal import SheetView, words
+from fedgist.report.terminal import SheetView, blocks_of, words
 
 Format = Literal["terminal", "markdown", "latex", "csv", "json"]
 
@@ -33,7 +34,7 @@ def in_words(tables: Sequence[Sheet], notes: Sequence[str], form: Format) -> str
         parts = [*map(_markdown, tables), *(f"- {markdown_text(note)}" for note in notes)]
         return "\n".join(parts) + "\n"
     if form == "latex":
-        parts = [*map(_latex, tables), *(f"% {printable(note)}" for note in notes)]
+        parts = [*map(_latex, tables, _labels(tables)), *(f"% {printable(note)}" for note in notes)]
         return "\n".join(parts) + "\n"
     spaced = [part for sheet in tables for part in (SheetView(sheet), Text())]
     return Group(*spaced, *(words(f"! {note}") for note in notes))
@@ -54,25 +55,49 @@ def _markdown(sheet: Sheet) -> str:
     return "\n".join([*head, *markdown_table(sheet), "", markdown_text(sheet.caption), ""])
 
 
-def _latex(sheet: Sheet) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(latex_text, cells)) + r" \\"
+LATEX_ROOM = 82  # characters of footnotesize in a page's width
 
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\caption{" + latex_text(f"{sheet.title}. {sheet.caption}") + ".}",
-            r"\begin{tabular}{l" + "r" * (len(sheet.columns) - 1) + "}",
-            r"\toprule",
-            line(sheet.columns),
-            r"\midrule",
-            *map(line, sheet.rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+
+def _latex(sheet: Sheet, label: str) -> str:
+    """Return a floating table with one caption; columns that do not fit stand below the others."""
+    blocks, widths = blocks_of(sheet, LATEX_ROOM)
+    caption = ". ".join(filter(None, (sheet.title, sheet.caption[:1].upper() + sheet.caption[1:])))
+    head = [
+        r"\begin{table}",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+        r"\caption{" + latex_text(caption.removesuffix(".")) + ".}",
+        r"\label{" + label + "}",
+    ]
+    parts = [line for block in blocks for line in _tabular(sheet, block, widths[0])]
+    return "\n".join([*head, *parts, r"\end{table}", ""])
+
+
+def _tabular(sheet: Sheet, block: Sequence[int], width: int) -> Iterator[str]:
+    """Yield the lines of a table of some columns; names longer than ``width`` are wrapped."""
+    is_long = any(len(row[0]) > width for row in sheet.rows)
+    names = f"p{{{0.5 * width:.1f}em}}" if is_long else "l"
+
+    def line(cells: Sequence[str]) -> str:
+        name, *rest = (latex_text(cells[i]) for i in block)
+        if is_long:
+            name = r"\raggedright " + re.sub(r"(=|\.|\\_)", r"\1\\allowbreak{}", name)
+        return " & ".join((name, *rest)) + r" \\"
+
+    yield r"\begin{tabular}{@{}" + names + "r" * (len(block) - 1) + "@{}}"
+    yield from (r"\toprule", line(sheet.columns), r"\midrule")
+    yield from map(line, sheet.rows)
+    yield from (r"\bottomrule", r"\end{tabular}", "")
+
+
+def _labels(tables: Sequence[Sheet]) -> list[str]:
+    """Return a label for each table by its title; no two are equal."""
+    labels: list[str] = []
+    for sheet in tables:
+        words_of_title = re.sub("[^a-z0-9]+", "-", sheet.title.lower()).strip("-")
+        label = f"tab:{words_of_title or 'table'}"
+        same = sum(re.fullmatch(rf"{label}(-no\d+)?", other) is not None for other in labels)
+        labels.append(f"{label}-no{same + 1}" if same else label)
+    return labels
 
 
 def as_data(study: Study) -> dict[str, Any]:

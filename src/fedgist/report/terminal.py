@@ -70,25 +70,10 @@ def say(line: str, *, error: bool = False) -> None:
     stream.flush()
 
 
-@dataclass(frozen=True)
-class SheetView:
-    """A sheet as a rich renderable that never cuts a header.
-
-    Columns that do not fit are shown in blocks below each other, each with the rows' names. Long
-    names are folded.
-    """
-
-    sheet: Sheet
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield title, tables and caption."""
-        if self.sheet.title:
-            yield words(self.sheet.title, "bold")
-        widths = _fitted(_widths(self.sheet), options.max_width)
-        for block in _blocks(widths, options.max_width):
-            yield _table(self.sheet, block, widths)
-        if self.sheet.caption:
-            yield words(self.sheet.caption, "italic dim")
+def blocks_of(sheet: Sheet, room: int) -> tuple[list[list[int]], list[int]]:
+    """Return the columns of each block of a sheet that fits in ``room``, and all widths."""
+    widths = _fitted(_widths(sheet), room)
+    return _blocks(widths, room), widths
 
 
 def _widths(sheet: Sheet) -> list[int]:
@@ -115,6 +100,27 @@ def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
         blocks[-1].append(number)
         used += GAP + width
     return blocks
+
+
+@dataclass(frozen=True)
+class SheetView:
+    """A sheet as a rich renderable that never cuts a header.
+
+    Columns that do not fit are shown in blocks below each other, each with the rows' names. Long
+    names are folded.
+    """
+
+    sheet: Sheet
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Yield title, tables and caption."""
+        if self.sheet.title:
+            yield words(self.sheet.title, "bold")
+        blocks, widths = blocks_of(self.sheet, options.max_width)
+        for block in blocks:
+            yield _table(self.sheet, block, widths)
+        if self.sheet.caption:
+            yield words(self.sheet.caption, "italic dim")
 
 
 def _table(sheet: Sheet, block: Sequence[int], widths: Sequence[int]) -> Table:

@@ -15,13 +15,12 @@ from fedgist.report.drawing import (
     STYLE,
     FigureTable,
     Picture,
-    color,
-    dashes,
     matplotlib,
     new_figure,
 )
 from fedgist.report.formatting import Sheet
-from fedgist.report.plot_elements import End, name_ends
+from fedgist.report.plot_elements import End, draw_band, draw_level, draw_line, name_lines
+from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.report.stats import Estimate
 from fedgist.report.tables import shower
 
@@ -36,6 +35,7 @@ class VariedLine:
     """Estimates at each value of the setting, in order, and the estimate without the setting."""
 
     label: str
+    method: str
     points: tuple[tuple[float, Estimate], ...]
     without: Estimate | None = None
 
@@ -55,7 +55,9 @@ def varied(rows: Sequence[Row], key: str) -> list[VariedLine]:
         if any(row.settings.get(key) is not None for row in alike)
     }
     names = dict(zip(with_it, group_labels([*with_it.values()]), strict=True))
-    # a line without the setting is one row, which keeps its name
+    # a line that is one row may have the reader's name; without the setting it keeps its own
+    own = {text for text, alike in groups.items() if len(alike) == 1 and alike[0].runs[0].label}
+    names = {text: name for text, name in names.items() if text not in own}
     return [_line(names.get(t, alike[0].label), alike, key) for t, alike in groups.items()]
 
 
@@ -87,17 +89,21 @@ def _line(label: str, rows: Sequence[Row], key: str) -> VariedLine:
             without = row.final
         elif row.final:
             points.append((float(value or 0), row.final))
-    return VariedLine(label, tuple(sorted(points, key=lambda point: point[0])), without)
+    return VariedLine(
+        label, rows[0].method, tuple(sorted(points, key=lambda point: point[0])), without
+    )
 
 
 def over(study: Study, key: str) -> Picture:
     """Return the figure of the study's metric against a setting."""
     lines = varied(study.rows, key)
     with matplotlib().rc_context(STYLE):
-        figure, axes = new_figure(height=max(HEIGHT, 0.2 * len(lines) + 1.2))
+        figure, axes = new_figure()
         table = draw_varied(axes, lines, study.measure, HEIGHT)
         axes.set_xlabel(key)
-    caption = "Mean over seeds in the last round; band: its standard error."
+    caption = "Line: mean over seeds in the last round."
+    if any(mean.error for line in lines for _, mean in line.points):
+        caption += " Band: plus and minus its standard error."
     if any(line.without for line in lines):
         caption += " A level: without the setting."
     return Picture(f"over-{key}", f"Over {key}", caption, figure, table)
@@ -112,21 +118,21 @@ def draw_varied(
     ends, values = [], [value for line in lines for value, _ in line.points]
     if values and min(values) > 0 and max(values) > MOST_TIMES * min(values):
         axes.set_xscale("log")
-    for i, line in enumerate(lines):
+    for style, line in zip(styles_of([line.method for line in lines]), lines, strict=True):
         table += [[line.label, value, mean.mean, mean.error] for value, mean in line.points]
         if line.points:
-            ends.append(_curve(axes, i, line, scale))
+            ends.append(_curve(axes, style, line, scale))
         if line.without:
             table.append([line.label, "", line.without.mean, line.without.error])
             level = scale * line.without.mean
-            axes.axhline(level, color=color(i), linewidth=1.2, linestyle="--", gid=f"row-{i}")
-            ends.append(End(i, max(values, default=0.0), level, line.label))
+            draw_level(axes, style, level)
+            ends.append(End(style, max(values, default=0.0), level, line.label))
     axes.set_ylabel(f"{title} (%)" if scale > 1 else title)
-    name_ends(axes, ends, inches)
+    name_lines([axes], [ends], inches)
     return table
 
 
-def _curve(axes: Axes, number: int, line: VariedLine, scale: float) -> End:
+def _curve(axes: Axes, style: RowStyle, line: VariedLine, scale: float) -> End:
     """Draw the means and errors of a line; return its end."""
     x = [value for value, _ in line.points]
     y = [scale * mean.mean for _, mean in line.points]
@@ -134,7 +140,6 @@ def _curve(axes: Axes, number: int, line: VariedLine, scale: float) -> End:
         [scale * (mean.mean + sign * (mean.error or 0.0)) for _, mean in line.points]
         for sign in (-1, 1)
     )
-    hue, name = color(number), f"row-{number}"
-    axes.plot(x, y, color=hue, linestyle=dashes(number), marker="o", markersize=3, gid=name)
-    axes.fill_between(x, low, high, color=hue, alpha=0.15, linewidth=0, gid=name)
-    return End(number, x[-1], y[-1], line.label)
+    draw_line(axes, style, x, y, dense=True)
+    draw_band(axes, style, x, low, high)
+    return End(style, x[-1], y[-1], line.label)

@@ -12,9 +12,9 @@ import markupsafe
 from fedgist.errors import printable
 from fedgist.report import client_tables
 from fedgist.report.comparison import Study
-from fedgist.report.drawing import Picture
+from fedgist.report.drawing import ON_PAGE, Picture
 from fedgist.report.formatting import duration
-from fedgist.report.pictures import legend
+from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.report.tables import sheets
 from fedgist.runs.finished.finished_run import FinishedRun
 
@@ -25,8 +25,8 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     settings = [row.settings for row in study.rows]
     keys = sorted({key for row_settings in settings for key in row_settings})
     values = {key: [_word(row_settings.get(key)) for row_settings in settings] for key in keys}
-    differing = [(key, words) for key, words in values.items() if len(set(words)) > 1]
-    common = [(key, words[0]) for key, words in values.items() if len(set(words)) == 1]
+    differing = [(printable(key), words) for key, words in values.items() if len(set(words)) > 1]
+    common = [(printable(key), words[0]) for key, words in values.items() if len(set(words)) == 1]
     seeds = len({run.seed for run in runs})
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
@@ -37,7 +37,7 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         f"{_count(seeds, 'seed')}",
         css=_part("report.css"),
         js=_part("report.js"),
-        legend=legend(study.rows),
+        styles=_samples(study),
         notes=study.notes,
         sheets=[*sheets(study), *client_tables.of_runs(runs)],
         pictures=[_embedded(picture) for picture in pictures],
@@ -45,7 +45,7 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         labels=[row.label for row in study.rows],
         differing=differing,
         common=common,
-        runs=[_run(row.label, run) for row in study.rows for run in row.runs],
+        **_runs(study),
         version=metadata.version("fedgist"),
     )
 
@@ -68,23 +68,60 @@ def _embedded(picture: Picture) -> dict[str, str]:
         "caption": picture.caption,
         "svg": picture.svg(),
         "points": str(picture.points),
+        "pdf": base64.b64encode(picture.pdf()).decode(),
         "png": base64.b64encode(picture.png()).decode(),
         "csv": base64.b64encode(picture.csv().encode()).decode(),
     }
 
 
+DASHES = {"-": "none", "--": "6 3", ":": "2 2", "-.": "6 2 2 2"}  # as SVG writes lines
+SIGNS = dict(zip("os^vDdP*Xp<>h", "●■▲▼◆♦✚★✖⬟◀▶⬢", strict=True))
+
+
+def _samples(study: Study) -> dict[str, dict[str, str]]:
+    """Return colour, dashes and sign of each row by its label, for the legend and the tables."""
+    styles = styles_of([row.method for row in study.rows])
+    return {row.label: _sample(style) for row, style in zip(study.rows, styles, strict=True)}
+
+
+def _sample(style: RowStyle) -> dict[str, str]:
+    return {
+        "number": str(style.number),
+        "color": ON_PAGE.get(style.color, style.color),
+        "dashes": DASHES[style.line],
+        "sign": SIGNS[style.marker],
+    }
+
+
+def _runs(study: Study) -> dict[str, object]:
+    """Return the table of runs; versions are a column only if runs differ in them."""
+    runs = [(row.label, run) for row in study.rows for run in row.runs]
+    versions = [_versions(run) for _, run in runs]
+    same = len(set(versions)) == 1
+    head = ["row", "seed", "rounds", "status", "time", *([] if same else ["versions"]), "folder"]
+    lines = [
+        (*_run(label, run), *([] if same else [text]), str(run.folder))
+        for (label, run), text in zip(runs, versions, strict=True)
+    ]
+    return {
+        "run_head": head,
+        "runs": lines,
+        "versions": versions[0] if same and versions[0] != "-" else "",
+    }
+
+
+def _versions(run: FinishedRun) -> str:
+    versions = run.result.get("versions", {})
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) or "-"
+
+
 def _run(label: str, run: FinishedRun) -> tuple[str, ...]:
-    versions = ", ".join(
-        f"{name} {version}" for name, version in run.result.get("versions", {}).items()
-    )
     return (
         label,
         str(run.seed),
         f"{run.done} of {run.planned}",
         "finished" if run.finished else "unfinished",
         duration(run.result["time/total_s"]) if "time/total_s" in run.result else "-",
-        versions or "-",
-        str(run.folder),
     )
 
 

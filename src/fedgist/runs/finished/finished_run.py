@@ -48,6 +48,7 @@ class FinishedRun:
     problems: tuple[str, ...] = ()  # sentences about unreadable content
     seal: Seal = NOT_SEALED
     trusted: bool = False  # show the run although its files do not match its seal
+    label: str = ""  # name of its row, if the reader gave one
 
     @property
     def usable(self) -> bool:
@@ -61,8 +62,8 @@ class FinishedRun:
 
     @property
     def called(self) -> str:
-        """Name of the method, followed by the run's mark."""
-        return f"{self.name} {self.mark}".rstrip()
+        """The reader's name of its row, or the name of the method, followed by the run's mark."""
+        return f"{self.label or self.name} {self.mark}".rstrip()
 
     @property
     def name(self) -> str:

@@ -1,0 +1,36 @@
+"""Colour and marker of each method in figures and tables; other methods get one by their name.
+
+The colours are Okabe and Ito's (2008) and others around them. Methods that are often compared also
+differ for colour-blind readers. All but the ink are visible on white and on black.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+INK = "#010101"  # of texts, too; the page of a report replaces it by its own ink
+
+LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "local": (INK, "X"),
+        "centralized": ("#aa3300", "*"),
+        "fedlog": ("#0072b2", "o"),
+        "fedlog_c": ("#56b4e9", "D"),
+        "fedproto": ("#e69f00", "^"),
+        "fd": ("#cc79a7", "D"),
+        "repshare": ("#009e73", "v"),
+        "fedavg": ("#d55e00", "s"),
+        "fedprox": ("#bb99cc", "P"),
+        "fedadam": ("#4488ff", "d"),
+        "cs_fl": ("#775544", "p"),
+        "lg_fedavg": ("#aa00ff", "v"),
+        "fedper": ("#cc99ff", ">"),
+        "fedrep": ("#884466", "P"),
+        "fedbabu": ("#22cc55", "p"),
+        "feddbe": ("#aa8888", "<"),
+        "periodic_codist": ("#cc55ff", ">"),
+        "merged_codist": ("#88bb88", "D"),
+        "flesd": ("#7733cc", "^"),
+    }
+)
