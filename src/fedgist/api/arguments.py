@@ -5,21 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from fedgist.core.method import Method
 from fedgist.core.metrics import ALL_ROWS, HELD_OUT
 from fedgist.core.own_metric import OwnMetric, own_metric
+from fedgist.data.dataset import Dataset
+from fedgist.data.sources.in_memory import split_in_memory
 from fedgist.data.sources.python_objects import array
 from fedgist.errors import MethodError, RecipeError, ReportError
 from fedgist.recipe.method_loading import checked_class, identity
 from fedgist.recipe.overrides import ClientGroup, RowsOfClients
 from fedgist.recipe.reading import Recipe
 from fedgist.recipe.schema import MethodSection
+from fedgist.recipe.section import GIVEN
 from fedgist.report.tracking.own_logger import OwnLogger
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.report.tracking.tracker_names import tracker
+from fedgist.world.client_lists import rows_of_each
 from fedgist.world.models import module_group
+
+T = TypeVar("T")
 
 
 def clients_of(clients: object, argument: str) -> RowsOfClients | None:
@@ -48,6 +56,42 @@ def clients_of(clients: object, argument: str) -> RowsOfClients | None:
     if isinstance(clients, Mapping) and len(rows_of_clients) < len(clients):
         raise RecipeError(f"{argument} names one client twice")
     return rows_of_clients
+
+
+def of_given_data(recipe: T) -> T | dict[str, object]:
+    """Return a mapping as a recipe of data that are given in Python; anything else unchanged."""
+    if not isinstance(recipe, Mapping) or not isinstance(recipe.get("data", {}), Mapping):
+        return recipe
+    return {**recipe, "data": {"name": GIVEN, **recipe.get("data", {})}}
+
+
+def rows_given(
+    data: object, clients: object, clients_test: object, recipe: Recipe
+) -> tuple[Dataset | None, RowsOfClients | None, RowsOfClients | None]:
+    """Return the data, and the training rows and test rows of each client.
+
+    If the recipe's ``data.test_fraction`` holds out test rows of ``(x, y)``, a client's rows among
+    them are its test rows.
+    """
+    rows, tests = clients_of(clients, "clients"), clients_of(clients_test, "clients_test")
+    if data is None:
+        return None, rows, tests
+    fraction = recipe.data.options.get("test_fraction") if recipe.data.name == GIVEN else None
+    data_set, held = split_in_memory(data, fraction)
+    if held is None or rows is None:
+        return data_set, rows, tests
+    if tests is not None:
+        raise RecipeError(
+            f"data.test_fraction = {fraction:g} chooses the test rows, and clients_test= too: give "
+            "one of them"
+        )
+    number = np.where(held, np.cumsum(held), np.cumsum(~held)) - 1  # among test or training rows
+    lists = {who: part.numpy() for who, part in rows_of_each(rows, len(held), "clients").items()}
+    pairs = [(number[part[~held[part]]], number[part[held[part]]]) for part in lists.values()]
+    if isinstance(rows, Mapping):
+        train = {name: pair[0] for name, pair in zip(rows, pairs, strict=True)}
+        return data_set, train, {name: pair[1] for name, pair in zip(rows, pairs, strict=True)}
+    return data_set, [train for train, _ in pairs], [test for _, test in pairs]
 
 
 def with_method(recipe: Recipe, method: Method) -> Recipe:

@@ -12,11 +12,12 @@ from torch import nn
 
 from fedgist.api.arguments import (
     check_flags,
-    clients_of,
     groups_of,
     metrics_of,
     named_sets,
+    of_given_data,
     path_of,
+    rows_given,
     trackers_of,
     with_method,
 )
@@ -24,7 +25,6 @@ from fedgist.api.result import Result
 from fedgist.api.watching import watching
 from fedgist.core.method import Method
 from fedgist.data.dataset import Dataset
-from fedgist.data.sources.in_memory import in_memory
 from fedgist.errors import RecipeError
 from fedgist.recipe.overrides import Overrides, apply_overrides
 from fedgist.recipe.reading import Recipe, make, read, read_recorded
@@ -70,6 +70,7 @@ def run(
         :class:`~fedgist.data.dataset.Dataset`. ``x`` is an array (rows, ...), or a data frame,
         whose columns are encoded like those of a table. ``y`` (rows,) holds whole numbers from 0
         on, or names of classes.
+        The recipe's ``data.test_fraction`` holds out test rows of ``(x, y)``.
     clients, clients_test
         Replace the recipe's partition: each client's training rows and test rows, as row numbers or
         as masks, in order or by the clients' names. Without ``clients_test`` every client is tested
@@ -125,13 +126,14 @@ def run(
     check_flags(resume=resume, overwrite=overwrite)
     folder = path_of(out, "out")
     chosen = trackers_of(track, folder)
+    recipe = recipe if data is None else of_given_data(recipe)
     full_recipe = _resumed(recipe, folder) if resume else _parse(recipe)
     full_recipe = full_recipe if method is None else with_method(full_recipe, method)
-    rows = clients_of(clients, "clients")
+    data_set, rows, tests = rows_given(data, clients, clients_test, full_recipe)
     given = Overrides(
-        data=None if data is None else in_memory(data),
+        data=data_set,
         clients=rows,
-        clients_test=clients_of(clients_test, "clients_test"),
+        clients_test=tests,
         groups=groups_of(model, rows, own_start=full_recipe.clients.init == "own"),
         method=method,
         metrics=metrics_of(metrics),

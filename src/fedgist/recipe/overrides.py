@@ -64,8 +64,10 @@ def apply_overrides(recipe: Recipe, given: Overrides, stated: Mapping[str, Any] 
     texts = recipe.model_dump(exclude_unset=True) if stated is None else stated
     if given.data is not None:
         kept = {key: getattr(recipe.data, key) for key in ALL_SOURCES}
+        if recipe.data.name == GIVEN:  # its options were checked
+            kept |= {"name": GIVEN, **recipe.data.options}
         unread += [(f"data.{k}", "data") for k in texts.get("data", {}) if k not in kept]
-        update["data"] = Data(name=GIVEN, **kept)
+        update["data"] = Data(**{**kept, "name": GIVEN})
     if given.clients is not None:
         unread += [(f"partition.{key}", "clients") for key in texts.get("partition", {})]
         update["partition"] = Partitioning(name=GIVEN)

@@ -24,7 +24,7 @@ def own_rows(
     rows. ``count`` and ``test_count`` are the numbers of training rows and test rows.
     """
     names = tuple(clients) if isinstance(clients, Mapping) else ()
-    train = _rows_of_each(clients, count, "clients")
+    train = rows_of_each(clients, count, "clients")
     for client, rows in train.items():
         if not len(rows):
             raise RecipeError(f"{client} has no rows")
@@ -36,13 +36,13 @@ def own_rows(
                 f"clients_test and clients must name the same clients; {strange[0]!r} is in one"
             )
         clients_test = {name: clients_test[name] for name in names}
-    tests = _rows_of_each(clients_test, test_count, "clients_test")
+    tests = rows_of_each(clients_test, test_count, "clients_test")
     if len(tests) != len(train):
         raise RecipeError(f"clients has {len(train)} clients, clients_test has {len(tests)}")
     return list(train.values()), list(tests.values()), names
 
 
-def _rows_of_each(clients: RowsOfClients, count: int, argument: str) -> dict[str, Tensor]:
+def rows_of_each(clients: RowsOfClients, count: int, argument: str) -> dict[str, Tensor]:
     """Return each client's rows by the client's name in messages."""
     if isinstance(clients, Mapping):
         named = {f"{argument}[{name!r}]": rows for name, rows in clients.items()}

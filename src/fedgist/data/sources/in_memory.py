@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Column, Dataset, check
-from fedgist.data.sources.labelled_rows import Values, codes, in_order, moments
+from fedgist.data.sources.labelled_rows import (
+    Values,
+    codes,
+    held_out,
+    in_order,
+    moments,
+    refuse_fraction,
+)
 from fedgist.data.sources.python_objects import (
     are_texts,
     categories,
@@ -34,14 +41,23 @@ _BELIEVED = 1000  # largest plausible number of classes, or ten times the classe
 
 
 def in_memory(data: object) -> Dataset:
+    """Return a user's objects as a data set: see :func:`split_in_memory`."""
+    return split_in_memory(data, None)[0]
+
+
+def split_in_memory(data: object, test_fraction: float | None) -> tuple[Dataset, Values | None]:
     """Return a user's objects as a data set; errors name the argument ``data``.
+
+    With ``test_fraction`` this share of each class is held out as test rows, the same rows as of a
+    file. Booleans (rows,) then say which rows these are. They are None otherwise.
 
     Arrays keep their shape. A data frame is encoded like a table: texts and categories become 0/1
     columns. Mean and std are those of the training rows. Labels are whole numbers from 0 on, or
     texts, which are numbered in sorted order; a pandas categorical keeps its own order.
     """
     if isinstance(data, Dataset):
-        return _checked(data)
+        refuse_fraction(test_fraction, "data= is a Dataset, which has its own test rows")
+        return _checked(data), None
     parts: object = data
     if isinstance(data, torch.utils.data.Dataset):
         parts = _pairs(data, "data")
@@ -51,6 +67,33 @@ def in_memory(data: object) -> Dataset:
     if not isinstance(parts, tuple) or len(parts) not in {2, 4}:
         kind = f"a tuple of {len(data)}" if isinstance(data, tuple) else type(data).__name__
         raise DataError(f"data is {kind}; it must be {_FORMS}")
+    held = None
+    if test_fraction is not None:
+        if len(parts) == len(_NAMES):
+            refuse_fraction(test_fraction, "data= has test rows")
+        parts, held = _with_test_rows(parts[0], parts[1], test_fraction)
+    return _from_arrays(parts), held
+
+
+def _with_test_rows(x: Any, y: Any, fraction: float) -> tuple[tuple[object, ...], Values]:
+    """Return ``(x, y, x_test, y_test)``, and Booleans (rows,) that are true for test rows."""
+    held = held_out(label_values(y, "data: y"), fraction)
+    if len(x) != len(held):
+        raise DataError(f"data: x has {len(x)} rows, but y has {len(held)}")
+    train, test = np.flatnonzero(~held), np.flatnonzero(held)
+    return tuple(_picked(part, rows) for rows in (train, test) for part in (x, y)), held
+
+
+def _picked(values: Any, rows: Values) -> object:
+    """Return some rows of an array, a tensor, a data frame, or a list."""
+    if hasattr(values, "iloc"):
+        return values.iloc[rows]
+    if isinstance(values, list | tuple):
+        return [values[row] for row in rows]
+    return values[torch.from_numpy(rows)] if isinstance(values, Tensor) else values[rows]
+
+
+def _from_arrays(parts: tuple[object, ...]) -> Dataset:
     names = [f"data: {name}" for name in _NAMES[: len(parts)]]
     xs, columns = _all_examples(parts[::2], names[::2])
     ys, num_classes, classes = _all_labels(parts[1::2], names[1::2])
