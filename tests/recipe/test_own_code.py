@@ -100,6 +100,16 @@ def test_a_stated_folder_starts_at_the_recipes(tmp_path: Path) -> None:
     assert read(moved, ["engine.code_folder=../code"]).engine.code_folder == str(tmp_path / "code")
 
 
+def test_a_mapping_may_state_the_folder(tmp_path: Path) -> None:
+    experiment(tmp_path / "code", 4)
+    recipe = {
+        "model": {"name": "own_nets_4:net"},
+        "engine": {"code_folder": str(tmp_path / "code"), "workers": 1},
+        "train": {"num_rounds": 1},
+    }
+    assert len(fedgist.run(recipe).rounds) == 1
+
+
 def test_a_recipe_without_own_code_records_no_folder(tmp_path: Path) -> None:
     (tmp_path / "plain.toml").write_text("seed = 1\n")
     assert read(tmp_path / "plain.toml").engine.code_folder is None

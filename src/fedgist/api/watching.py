@@ -19,7 +19,7 @@ from fedgist.report.terminal import console
 from fedgist.report.tracking.live_tracking import tracking
 from fedgist.report.tracking.tracker import Tracker
 from fedgist.runs.record import Line
-from fedgist.runs.round import Observer
+from fedgist.runs.round import Observer, call_optional
 from fedgist.world.server_context import ServerContext
 
 ROUNDS_SHOWN = 8
@@ -102,13 +102,11 @@ class _Started:
 
     def chose(self, text: str) -> None:
         """Pass a text on the chosen round on, if the observer shows it."""
-        if callable(show := getattr(self.observer, "chose", None)):
-            show(text)
+        call_optional(self.observer, "chose", text)
 
     def working(self, text: str) -> None:
         """Pass the progress within a long round on, if the observer shows it."""
-        if callable(show := getattr(self.observer, "working", None)):
-            show(text)
+        call_optional(self.observer, "working", text)
 
     def note(self, text: str) -> None:
         """Pass a note on."""

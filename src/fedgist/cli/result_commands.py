@@ -15,7 +15,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app
+from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app, figure_option
 from fedgist.errors import ReportError, one_of
 from fedgist.report import (
     client_tables,
@@ -91,12 +91,7 @@ def show(
     folders: Folders,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            "--figure",
-            "--png",
-            metavar="FILE",
-            help="File for the curves: .pdf, .svg or .png. Default: draw in the terminal.",
-        ),
+        figure_option("Draw the curves in this file, not in the terminal"),
     ] = None,
     by: ByOption = None,
     label: LabelOption = None,

@@ -23,6 +23,7 @@ from fedgist.cli.shared_options import (
     SettingsOption,
     TrackOption,
     app,
+    figure_option,
 )
 from fedgist.errors import RecipeError
 from fedgist.recipe.reading import Recipe, read
@@ -187,12 +188,7 @@ def partition(
     seed: SeedOption = None,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            "--figure",
-            "--png",
-            metavar="FILE",
-            help="Also draw the partition in this file: .pdf, .svg or .png.",
-        ),
+        figure_option("Also draw the partition in this file"),
     ] = None,
     data_root: DataRoot = None,
 ) -> None:

@@ -95,6 +95,11 @@ TrackOption = Annotated[
 ]
 
 
+def figure_option(use: str) -> object:
+    """Return the option ``--figure FILE``; ``use`` is the first half of its help."""
+    return typer.Option("--figure", "--png", metavar="FILE", help=f"{use}: .pdf, .svg or .png.")
+
+
 # options about where and how runs are executed; True if a value follows
 OF_THIS_MACHINE = {
     **dict.fromkeys(("--out", "--jobs", "-j", "--data-root", "--archive"), True),

@@ -109,7 +109,7 @@ class Dataset:
         inputs = f"inputs of shape {list(self.input_shape)}"
         if self.columns:
             names = listed(map(_column_text, self.columns), _SHOWN)
-            inputs = f"{len(self.columns)} inputs: {names}"
+            inputs = f"{len(self.columns)} input{'s' * (len(self.columns) != 1)}: {names}"
         classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
         return f"{inputs}; {self.num_classes} classes: {classes}"
 

@@ -57,21 +57,21 @@ def read(
     try:
         for key, value in own.items():
             _put(raw, key, value)
-        folder = _code_folder(path, raw, settings)
-        with modules_from(folder):
-            recipe = make(raw, settings)
+        recipe = make(raw, settings, path.parent)
     except InputError as error:
         raise RecipeError(f"{path}: {error}") from error
-    if any(holds_module(folder, place) for place in own_places(recipe)):
-        recipe = recipe.changed({CODE_FOLDER: str(folder)})
     return recipe.noting(recipe.dropped, path)
 
 
-def _code_folder(path: Path, raw: Mapping[str, object], settings: Sequence[str]) -> Path:
+def _code_folder(
+    beside: Path | None, raw: Mapping[str, object], settings: Sequence[str]
+) -> Path | None:
     """Return the folder of a recipe's own code: as stated, or the recipe's own folder."""
     changes = dict(_setting(text) for text in settings)
-    stated = changes.get(CODE_FOLDER, _table(raw, "engine").get("code_folder", ""))
-    return (path.parent / stated if isinstance(stated, str) else path.parent).resolve()
+    stated = changes.get(CODE_FOLDER, _table(raw, "engine").get("code_folder"))
+    if not isinstance(stated, str):
+        return beside and beside.resolve()
+    return ((beside or Path()) / stated).resolve()
 
 
 def own_places(recipe: Recipe) -> list[str]:
@@ -116,10 +116,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: {first_line(error)}") from error
 
 
-def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+def make(
+    raw: Mapping[str, Any], settings: Sequence[str] = (), beside: Path | None = None
+) -> Recipe:
     """Make a recipe from nested dictionaries and ``section.key=value`` settings.
 
-    The recipe's method and models are checked later, when the recipe is resolved.
+    The recipe's method and models are checked later, when the recipe is resolved. The user's own
+    modules are looked for in the folder ``beside``, unless the recipe states another.
 
     Raises
     ------
@@ -140,8 +143,12 @@ def make(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     # what the recipe names loads torch, so a mistake in its own keys is told before
     from fedgist.recipe.section_options import check_tables, with_checked_options
 
-    check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
-    recipe = with_checked_options(recipe, changed)
+    folder = _code_folder(beside, raw, settings)
+    with modules_from(folder):
+        check_tables(tables, OF_A_METHOD, _table(raw, "objective").get("name"))
+        recipe = with_checked_options(recipe, changed)
+    if folder and any(holds_module(folder, place) for place in own_places(recipe)):
+        recipe = recipe.changed({CODE_FOLDER: str(folder)})
     return recipe.noting([*left_over, *recipe.dropped])
 
 

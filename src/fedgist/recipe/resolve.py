@@ -44,7 +44,8 @@ class Setup:
     """A resolved recipe: its method and models as objects, and its other sections.
 
     ``models`` holds the models of ``[model]`` or ``clients.architectures`` by architecture name. It
-    is empty if the user passed modules in Python, or if the recipe has ``pools``. ``num_clients``
+    is empty if the user passed modules in Python, or if the recipe has ``pools``.
+    ``feature_width`` is the width to which the user's modules are projected. ``num_clients``
     is None if the data determine it. ``text`` is the recipe itself, for the record.
     """
 
@@ -62,6 +63,7 @@ class Setup:
     metrics: tuple[str | OwnMetric, ...]
     models: Mapping[str, ModelTable]
     pools: Mapping[str, PoolTable]
+    feature_width: int | None
     device: str
     num_clients: int | None
     given: Overrides = field(repr=False)
@@ -111,6 +113,7 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         metrics=metrics,
         models=models,
         pools=pools,
+        feature_width=recipe.model.project if recipe.model else None,
         device=usable_device(recipe.engine.device),
         num_clients=_num_clients(recipe, given),
         given=given,

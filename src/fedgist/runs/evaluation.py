@@ -141,7 +141,12 @@ def scoring_notes(side: ServerContext) -> list[str]:
     if has_rows or side.setup.evaluate.train or not side.setup.privacy.share_measurements:
         return []
     problem = f"no model will be scored: {side.data_name} has no test rows; "
-    return [problem + "give test rows, raise data.validation, or set evaluate.train = true"]
+    given = (
+        "give test rows or data.test_fraction"
+        if side.setup.given.data is not None
+        else "give test rows"
+    )
+    return [problem + f"{given}, raise data.validation, or set evaluate.train = true"]
 
 
 def server_columns(models: Mapping[str, Net], ctx: Context) -> Line:

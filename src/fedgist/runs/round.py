@@ -49,6 +49,12 @@ class Observer(Protocol):
         """Handle a message for the user."""
 
 
+def call_optional(observer: Observer, function: str, text: str) -> None:
+    """Call ``working`` or ``chose`` of an observer, if the observer has this function."""
+    if callable(show := getattr(observer, function, None)):
+        show(text)
+
+
 @dataclass
 class Federation:
     """A run at its server: its context, the engine that reaches the clients, and its state.

@@ -45,7 +45,7 @@ from fedgist.runs.record import (
 )
 from fedgist.runs.releases import Releases, read_releases
 from fedgist.runs.resuming import binding_of, check_binding, check_features, of_server
-from fedgist.runs.round import Federation, Observer, start_server
+from fedgist.runs.round import Federation, Observer, call_optional, start_server
 from fedgist.runs.round_record import PausedError
 from fedgist.runs.sealing import DIGESTS, features_in, of_files, sealed
 from fedgist.runs.stop_signals import stoppable
@@ -299,8 +299,7 @@ class _Rounds:
 
     def _pauses(self, text: str) -> bool:
         """Show the progress within a round, and save regularly; return whether to pause."""
-        if callable(show := getattr(self.observer, "working", None)):
-            show(text)
+        call_optional(self.observer, "working", text)
         stopping = self._stops()
         if not stopping and time.monotonic() - self.saved > SAVE_AFTER_S:
             self._save()
@@ -337,9 +336,8 @@ def _end_notes(federation: Federation, lines: Sequence[Line], observer: Observer
     problems = [*_emptiness_notes(federation.side, lines), *_spent_budget_notes(federation)]
     _show_notes(observer, problems)
     choice = selection_notes(federation.side, lines)
-    if callable(show := getattr(observer, "chose", None)):
-        for text in choice:
-            show(text)
+    for text in choice:
+        call_optional(observer, "chose", text)
     return problems + choice
 
 

@@ -119,8 +119,7 @@ def _data(setup: Setup) -> tuple[Dataset, Public | None, Dataset | None]:
 def _groups(setup: Setup, sizes: Sizes, names: Sequence[str]) -> dict[str, ClientGroup]:
     """Return the groups of clients with one model each: the user's own, or the recipe's."""
     if setup.given.groups:
-        width = setup.text.model.project if setup.text.model else None
-        return fitted(setup.given.groups, sizes, width)
+        return fitted(setup.given.groups, sizes, setup.feature_width)
     return groups_of_recipe(setup.models, setup.pools, sizes, names)
 
 

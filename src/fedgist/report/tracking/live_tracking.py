@@ -10,7 +10,7 @@ from pathlib import Path
 from fedgist.report.tracking.sending import LiveSender
 from fedgist.report.tracking.tracker import TrackedRun, Tracker, tracked_run
 from fedgist.runs.record import ROUNDS, Line, read_usable_lines
-from fedgist.runs.round import Observer
+from fedgist.runs.round import Observer, call_optional
 from fedgist.world.server_context import ServerContext
 
 
@@ -67,13 +67,11 @@ class _Tracked:
 
     def chose(self, text: str) -> None:
         """Pass a text on the chosen round on, if the observer shows it."""
-        if callable(show := getattr(self.shown, "chose", None)):
-            show(text)
+        call_optional(self.shown, "chose", text)
 
     def working(self, text: str) -> None:
         """Pass the progress within a long round on, if the observer shows it."""
-        if callable(show := getattr(self.shown, "working", None)):
-            show(text)
+        call_optional(self.shown, "working", text)
 
     def note(self, text: str) -> None:
         """Pass a note on."""
