@@ -10,11 +10,14 @@ from rich.console import Console
 
 import fedgist
 from fedgist.cli.job_progress import job_score
+from fedgist.core.replies import Asked
 from fedgist.engines.delayed_engine import LATE
 from fedgist.recipe.reading import make
 from fedgist.report.formatting import bytes_text
-from fedgist.report.progress import Plain, observing
+from fedgist.report.progress import Plain, observing, troubles
+from fedgist.runs.round_record import RoundRecord
 from fedgist.studies.job import Job
+from fedgist.testing.small_worlds import blobs
 
 
 def test_refused_and_absent_clients_are_named_and_simulated_delays_are_not(
@@ -83,6 +86,26 @@ def test_the_bar_of_a_resumed_run_counts_the_bytes_before(tmp_path: Path) -> Non
     sent = [line["comm/up_bytes"] + line["comm/down_bytes"] for line in result.rounds]
     assert bytes_text(sum(sent[:-1])) in out.getvalue()
     assert bytes_text(sum(sent)) in out.getvalue()
+
+
+def test_absent_clients_appear_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = DEMO | {"clients": {"availability": 0.5}}
+    named = {"Dorf": range(10), "Ulm": range(10, 22), "Bonn": range(22, 32)}
+    fault = "total is not finite"
+    record = RoundRecord(1, refused=[(Asked(1, "mlp"), fault)], absent=[(Asked(2, "mlp"), "gone")])
+    line = record.line(tuple(named))
+    assert line["refused"] == [{"client": 1, "name": "Ulm", "reason": fault}]
+    assert line["absent"] == [{"client": 2, "name": "Bonn", "reason": "gone"}]
+    assert "name" not in record.line()["refused"][0]
+    assert troubles(line) == ["client Ulm: upload refused, " + fault, "absent: client Bonn, gone"]
+    result = fedgist.run(
+        recipe | {"method": {"name": "fedavg"}, "privacy": {"min_replies": 1}},
+        data=blobs(),
+        clients=named,
+        observer=Plain(),
+    )
+    entries = [entry for line in result.rounds for entry in line.get("absent", [])]
+    assert all(entry["name"] == list(named)[entry["client"]] for entry in entries)
 
 
 EARLY = DEMO | {

@@ -210,14 +210,14 @@ def _sent_before(folder: str, done: int) -> int:
 def troubles(line: Line) -> list[str]:
     """Return one sentence for each refused upload, absent client and withheld total of a round."""
     refused = [
-        f"client {upload['client']}{_of_pool(upload)}: upload refused, {upload['reason']}"
+        f"client {_who(upload)}{_of_pool(upload)}: upload refused, {upload['reason']}"
         for upload in line.get("refused", [])
     ]
     absent: dict[str, list[str]] = {}
     for entry in line.get("absent", []):
         if entry["reason"] != LATE:  # simulated lateness is not a problem: the recipe sets it
-            absent.setdefault(entry["reason"], []).append(str(entry["client"]))
-    gone = [f"absent: {_clients(numbers)}, {reason}" for reason, numbers in absent.items()]
+            absent.setdefault(entry["reason"], []).append(_who(entry))
+    gone = [f"absent: {_clients(names)}, {reason}" for reason, names in absent.items()]
     return [*refused, *gone, *line.get("events", [])]
 
 
@@ -225,6 +225,11 @@ def _of_pool(entry: Line) -> str:
     return f" of pool {entry['pool']}" if "pool" in entry else ""
 
 
-def _clients(numbers: list[str], most: int = 8) -> str:
-    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
-    return f"client{'s' if len(numbers) > 1 else ''} {', '.join(numbers[:most])}{more}"
+def _who(entry: Line) -> str:
+    """Return a client's name, or its number if it has none."""
+    return str(entry.get("name", entry["client"]))
+
+
+def _clients(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"client{'s' if len(names) > 1 else ''} {', '.join(names[:most])}{more}"

@@ -137,7 +137,7 @@ class Federation:
         """Do one round or its remaining stages. Round 0 is the exchange before training."""
         now = self._do_stages(number, pauses)
         begin = time.perf_counter() - now.seconds
-        self.edges, line = now.edges, now.record.line()
+        self.edges, line = now.edges, now.record.line(self.side.client_names)
         if self.side.neighbors is not None:
             line["comm/edge_bytes"] = sum(edge["bytes"] for edge in self.edges)
         with watched(self.method, "report", number, *self._held):

@@ -55,6 +55,11 @@ def under_way(table: Line) -> PartialRound:
     return PartialRound(RoundRecord(**record), selected, **rest)
 
 
+def _named(entry: Line, names: Sequence[str]) -> Line:
+    """Return the entry of a client with its name, if it has one."""
+    return {"client": entry["client"], "name": names[entry["client"]]} | entry if names else entry
+
+
 Counts = dict[str, int]  # by architecture; plain, for a round under way is saved
 
 
@@ -116,8 +121,8 @@ class RoundRecord:
         """Note clients whose reply to an earlier round arrived now and is not used."""
         self.late += [self._of(recipient) | {"answers": number} for recipient, number in replies]
 
-    def line(self) -> Line:
-        """Return the round's line."""
+    def line(self, names: Sequence[str] = ()) -> Line:
+        """Return the round's line; ``names`` are the clients' names, if they have any."""
         num_asked = dict(Counter(recipient.architecture for recipient in self.asked))
         line: Line = {"round": self.number}
         line |= self._totals("clients/asked", num_asked)
@@ -126,9 +131,9 @@ class RoundRecord:
             "refused": [self._entry(recipient, reason) for recipient, reason in self.refused],
             "absent": [self._entry(recipient, reason) for recipient, reason in self.absent],
             "late": self.late,
-            "events": self.events,
         }
-        line |= {name: values for name, values in entries.items() if values}
+        line |= {kind: [_named(e, names) for e in some] for kind, some in entries.items() if some}
+        line |= {"events": self.events} if self.events else {}
         line |= self._mean_losses()
         line |= self._totals(UP_BYTES, self.up_bytes)
         line |= self._totals(DOWN_BYTES, self.down_bytes)
