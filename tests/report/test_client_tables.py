@@ -142,3 +142,38 @@ def test_the_command_and_runs_that_it_cannot_show(folder: Path, tmp_path: Path) 
     empty = write_run(tmp_path / "empty", [0.5])
     with pytest.raises(ReportError, match="--by: no run has scores of single clients"):
         by_model(find([empty]))
+
+
+def test_rows_by_another_metric_are_named_and_not_dropped(folder: Path, tmp_path: Path) -> None:
+    recipe: dict[str, Any] = {
+        "method": {"name": "fedavg"},
+        "objective": {"metrics": ["calibration_error"]},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1},
+    }
+    fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path / "other")
+    runs = find([folder, tmp_path / "other"])
+    note = "not shown, without Accuracy of single clients: fedavg"
+    assert note in by_client(runs).caption
+    assert note in by_model(runs).caption
+    drawn = {p.name: p for p in pictures.pictures(comparison.study(runs))}
+    assert note[1:] in drawn["over-clients"].caption
+    assert "Not shown, without local training to compare: fedavg." in drawn["gains"].caption
+
+
+def test_clients_are_drawn_by_the_metric_of_the_runs(tmp_path: Path) -> None:
+    # seen: runs without accuracy were left out of the figure, which was of accuracy in any case
+    recipe: dict[str, Any] = {
+        "method": {"name": "fedavg"},
+        "objective": {"metrics": ["brier"]},
+        "train": {"num_rounds": 1},
+        "engine": {"workers": 1},
+    }
+    result = fedgist.run(recipe, data=blobs(), clients=rows(), out=tmp_path / "run")
+    (picture,) = (
+        p for p in pictures.pictures(comparison.study(find([tmp_path]))) if p.name == "over-clients"
+    )
+    head, *lines = picture.table
+    assert head[-1] == "brier"
+    mean = sum(line[-1] for line in lines) / len(lines)
+    assert mean == pytest.approx(result.rounds[-1]["eval/client/brier_mean"])

@@ -16,6 +16,10 @@ from fedgist.runs.columns import measured, over_clients
 from fedgist.runs.finished.finished_run import FinishedRun
 
 LOCAL = "local"  # the method whose scores a gain is measured against
+OF_MODELS = (
+    "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
+    "number is a mean over seeds"
+)
 UNKNOWN = "-"  # the model of a client in a run recorded before models were
 By = Literal["model", "client"]
 Shower = Callable[[float | None], str]
@@ -80,7 +84,8 @@ def by_client(runs: Sequence[FinishedRun]) -> Sheet:
         for client in sorted(clients)
     )
     head = ("client", "model", "rows", *columns, *(f"{label} - {local}" for label in gains))
-    return Sheet(f"{measure_of(runs).title} by client, seed {seed}", head, lines)
+    title = f"{measure_of(runs).title} by client, seed {seed}"
+    return Sheet(title, head, lines, without_scores(runs))
 
 
 def by_model(runs: Sequence[FinishedRun]) -> Sheet:
@@ -96,9 +101,17 @@ def by_model(runs: Sequence[FinishedRun]) -> Sheet:
         f"{measure_of(runs).title} by model",
         ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
         tuple(sorted(lines, key=lambda line: line[0])),
-        "mean and spread over clients; mean by rows: each client weighted by its test rows; each "
-        "number is a mean over seeds",
+        "; ".join(filter(None, (OF_MODELS, without_scores(runs)))),
     )
+
+
+def without_scores(runs: Sequence[FinishedRun]) -> str:
+    """Return a note on the rows that are not shown, because their clients have no score."""
+    shown = {rows.label for rows in _scored(runs)[1]}
+    absent = [rows.label for rows in group(runs)[0] if rows.label not in shown]
+    if not absent:
+        return ""
+    return f"not shown, without {measure_of(runs).title} of single clients: {', '.join(absent)}"
 
 
 MOST_CLIENTS = 50  # with more, a row per client says nothing at a glance

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgist.methods.common.method_looks import INK
-from fedgist.report.client_tables import gains, measure_of
-from fedgist.report.comparison import Row, Study
+from fedgist.report.client_tables import LOCAL, gains, measure_of, scores_of, without_scores
+from fedgist.report.comparison import Row, Study, common_metric
 from fedgist.report.confusion_pictures import of_confusions
 from fedgist.report.curves import by_bytes, by_round, lines_of
 from fedgist.report.drawing import (
@@ -43,7 +43,7 @@ from fedgist.report.plot_elements import (
 from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.runs.columns import DOWN_BYTES, EPSILON, UP_BYTES
 from fedgist.runs.finished.finished_run import FinishedRun
-from fedgist.runs.record import CLIENTS, FEATURES, Line
+from fedgist.runs.record import CLIENTS, FEATURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,23 +72,29 @@ def pictures(study: Study) -> list[Picture]:
 
 
 def _over_clients(study: Study) -> Picture | None:
-    table: FigureTable = [["row", "seed", "client", "accuracy"]]
-    rows = []
+    runs = [run for row in study.rows for run in row.runs]
+    metric, measure, rows = common_metric(runs), measure_of(runs), []
+    scale = 100.0 if measure.unit == "fraction" else 1.0
+    table: FigureTable = [["row", "seed", "client", metric]]
     for style, row in zip(styles_of_rows(study.rows), study.rows, strict=True):
-        lines = [(run.seed, line) for run in row.runs for line in _last_of_clients(run)]
-        table += [[row.label, seed, line.get("client"), line["accuracy"]] for seed, line in lines]
-        if lines:
-            rows.append((style, row.label, [100 * line["accuracy"] for _, line in lines]))
+        scores = [(run.seed, scores_of(run, metric)) for run in row.runs]
+        values = [(seed, c, of[c].score) for seed, of in scores for c in sorted(of)]
+        table += [[row.label, *value] for value in values]
+        if values:
+            rows.append((style, row.label, [scale * score for _, _, score in values]))
     if not rows:
         return None
     height = rows_height([label for _, label, _ in rows], 0.36)
     figure, axes = new_figure(height=max(1.8, height + 0.8))
     boxes(axes, rows)
-    axes.set_xlabel("accuracy of a client in the last round (%)")
+    unit = " (%)" if scale > 1 else ""
+    axes.set_xlabel(f"{measure.title.lower()} of a client at the end{unit}")
     caption = (
         "Every client of every seed. Box: quartiles and median; whiskers: up to 1.5 times the "
         "box's length."
     )
+    note = without_scores(runs)
+    caption += f" {note[:1].upper()}{note[1:]}." if note else ""
     return Picture("over-clients", "Over clients", caption, figure, table)
 
 
@@ -118,14 +124,11 @@ def _gains(study: Study) -> Picture | None:
         "A point per client and seed, against the same client trained alone. Colour and sign: its "
         "model."
     )
+    alone = [row.label for row in study.rows if row.label not in labels and row.method != LOCAL]
+    caption += (
+        f" Not shown, without local training to compare: {', '.join(alone)}." if alone else ""
+    )
     return Picture("gains", "Gain of each client", caption, figure, table)
-
-
-def _last_of_clients(run: FinishedRun) -> list[Line]:
-    """Return the last round's evaluations of clients on their own rows."""
-    lines = [line for line in run.clients.lines if line.get("split", "client") == "client"]
-    last = max((line["round"] for line in lines), default=0)
-    return [line for line in lines if line["round"] == last and line.get("accuracy") is not None]
 
 
 def _partitions(study: Study) -> list[Picture]:
