@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ import fedgist
 from fedgist.core.method import Context, Method, Replies
 from fedgist.errors import Stopped
 from fedgist.runs import checkpoint
+from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import without_times
 
 CTRL_C, KILL = "Ctrl-C", "kill"
@@ -91,3 +93,17 @@ def gets_more_rounds(recipe: dict[str, Any], folder: Path, **given: Any) -> None
         found = without_times(other)
         found.pop("events", None)  # says that it went on
         assert without_times(line) == found
+
+
+def killed_in_round(number: int, recipe: dict[str, Any], folder: Path, **how: Any) -> None:
+    """Run a recipe as if it were killed at the begin of a round: nothing is saved then."""
+    advance = Federation.advance
+
+    def go(self: Federation, pauses: Any) -> Any:
+        if self.round + 1 == number:
+            raise KeyboardInterrupt
+        return advance(self, pauses)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Federation, "advance", go)
+        fedgist.run(recipe, out=folder, **how)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -21,10 +20,9 @@ from fedgist.errors import ReportError
 from fedgist.report.tracking.tracker_names import TRACKERS, tracker
 from fedgist.report.tracking.wandb_tracker import WandB
 from fedgist.runs.record import Line, read_lines
-from fedgist.runs.round import Federation
 from fedgist.testing.small_worlds import blobs, rows
 
-from interrupted import bare  # isort: skip
+from interrupted import bare, killed_in_round  # isort: skip
 from kept_rounds import KeptRounds  # isort: skip
 
 QUICK: dict[str, Any] = {
@@ -65,20 +63,6 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def killed_in_round(number: int, folder: Path, **how: Any) -> None:
-    """Run a recipe as if it were killed at the begin of a round: nothing is saved then."""
-    advance = Federation.advance
-
-    def go(self: Federation, pauses: Any) -> Any:
-        if self.round + 1 == number:
-            raise KeyboardInterrupt
-        return advance(self, pauses)
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(Federation, "advance", go)
-        fedgist.run(QUICK, out=folder, **GIVEN, **how)
-
-
 def numbers(line: Line) -> dict[str, float]:
     """What a round's line holds of numbers, by an independent rule: JSON has no others."""
     return {k: v for k, v in line.items() if k != "round" and type(v) in {int, float}}
@@ -110,7 +94,7 @@ def test_a_round_is_sent_when_its_line_is_on_the_disk(tmp_path: Path) -> None:
 
 def test_a_resumed_run_logs_only_its_new_rounds(tmp_path: Path) -> None:
     first, second = Logger(), Logger()
-    killed_in_round(4, tmp_path / "run", track=first)
+    killed_in_round(4, QUICK, tmp_path / "run", **GIVEN, track=first)
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track=[second], **GIVEN)
     assert (sorted(first.rounds), sorted(second.rounds)) == ([1, 2, 3], [3, 4])
 
@@ -213,14 +197,16 @@ def test_each_seed_is_a_run_and_a_resumed_one_has_no_round_twice(
 
 
 def test_a_run_that_was_killed_goes_on_in_the_same_log(tmp_path: Path, kept: KeptRounds) -> None:
-    killed_in_round(4, tmp_path / "run", track="mlflow")  # round 3 is sent and not saved
+    killed_in_round(
+        4, QUICK, tmp_path / "run", **GIVEN, track="mlflow"
+    )  # round 3 is sent and not saved
     assert (kept.only.rounds, kept.only.ended) == ([1, 2, 3], False)
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track="mlflow", **GIVEN)
     assert (kept.only.rounds, kept.only.ended) == ([1, 2, 3, 4], True)
 
 
 def test_a_resumed_run_sends_rounds_that_were_not_tracked(tmp_path: Path, kept: KeptRounds) -> None:
-    killed_in_round(4, tmp_path / "run")
+    killed_in_round(4, QUICK, tmp_path / "run", **GIVEN)
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track="mlflow", **GIVEN)
     assert kept.only.rounds == [1, 2, 3, 4]
 
@@ -334,7 +320,7 @@ def test_mlflow_follows_a_run_that_is_killed_and_resumed(tmp_path: Path) -> None
     def look(line: Line) -> None:
         seen.append((only_run().info.status, only_run().data.metrics[ACCURACY] == line[ACCURACY]))
 
-    killed_in_round(4, tmp_path / "run", track=f"mlflow:{uri}", callback=look)
+    killed_in_round(4, QUICK, tmp_path / "run", **GIVEN, track=f"mlflow:{uri}", callback=look)
     assert seen == [("RUNNING", True)] * 3
     assert only_run().info.status == "KILLED"
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track=f"mlflow:{uri}", **GIVEN)
@@ -414,7 +400,7 @@ def test_wandb_has_the_rounds_and_settings_and_no_more(tmp_path: Path, offline: 
 
 
 def test_wandb_has_no_round_of_a_resumed_run_twice(tmp_path: Path, offline: Path) -> None:
-    killed_in_round(4, tmp_path / "run", track="wandb:team/project")
+    killed_in_round(4, QUICK, tmp_path / "run", **GIVEN, track="wandb:team/project")
     (file,) = offline.glob("offline-run-*/run-*.wandb")
     assert [line["_step"] for line in history(logged(file))] == [1, 2, 3]
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track="wandb:team/project", **GIVEN)
@@ -459,7 +445,7 @@ def test_wandb_resumes_a_run_at_its_server(tmp_path: Path, monkeypatch: pytest.M
     server = Server()
     monkeypatch.setitem(sys.modules, "wandb", server)
     monkeypatch.setitem(sys.modules, "wandb.errors", types.SimpleNamespace(Error=OSError))
-    killed_in_round(4, tmp_path / "run", track="wandb:team/project")
+    killed_in_round(4, QUICK, tmp_path / "run", **GIVEN, track="wandb:team/project")
     fedgist.run(QUICK, out=tmp_path / "run", resume=True, track="wandb:team/project", **GIVEN)
     assert list(server.runs.values()) == [[1, 2, 3, 4]]
     assert server.ends == [1, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -17,11 +16,11 @@ from fedgist.errors import CheckpointError, SealError
 from fedgist.report.tracking.tracker_names import TRACKERS
 from fedgist.runs.finished import run_reader
 from fedgist.runs.record import FORMAT_KEY, read_lines
-from fedgist.runs.round import Federation
 from fedgist.runs.run_directory import locked
 from fedgist.runs.run_seals import seal_of
 
 from edits import EDITS, better, later, lines, new, text  # isort: skip
+from interrupted import killed_in_round  # isort: skip
 from kept_rounds import KeptRounds  # isort: skip
 from written import write_run  # isort: skip
 
@@ -44,20 +43,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedgist.run(RECIPE | {"seed": 1}, out=place / "other")
     killed_in_round(4, RECIPE, place / "stopped")
     return place
-
-
-def killed_in_round(number: int, recipe: dict[str, Any], folder: Path, **how: Any) -> None:
-    """Run a recipe as if it were killed at the begin of a round: nothing is saved then."""
-    advance = Federation.advance
-
-    def go(self: Federation, pauses: Any) -> Any:
-        if self.round + 1 == number:
-            raise KeyboardInterrupt
-        return advance(self, pauses)
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(Federation, "advance", go)
-        fedgist.run(recipe, out=folder, **how)
 
 
 @pytest.fixture
