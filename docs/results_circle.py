@@ -108,7 +108,7 @@ def learned(axes: Axes, folder: Path, title: str) -> FigureTable:
 
 
 def averaged(axes: Axes, planes: Path) -> FigureTable:
-    """Draw what LG-FedAvg learns: the line of each client's own head, of the average in red."""
+    """Draw what LG-FedAvg learns: the line of each client's own head, of the average is solid."""
     found, features = plane(planes / "lg_fedavg"), saved(planes / "lg_fedavg")
     assert found is not None
     assert features is not None
@@ -124,9 +124,9 @@ def averaged(axes: Axes, planes: Path) -> FigureTable:
     )
     for border in found.borders:
         x, y = zip(border.start, border.end, strict=True)
-        axes.plot(x, y, color="red", linestyle="--", linewidth=1.8)
+        axes.plot(x, y, color=INK, linestyle="-", linewidth=1.8)
         table.append(["average", "", "", *border.start, *border.end])
-    axes.set_title("LG-FedAvg's own heads, average red")
+    axes.set_title("LG-FedAvg's own heads, average solid")
     return table
 
 

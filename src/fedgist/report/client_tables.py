@@ -102,6 +102,7 @@ def by_model(runs: Sequence[FinishedRun]) -> Sheet:
         ("model", "method", "clients", "rows", "mean", "spread", "mean by rows"),
         tuple(sorted(lines, key=lambda line: line[0])),
         "; ".join(filter(None, (OF_MODELS, without_scores(runs)))),
+        named_by=2,
     )
 
 

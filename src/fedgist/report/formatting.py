@@ -67,14 +67,15 @@ class Sheet:
     """A title, the names of the columns, rows of cells, and a caption.
 
     The first column names the rows and the second is the main one: both stay visible if there is
-    little room. Cells hold unescaped names; the function that shows a sheet escapes them for its
-    format.
+    little room. So do the first ``named_by`` columns, if only these together name a row. Cells hold
+    unescaped names; the function that shows a sheet escapes them for its format.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
+    named_by: int = 1
 
     def filled(self) -> Sheet:
         """Return the table without the columns that hold nothing but dashes."""

@@ -73,7 +73,7 @@ def say(line: str, *, error: bool = False) -> None:
 def blocks_of(sheet: Sheet, room: int) -> tuple[list[list[int]], list[int]]:
     """Return the columns of each block of a sheet that fits in ``room``, and all widths."""
     widths = _fitted(_widths(sheet), room)
-    return _blocks(widths, room), widths
+    return _blocks(widths, room, sheet.named_by), widths
 
 
 def _widths(sheet: Sheet) -> list[int]:
@@ -90,13 +90,19 @@ def _fitted(widths: Sequence[int], room: int) -> list[int]:
     return [first, *(min(width, max(1, room - GAP - first)) for width in rest)]
 
 
-def _blocks(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Return the column numbers of each block; every block has the first column."""
-    blocks, used = [[0]], widths[0]
-    for number, width in enumerate(widths[1:], 1):
-        if used + GAP + width > room and len(blocks[-1]) > 1:
-            blocks.append([0])
-            used = widths[0]
+def _blocks(widths: Sequence[int], room: int, named_by: int = 1) -> list[list[int]]:
+    """Return the column numbers of each block; every block has the columns that name a row.
+
+    >>> _blocks([5, 5, 5, 5], 20, named_by=2)
+    [[0, 1, 2], [0, 1, 3]]
+    """
+    names = list(range(named_by))
+    of_names = sum(widths[:named_by]) + GAP * (named_by - 1)
+    blocks, used = [[*names]], of_names
+    for number, width in enumerate(widths[named_by:], named_by):
+        if used + GAP + width > room and len(blocks[-1]) > named_by:
+            blocks.append([*names])
+            used = of_names
         blocks[-1].append(number)
         used += GAP + width
     return blocks
