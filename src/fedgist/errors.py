@@ -14,6 +14,7 @@
     |   +-- OutputError              a path cannot be written to
     |       +-- DiskFullError        the disk is full
     +-- TooFewRepliesError           a sum over fewer clients than allowed was requested
+    +-- FederationError              the sites of a federation did not answer
     +-- WorkerError (a RuntimeError) a worker process failed or died
     +-- JobsError                    some of many runs failed; the others are complete
 
@@ -100,6 +101,10 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
 
 class TooFewRepliesError(FedgistError):
     """A sum over fewer clients than ``privacy.min_replies`` was requested."""
+
+
+class FederationError(FedgistError):
+    """Too few sites of a federation answered, or the server cannot be reached."""
 
 
 class WorkerError(FedgistError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,9 +21,9 @@ from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import RUN, LoopbackEngine, outlined
 from fedgist.engines.message_form import download_form, upload_form
 from fedgist.engines.outline import Outline
-from fedgist.engines.remote_engine import RemoteEngine
-from fedgist.engines.wire import LoopbackWire
-from fedgist.errors import RecipeError
+from fedgist.engines.remote_engine import Patience, RemoteEngine
+from fedgist.engines.wire import LoopbackWire, Parts
+from fedgist.errors import FederationError, RecipeError
 from fedgist.methods import METHODS
 from fedgist.methods.fedavg import FedAvg
 from fedgist.runs.record import read_lines
@@ -57,10 +57,10 @@ class Meddler(LoopbackWire):
         self.change = change
 
     def exchange(
-        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
-    ) -> list[tuple[int, bytes]]:
-        replies = super().exchange(envelopes, deadline_s)
-        return [(client, blob) for client, reply in replies for blob in self.change(client, reply)]
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
+        replies = super().exchange(envelopes, deadline_s, largest)
+        return ((client, blob) for client, reply in replies for blob in self.change(client, reply))
 
 
 def with_wire(small_world: Any, change: Change) -> Federation:
@@ -240,15 +240,15 @@ class SlowTraining(LoopbackWire):
     held: ClassVar[list[tuple[int, bytes]]] = []
 
     def exchange(
-        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
-    ) -> list[tuple[int, bytes]]:
-        replies = super().exchange(envelopes, deadline_s)
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
+        replies = list(super().exchange(envelopes, deadline_s, largest))
         header, _ = unseal(replies[0][1], ANY_SIZE)
         if header.stage == "evaluate":
             delivered, self.held[:] = [*self.held, *replies], []
-            return delivered
+            return iter(delivered)
         self.held[:] = [pair for pair in replies if pair[0] == 2 and header.round == 1]
-        return [pair for pair in replies if pair not in self.held]
+        return iter([pair for pair in replies if pair not in self.held])
 
 
 def test_a_reply_that_arrives_during_an_evaluation_is_not_lost() -> None:
@@ -505,3 +505,71 @@ def test_an_outline_knows_the_shapes_of_what_a_method_shares_and_no_more() -> No
         forms.append(upload_form(method, ctx, "mlp", down))
     assert forms[0] == forms[1]
     assert set(forms[1].arrays) == {"rows", *(f"arrays/{name}" for name in body)}
+
+
+class Unsteady(LoopbackWire):
+    """A wire that loses the replies of some clients in the first attempts of a stage."""
+
+    def __init__(self, lost: dict[int, set[int]]) -> None:
+        super().__init__({})
+        self.lost = lost  # clients by attempt
+        self.requests: list[tuple[int, int, str]] = []  # client, attempt, digest of the download
+
+    def exchange(
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
+        attempt = 1
+        for client, parts in envelopes:
+            header, _ = unseal(b"".join(parts), ANY_SIZE)
+            if header.purpose == "train":
+                attempt = header.attempt
+                self.requests.append((client, attempt, header.messages["download"].digest))
+        for client, blob in super().exchange(envelopes, deadline_s, largest):
+            if client not in self.lost.get(attempt, ()):
+                yield client, blob
+
+
+def patient(lost: dict[int, set[int]], patience: Patience) -> tuple[Federation, Unsteady]:
+    small_world, wire = world("fedavg"), Unsteady(lost)
+    engine = loopback(small_world, ALONE, wire)
+    wire.clients = {client: site.handle for client, site in engine.sites.items()}
+    engine.remote.patience = patience
+    return Federation(small_world.server, engine, start_server(small_world.server)), wire
+
+
+def test_a_round_with_too_few_replies_is_asked_again_and_counts_once() -> None:
+    fed, wire = patient({1: {1, 2, 3}, 2: {3}}, Patience(least_replies=4, most_attempts=3))
+    line, _ = fed.advance()
+    steady, _ = patient({1: {3}}, Patience())
+    expected, _ = steady.advance()
+    assert line["clients/replied"] == 4
+    assert [entry["client"] for entry in line["absent"]] == [3]
+    assert line["comm/up_bytes"] == expected["comm/up_bytes"]
+    ours, theirs = named(fed.server), named(steady.server)
+    for name, array in theirs.items():  # added in the order of the attempts
+        torch.testing.assert_close(ours[name], array, atol=1e-6, rtol=1e-6)
+    # those that replied are not asked again; the others get the same download
+    assert [(client, attempt) for client, attempt, _ in wire.requests] == [
+        *((client, 1) for client in range(5)),
+        *((client, 2) for client in (1, 2, 3)),
+    ]
+    assert len({digest for *_, digest in wire.requests}) == 1
+    (event,) = line["events"]
+    assert event.startswith("round 1, stage train was asked again (attempt 2): 2 of 5 clients rep")
+
+
+def test_a_run_stops_if_too_few_answer_in_every_attempt() -> None:
+    waits: list[str] = []
+    fed, _ = patient({1: {0, 1}, 2: {0, 1}}, Patience(least_replies=4, most_attempts=2))
+    assert isinstance(fed.engine, LoopbackEngine)
+    fed.engine.remote.before_repeating = waits.append
+    with pytest.raises(FederationError, match=r"was asked 2 times; 3 of 5 .*client 0: no reply"):
+        fed.advance()
+    assert len(waits) == 1
+
+
+def test_answers_that_nobody_asked_for_are_counted() -> None:
+    fed = with_wire(world("fedavg"), only(2, lambda blob: [blob, blob, blob]))
+    first, second = fed.advance()[0], fed.advance()[0]
+    assert first["events"] == second["events"]
+    assert first["events"] == ["2 unexpected answers of client 2 dropped"]

@@ -13,7 +13,7 @@ from fedgist.engines.engine import EVALUATE, Split
 from fedgist.engines.envelope import Header, seal, unseal
 from fedgist.engines.loopback_engine import task_of_site
 from fedgist.engines.site import Keep, Site, SiteState, population_of_one
-from fedgist.errors import MethodError
+from fedgist.errors import MessageError, MethodError
 from fedgist.runs.prepare import host_settings
 from fedgist.runs.round import context, start_server
 from fedgist.testing.small_worlds import SIZES, world
@@ -165,3 +165,76 @@ def test_a_release_is_kept_before_its_training_and_its_reply_before_it_is_sent()
     for old, new in zip(leaves(start.client), leaves(before.client), strict=True):
         assert torch.equal(old, new), "training had begun"
     assert [done.reply for done in after.answered.values()] == [reply]
+
+
+class Decides:
+    """A consent that refuses what it is given, and counts its questions."""
+
+    def __init__(self, training: str = "", sending: str = "") -> None:
+        self.training, self.sending = training, sending
+        self.steps: list[str] = []
+
+    def before_training(self, request: Header) -> None:
+        self.steps.append("policy and charge")
+        if self.training:
+            raise MessageError(self.training)
+
+    def before_sending(self, request: Header, reply: bytes) -> None:
+        self.steps.append(f"reply of round {request.round}")
+        if self.sending:
+            raise MessageError(self.sending)
+
+
+def consenting(small: World, consent: Decides, keep: Keep | None = None) -> Site:
+    site = site_of(small, keep)
+    site.consent = consent
+    return site
+
+
+def test_the_policy_comes_before_the_charge_and_the_state_before_sending() -> None:
+    small, decides = world("fedlog", privacy=LOCAL), Decides()
+
+    def keep(state: SiteState) -> None:
+        decides.steps.append(f"state with {len(state.answered)} answers")
+
+    site = consenting(small, decides, keep)
+    assert answer(site, request(small, 1))[0] == "reply"
+    assert answer(site, request(small, 1))[0] == "reply"  # the stored one: nothing is asked again
+    assert decides.steps == [
+        "policy and charge",
+        "state with 0 answers",
+        "reply of round 1",
+        "state with 1 answers",
+    ]
+
+
+def test_a_refused_request_is_no_release() -> None:
+    small = world("fedlog", privacy=LOCAL)
+    site = consenting(small, Decides(training="only fedproto may run here"), lambda _: None)
+    assert answer(site, request(small, 1)) == ("refusal", "only fedproto may run here")
+    assert not site.released
+    site.consent = Decides()
+    assert answer(site, request(small, 1))[0] == "reply"
+
+
+@pytest.mark.parametrize("fails", ["train", "reply"])
+def test_any_failure_of_a_site_is_a_refusal_without_its_text(
+    fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = world("fedper")
+    site, untouched = site_of(small), site_of(small)
+    if fails == "reply":
+        site.consent = Decides(sending="too large")
+        assert answer(site, request(small, 1)) == ("refusal", "too large")
+    else:
+
+        def training(*given: Any) -> Any:
+            raise RuntimeError("patient 4711 has no label")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(site.host, "train", training)
+            assert answer(site, request(small, 1)) == ("refusal", "the site failed: RuntimeError")
+        assert "patient 4711" in caplog.text
+    site.consent = Decides()
+    # the site goes on from the state before
+    assert site.handle(request(small, 1)) == untouched.handle(request(small, 1))

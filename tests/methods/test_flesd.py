@@ -381,9 +381,9 @@ def test_other_public_rows_than_the_servers_are_named() -> None:
 def test_a_site_with_other_public_rows_is_refused_and_the_others_go_on() -> None:
     # seen: one such site ended the run for all
     class Other(LoopbackWire):
-        def exchange(self, envelopes: Any, deadline_s: Any) -> Any:
-            replies = super().exchange(envelopes, deadline_s)
-            return [(client, change(blob) if client == 2 else blob) for client, blob in replies]
+        def exchange(self, envelopes: Any, deadline_s: Any, largest: int) -> Any:
+            replies = super().exchange(envelopes, deadline_s, largest)
+            return ((client, change(blob) if client == 2 else blob) for client, blob in replies)
 
     def change(blob: bytes) -> bytes:
         header, messages = unseal(blob, 1 << 30)

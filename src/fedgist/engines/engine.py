@@ -144,7 +144,8 @@ class Answer:
     one. ``refused`` are clients whose message was rejected, and ``absent`` are clients without an
     answer, each with the reason. ``losses`` are the mean training losses of the clients that share
     them. ``upload_bytes`` is the payload of all accepted uploads, by architecture. ``wire_bytes``
-    are the bytes on the network, up and down, if there is one.
+    are the bytes on the network, up and down, if there is one. ``events`` are sentences for the
+    record about requests that were repeated, and replies that were dropped.
     """
 
     subtotals: tuple[Subtotal, ...] = ()
@@ -154,6 +155,7 @@ class Answer:
     losses: Mapping[Asked, float] = field(default_factory=dict)
     upload_bytes: Mapping[str, int] = field(default_factory=dict)
     wire_bytes: tuple[int, int] | None = None
+    events: tuple[str, ...] = ()
 
 
 class Engine(Protocol):

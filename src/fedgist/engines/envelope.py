@@ -43,7 +43,8 @@ class Header(_Strict):
     """The header of an envelope.
 
     ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``reply`` for a
-    client's messages, and ``refusal`` for a client's reason against an answer.
+    client's messages, and ``refusal`` for a client's reason against an answer. ``attempt`` counts
+    the requests for this stage: a server repeats those without a reply if too few clients answered.
     """
 
     purpose: Literal["train", "score", "reply", "refusal"]
@@ -53,6 +54,7 @@ class Header(_Strict):
     client: Number
     architecture: Text
     split: Split | None = None
+    attempt: Number = 1
     reason: Text = ""
     messages: dict[Text, Enclosed] = {}
 
@@ -74,11 +76,16 @@ class Packed:
 
 def seal(header: Header, messages: Mapping[str, Tree | Packed]) -> bytes:
     """Return an envelope with these messages, by name."""
+    return b"".join(in_parts(header, messages))
+
+
+def in_parts(header: Header, messages: Mapping[str, Tree | Packed]) -> tuple[bytes, ...]:
+    """Return an envelope in parts: its beginning, and the bytes of each message."""
     packed = {n: m if isinstance(m, Packed) else Packed.of(m) for n, m in messages.items()}
     about = {name: message.about for name, message in packed.items()}
     head = header.model_copy(update={"messages": about}).model_dump_json().encode()
     blobs = (message.blob for message in packed.values())
-    return b"".join([MAGIC, len(head).to_bytes(4, "big"), _checksum(head), head, *blobs])
+    return b"".join([MAGIC, len(head).to_bytes(4, "big"), _checksum(head), head]), *blobs
 
 
 def unseal(envelope: bytes, limit: int) -> tuple[Header, dict[str, Any]]:

@@ -4,12 +4,16 @@ It seals each download in an envelope, sends the envelope, and validates replies
 does: the right run, a registered type, the expected form, finite numbers. A reply counts at most
 once. A reply that arrives after its stage is passed on with its round. The round loop and the
 method decide whether it is used.
+
+If too few clients answered a stage, the others are asked again, with the same download. The replies
+that arrived are kept, so no client trains or releases twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,16 +36,36 @@ from fedgist.engines.engine import (
     TrainingLoss,
     collect,
     metrics_of,
-    upload_bytes,
 )
-from fedgist.engines.envelope import Header, Packed, seal, unseal
+from fedgist.engines.envelope import Header, Packed, in_parts, unseal
+from fedgist.engines.inbox import Inbox, OrderKey
 from fedgist.engines.message_form import upload_form
 from fedgist.engines.site import SLACK
-from fedgist.engines.wire import Wire
-from fedgist.errors import MessageError, printable
+from fedgist.engines.wire import Parts, Wire
+from fedgist.errors import FederationError, MessageError, printable
 
 FORGOTTEN_AFTER = 50  # rounds after which a late reply is dropped
-OrderKey = tuple[int, str, int, str]  # round, stage, client, architecture
+FIRST_ROUNDS = (0, 1)
+Envelopes = list[tuple[int, Parts]]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits for replies, and how many it needs.
+
+    A stage with fewer than ``least_replies`` replies at its deadline is asked again, until it was
+    asked ``most_attempts`` times. ``first_deadline_s`` holds for the first two rounds, in which
+    sites prepare. None means no deadline.
+    """
+
+    deadline_s: float | None = None
+    first_deadline_s: float | None = None
+    least_replies: int = 0
+    most_attempts: int = 1
+
+    def deadline(self, number: int) -> float | None:
+        """Return the deadline of a stage in a round, in seconds."""
+        return self.first_deadline_s if number in FIRST_ROUNDS else self.deadline_s
 
 
 @dataclass(frozen=True)
@@ -52,47 +76,46 @@ class _Asked:
     form: Form
 
 
-@dataclass
-class _Inbox:
-    """Received replies that have not been passed on yet."""
-
-    parts: list[Subtotal | Reply] = field(default_factory=list)
-    refused: list[tuple[Asked, str]] = field(default_factory=list)
-    losses: dict[OrderKey, float] = field(default_factory=dict)
-    answered: set[OrderKey] = field(default_factory=set)
-    received_bytes: int = 0
-
-
 class RemoteEngine:
     """Clients at sites, which answer over a wire until a deadline."""
 
     def __init__(
-        self, method: Method, wire: Wire, *, run: str, deadline_s: float | None = None
+        self,
+        method: Method,
+        wire: Wire,
+        *,
+        run: str,
+        patience: Patience | None = None,
+        before_repeating: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Connect to a wire; ``run`` is the run's own name, which every envelope carries."""
-        self.method, self.wire, self.run, self.deadline_s = method, wire, run, deadline_s
+        """Connect to a wire; ``run`` is the run's own name, which every envelope carries.
+
+        ``before_repeating`` is called before a stage is asked again, with the reason. It may wait.
+        """
+        self.method, self.wire, self.run = method, wire, run
+        self.patience, self.before_repeating = patience or Patience(), before_repeating
         self.under_way: dict[OrderKey, _Asked] = {}
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.largest = 0  # bytes of the largest upload requested so far
-        self.inbox = _Inbox()
+        self.inbox = Inbox()
+        self.unasked: Counter[int] = Counter()  # dropped replies by client
 
     def ask(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> Answer:
         """Send each order with its download; return the replies received in time.
 
         Late replies of earlier rounds are part of the answer.
+
+        Raises
+        ------
+        FederationError
+            If too few clients answered in every attempt.
         """
         oldest = ctx.round - FORGOTTEN_AFTER
         self.under_way = {k: pending for k, pending in self.under_way.items() if k[0] > oldest}
-        for order, down in zip(orders, downs, strict=True):
-            self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
-        envelopes = self._envelopes("train", ctx, orders, downs, None)
-        for client, blob in self._exchange(envelopes):
-            self._receive(client, blob)
-        inbox, self.inbox = self.inbox, _Inbox()
+        sent, events = self._ask_until_enough(ctx, orders, downs)
         # a reply to another stage waits until that stage comes again
-        others = [part for part in inbox.parts if part.stage != ctx.stage]
-        self.inbox.parts = [part for part in others if part.round > oldest]
-        parts = [part for part in inbox.parts if part.stage == ctx.stage]
+        inbox = self.inbox
+        parts, sizes, self.inbox = inbox.taken(ctx.stage, oldest)
         keys = {_key(ctx, order): order.asked for order in orders}
         return Answer(
             tuple(part for part in parts if isinstance(part, Subtotal)),
@@ -100,8 +123,9 @@ class RemoteEngine:
             tuple(sorted(inbox.refused)),
             self._absent(ctx, orders, inbox),
             {keys[key]: loss for key, loss in sorted(inbox.losses.items()) if key in keys},
-            upload_bytes(parts),
-            (inbox.received_bytes, sum(len(envelope) for _, envelope in envelopes)),
+            sizes,
+            (inbox.received_bytes, sent),
+            (*events, *self._unasked_events()),
         )
 
     def score(
@@ -110,7 +134,7 @@ class RemoteEngine:
         """Let each client score its model after this download, on its own rows."""
         envelopes = self._envelopes("score", ctx, orders, downs, split)
         tables: dict[str, dict[int, ScoreTable]] = {}
-        for client, blob in self._exchange(envelopes):
+        for client, blob in self._exchange(ctx, envelopes):
             try:
                 header, messages = unseal(blob, self.largest + SLACK)
                 if header.stage != ctx.stage:
@@ -128,6 +152,61 @@ class RemoteEngine:
         """Close the wire."""
         self.wire.close()
 
+    def _ask_until_enough(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]
+    ) -> tuple[int, list[str]]:
+        """Ask, and ask those without a reply again, until enough replied.
+
+        Return the bytes that were sent, and events for the record.
+        """
+        events: list[str] = []
+        sent, most = 0, self.patience.most_attempts
+        least = min(self.patience.least_replies, len(orders))
+        for attempt in range(1, most + 1):
+            sent += self._ask_once(ctx, orders, downs, attempt)
+            count = sum(_key(ctx, order) in self.inbox.answered for order in orders)
+            if count >= least:
+                return sent, events
+            problem = f"{count} of {len(orders)} clients replied, and {least} are needed: "
+            problem += self._lacking(ctx, orders)
+            stage = f"round {ctx.round}, stage {ctx.stage}"
+            if attempt < most:
+                events.append(f"{stage} was asked again (attempt {attempt + 1}): {problem}")
+                self.before_repeating(events[-1])
+        raise FederationError(f"{stage} was asked {most} times; {problem}")
+
+    def _ask_once(
+        self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree], attempt: int
+    ) -> int:
+        """Ask the clients that have not replied to this stage; return the bytes sent."""
+        pairs = [
+            (order, down)
+            for order, down in zip(orders, downs, strict=True)
+            if _key(ctx, order) not in self.inbox.answered
+        ]
+        again = {order.asked for order, _ in pairs}
+        self.inbox.refused = [entry for entry in self.inbox.refused if entry[0] not in again]
+        for order, down in pairs:
+            self.under_way[_key(ctx, order)] = _Asked(order, self._form(ctx, order, down))
+        recipients, messages = [order for order, _ in pairs], [down for _, down in pairs]
+        envelopes = self._envelopes("train", ctx, recipients, messages, None, attempt)
+        for client, blob in self._exchange(ctx, envelopes):
+            self._receive(client, blob)
+        return sum(len(part) for _, parts in envelopes for part in parts)
+
+    def _lacking(self, ctx: Context, orders: Sequence[Order]) -> str:
+        """Return the clients without a reply, each with the reason."""
+        missing = [*self.inbox.refused, *self._absent(ctx, orders, self.inbox)]
+        return "; ".join(f"client {who.client}: {reason}" for who, reason in missing)
+
+    def _unasked_events(self) -> list[str]:
+        counts = self.unasked + Counter(self.wire.unasked())
+        self.unasked.clear()
+        return [
+            f"{count} unexpected answer{'s' * (count > 1)} of client {client} dropped"
+            for client, count in sorted(counts.items())
+        ]
+
     def _envelopes(
         self,
         purpose: Any,
@@ -135,9 +214,10 @@ class RemoteEngine:
         orders: Sequence[Order],
         downs: Sequence[Tree],
         split: Split | None,
-    ) -> list[tuple[int, bytes]]:
+        attempt: int = 1,
+    ) -> Envelopes:
         packed: dict[int, Packed] = {}  # a broadcast is one object
-        envelopes = []
+        envelopes: Envelopes = []
         for order, down in zip(orders, downs, strict=True):
             if id(down) not in packed:
                 packed[id(down)] = Packed.of(down)
@@ -149,26 +229,28 @@ class RemoteEngine:
                 client=order.client,
                 architecture=order.architecture,
                 split=split,
+                attempt=attempt,
             )
-            envelopes.append((order.client, seal(header, {"download": packed[id(down)]})))
+            envelopes.append((order.client, in_parts(header, {"download": packed[id(down)]})))
         return envelopes
 
-    def _exchange(self, envelopes: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Return the replies ordered by client: the order of arrival must not matter."""
-        arrivals = self.wire.exchange(envelopes, self.deadline_s)
-        return sorted(arrivals, key=lambda pair: pair[0])
+    def _exchange(self, ctx: Context, envelopes: Envelopes) -> Iterator[tuple[int, bytes]]:
+        """Yield the replies ordered by client: the order of arrival must not matter."""
+        deadline_s = self.patience.deadline(ctx.round)
+        return self.wire.exchange(envelopes, deadline_s, self.largest + SLACK)
 
     def _receive(self, client: int, blob: bytes) -> None:
         """Validate a reply and add it to the inbox."""
         self.inbox.received_bytes += len(blob)
         pending: _Asked | None = None
         try:
-            header, messages = unseal(blob, self.largest + SLACK)
+            header, messages = self._opened(blob)
             self._check(client, header)
             key = (header.round, header.stage, client, header.architecture)
             pending = self.under_way.pop(key, None)
-            if pending is None:
-                return  # it was counted before, or was not requested
+            if pending is None:  # it was counted before, or was not requested
+                self.unasked[client] += 1
+                return
             if header.purpose == "refusal":
                 self.inbox.refused.append((pending.order.asked, printable(header.reason)))
                 return
@@ -176,6 +258,12 @@ class RemoteEngine:
         except MessageError as error:
             who = pending.order.asked if pending else self._waited_for(client)
             self.inbox.refused.append((who, str(error)))
+
+    def _opened(self, blob: bytes) -> tuple[Header, dict[str, Tree]]:
+        """Return the header and the messages of a reply. A reply without bytes was too large."""
+        if not blob:
+            raise MessageError(f"its reply has more than {self.largest + SLACK} bytes")
+        return unseal(blob, self.largest + SLACK)
 
     def _waited_for(self, client: int) -> Asked:
         """Return the client's newest order, as the likely one for a reply that names none."""
@@ -189,16 +277,15 @@ class RemoteEngine:
             raise MessageError(reason)
         self.inbox.answered.add(key)
         if reduction(type(upload)) == "sum":
-            part = Subtotal(architecture, (client,), number, stage, upload)
-            self.inbox.parts.append(part)
+            self.inbox.add(Subtotal(architecture, (client,), number, stage, upload))
         else:
-            self.inbox.parts.append(Reply(pending.order, number, stage, upload))
+            self.inbox.add(Reply(pending.order, number, stage, upload))
         loss = messages.get("loss")
         if isinstance(loss, TrainingLoss) and loss.loss.shape == () and is_finite(loss.loss):
             self.inbox.losses[key] = float(loss.loss)
 
     def _absent(
-        self, ctx: Context, orders: Sequence[Order], inbox: _Inbox
+        self, ctx: Context, orders: Sequence[Order], inbox: Inbox
     ) -> tuple[tuple[Asked, str], ...]:
         """Return the clients that neither answered nor were refused, each with the reason."""
         refused, present = {client for client, _ in inbox.refused}, self.wire.present()

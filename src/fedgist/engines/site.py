@@ -9,13 +9,17 @@ A site answers only stages with clients, in rounds up to the last one. Under pri
 of these stages once, because its privacy budget is divided among them. Its releases are part of its
 state, which is stored before training begins and again before the reply is sent. A site that is
 killed in between does not release that stage again.
+
+A site's :class:`Consent` decides what leaves it. Its policy comes before the privacy budget is
+charged, the charge before training, and the stored state before the reply is sent.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +38,7 @@ from fedgist.training.stacking_plan import Plan
 
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
 SLACK = 1 << 20  # bytes of an envelope in addition to the expected payload
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,26 @@ class SiteState:
 Keep = Callable[[SiteState], None]
 
 
+class Consent(Protocol):
+    """A site's decision on each release. Both functions raise MessageError to refuse one."""
+
+    def before_training(self, request: Header) -> None:
+        """Check a request against the site's policy, and charge its privacy budget durably."""
+
+    def before_sending(self, request: Header, reply: bytes) -> None:
+        """Check a finished reply, before it is stored and sent."""
+
+
+class FullConsent:
+    """The consent of a simulated site: everything may leave."""
+
+    def before_training(self, request: Header) -> None:
+        """Accept the request."""
+
+    def before_sending(self, request: Header, reply: bytes) -> None:
+        """Accept the reply."""
+
+
 class Site:
     """One unstacked client that answers a server's envelopes."""
 
@@ -76,11 +101,13 @@ class Site:
         run: str,
         rounds_kept: int = 2,
         keep: Keep | None = None,
+        consent: Consent | None = None,
     ) -> None:
         """Host a population of one client; stages of ``rounds_kept`` rounds can be repeated.
 
         ``keep`` stores the site's state durably: it returns when the state would survive a restart.
         """
+        self.consent = consent or FullConsent()
         (self.client,) = population.clients
         if task.privacy is not None and task.privacy.source == "system":
             if keep is None:
@@ -105,7 +132,11 @@ class Site:
         self.largest = 4 * largest + SLACK  # bytes of the largest envelope that is opened
 
     def handle(self, envelope: bytes) -> bytes:
-        """Answer an envelope with a reply, or with a refusal and its reason."""
+        """Answer an envelope with a reply, or with a refusal and its reason.
+
+        Any failure of the site is a refusal, too. The server reads the type of the error alone,
+        because its text may show rows; the text stays in the site's own log.
+        """
         header = Header(
             purpose="refusal",
             run=self.run,
@@ -122,8 +153,11 @@ class Site:
                 return self._score(request, down)
             return self._train(request, down)
         except MessageError as error:
-            refusal = header.model_copy(update={"purpose": "refusal", "reason": str(error)[:500]})
-            return seal(refusal, {})
+            reason = str(error)[:500]
+        except Exception as error:
+            LOG.exception("round %d, stage %s failed", header.round, header.stage)
+            reason = f"the site failed: {type(error).__name__}"
+        return seal(header.model_copy(update={"purpose": "refusal", "reason": reason}), {})
 
     def state(self) -> SiteState:
         """Return the state for a restart."""
@@ -215,12 +249,21 @@ class Site:
         digest = request.messages["download"].digest
         if (answered := self.done.get(key)) is not None and answered.digest == digest:
             return answered.reply
+        self._check_repeatable(key)
         self._check_release(key, digest)
+        self.consent.before_training(request)
+        if self.task.privacy is not None:
+            self.released[key] = digest
         self._go_back(key)
         state = self.state()
         if self.keep:
-            self.keep(state)  # the privacy budget is charged before the release exists
-        reply = self._do(request, down)
+            self.keep(state)  # the release is recorded before it exists
+        try:
+            reply = self._do(request, down)
+            self.consent.before_sending(request, reply)
+        except Exception:
+            self.host.restore(state.client)  # a part of the training may be in it
+            raise
         self.done[key] = Answered(digest, state.client, reply)
         self._forget(request.round - self.rounds_kept)
         if self.keep:
@@ -240,14 +283,15 @@ class Site:
             raise MessageError(
                 f"the release of round {key[0]} was made: another one would cost more privacy"
             )
-        self.released[key] = digest
 
-    def _go_back(self, key: StageKey) -> None:
-        """Return to the state before a stage, if this stage or a later one was answered already."""
+    def _check_repeatable(self, key: StageKey) -> None:
         if key <= self.forgotten:
             raise MessageError(
                 f"round {key[0]} lies too far back: only {self.rounds_kept} rounds are remembered"
             )
+
+    def _go_back(self, key: StageKey) -> None:
+        """Return to the state before a stage, if this stage or a later one was answered already."""
         undone = sorted(k for k in self.done if k >= key)
         if undone:
             self.host.restore(self.done[undone[0]].before)

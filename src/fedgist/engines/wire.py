@@ -6,8 +6,11 @@ network, only the loop-back wire is replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
+
+# an envelope in parts, to be sent one after the other: clients share the parts of a broadcast
+Parts = Sequence[bytes]
 
 
 class Wire(Protocol):
@@ -17,12 +20,22 @@ class Wire(Protocol):
         """Return the clients that can be reached now."""
 
     def exchange(
-        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
-    ) -> list[tuple[int, bytes]]:
-        """Send an envelope to each client; return the replies at the deadline or when all answered.
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
+        """Send an envelope to each client; yield the replies as (client, bytes).
 
-        Each reply is (its client, its bytes), in any order. A client that cannot be reached is left
-        out. A reply after the deadline is returned by a later exchange.
+        Replies are ordered by client, so that the order of arrival does not matter. A reply is
+        yielded as soon as all clients before it have answered, or at the deadline. A client that
+        cannot be reached is left out. A client whose connection is lost is sent its envelope again
+        if it comes back before the deadline. A reply after the deadline is yielded by a later
+        exchange. ``largest`` is the size in bytes of the largest acceptable reply: a wire refuses a
+        larger one before it holds it, as a reply of no bytes.
+        """
+
+    def unasked(self) -> Mapping[int, int]:
+        """Return the number of replies per client that no request asked for, since the last call.
+
+        The wire has dropped them.
         """
 
     def close(self) -> None:
@@ -40,15 +53,17 @@ class LoopbackWire:
         return frozenset(self.clients)
 
     def exchange(
-        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
-    ) -> list[tuple[int, bytes]]:
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
         """Let the clients answer one after the other, without delays."""
-        del deadline_s
-        return [
-            (client, self.clients[client](envelope))
-            for client, envelope in envelopes
-            if client in self.clients
-        ]
+        del deadline_s, largest
+        for client, parts in sorted(envelopes, key=lambda pair: pair[0]):
+            if client in self.clients:
+                yield client, self.clients[client](b"".join(parts))
+
+    def unasked(self) -> Mapping[int, int]:
+        """Return nothing: a function answers only when it is called."""
+        return {}
 
     def close(self) -> None:
         """Remove the clients."""

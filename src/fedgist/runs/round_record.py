@@ -103,6 +103,7 @@ class RoundRecord:
     def answered(self, answer: Answer, used: Iterable[Asked], replies: Replies) -> None:
         """Count the replies and those that are ``used``, and note withheld totals."""
         self.refused += answer.refused
+        self.events += answer.events
         self.absent += answer.absent
         self.replied = _sum(self.replied, Counter(recipient.architecture for recipient in used))
         self.losses += answer.losses.items()

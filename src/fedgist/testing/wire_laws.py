@@ -6,7 +6,7 @@ late reply counts only if the method accepts it, and no reply is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedgist.engines.delayed_engine import DelayedEngine
 from fedgist.engines.engine import Answer, Engine
 from fedgist.engines.envelope import unseal
 from fedgist.engines.loopback_engine import LoopbackEngine, outlined
-from fedgist.engines.wire import LoopbackWire
+from fedgist.engines.wire import LoopbackWire, Parts
 from fedgist.runs.record import Line
 from fedgist.runs.round import start_server
 from fedgist.testing.method_under_test import MethodUnderTest
@@ -58,21 +58,25 @@ class UnreliableWire:
         return self.inner.present()
 
     def exchange(
-        self, envelopes: Sequence[tuple[int, bytes]], deadline_s: float | None
-    ) -> list[tuple[int, bytes]]:
+        self, envelopes: Sequence[tuple[int, Parts]], deadline_s: float | None, largest: int
+    ) -> Iterator[tuple[int, bytes]]:
         """Exchange envelopes, with faults except during evaluation."""
-        header, _ = unseal(envelopes[0][1], ANY_SIZE)
+        header, _ = unseal(b"".join(envelopes[0][1]), ANY_SIZE)
         if header.purpose == "score":
-            return self.inner.exchange(envelopes, deadline_s)
+            return self.inner.exchange(envelopes, deadline_s, largest)
         reached = [pair for pair in envelopes if pair[0] not in ABSENT.get(header.round, ())]
-        arrivals = self.inner.exchange(reached, deadline_s)
+        arrivals = list(self.inner.exchange(reached, deadline_s, largest))
         again = [pair for pair in reached if pair[0] == TWICE]
-        arrivals += self.inner.exchange(again, deadline_s)
+        arrivals += self.inner.exchange(again, deadline_s, largest)
         delivered = [pair for number, pair in self.held if number < header.round]
         self.held = [(number, pair) for number, pair in self.held if number >= header.round]
         late = LATE.get(header.round, ())
         self.held += [(header.round, pair) for pair in arrivals if pair[0] in late]
-        return delivered + [pair for pair in arrivals if pair[0] not in late]
+        return iter(sorted(delivered + [pair for pair in arrivals if pair[0] not in late]))
+
+    def unasked(self) -> Mapping[int, int]:
+        """Return nothing: only engines drop replies here."""
+        return {}
 
     def close(self) -> None:
         """Close the wire."""
