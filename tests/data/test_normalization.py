@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import Column, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples, by_client, examples
 from fedgist.data.normalization import client_moments, with_moments
 from fedgist.data.partition import Partition
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError
 
 RNG = np.random.default_rng(0)

@@ -213,7 +213,7 @@ def partition(
     screen = console()
     if recipe is None:
         screen.print(words(NONE_GIVEN, "dim"))
-    screen.print(words(f"data: {world.data.summary}", "dim"))
+    screen.print(words(f"data: {world.data.facts.summary}", "dim"))
     screen.print(SheetView(_partition_sheet(world, counts)))
     if figure:
         partition_figure(split, figure)

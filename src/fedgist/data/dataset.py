@@ -9,30 +9,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedgist.data.facts import DataFacts
+from fedgist.data.table_columns import Column
 from fedgist.data.vocabulary import Vocabulary
-from fedgist.errors import DataError, listed, printable
+from fedgist.errors import DataError, listed
 
 _LEAST_DIMS = 2  # rows, and the numbers in each row
 _TEXT_DIMS = 2  # dimensions of labels of texts: rows and positions
-_SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
 MANY_CLASSES = 1000  # up to this number is plausible for any number of rows
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: a number, or categories encoded as one 0/1 number each."""
-
-    name: str
-    categories: tuple[str, ...] | None = None
-    closed: bool = False  # other categories are an error; otherwise they are encoded as all zeros
-    found: bool = False  # the categories were found in the training rows
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the encoded numbers: ``age``, or ``town=Bonn`` and ``town=Ulm``."""
-        if self.categories is None:
-            return (self.name,)
-        return tuple(f"{self.name}={category}" for category in self.categories)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,36 +77,27 @@ class Dataset:
         return self.classes or tuple(str(label) for label in range(self.num_classes))
 
     @property
-    def summary(self) -> str:
-        """The inputs and the classes in one line, for people.
-
-        >>> rows, labels = torch.zeros(2, 3), torch.tensor([0, 1])
-        >>> columns = (Column("age"), Column("sex", ("f", "m")))
-        >>> names = {"columns": columns, "classes": ("ill", "well")}
-        >>> Dataset("table", rows, labels, rows, labels, 2, **names).summary
-        '2 inputs: age, sex (2 categories); 2 classes: ill, well'
-        >>> Dataset("arrays", rows, labels, rows, labels, 2).summary
-        'inputs of shape [3]; 2 classes: 0, 1'
-        """
-        if self.text:
-            return f"texts of {self.input_shape[0]} tokens; {len(self.names):,} words"
-        inputs = f"inputs of shape {list(self.input_shape)}"
-        if self.columns:
-            names = listed(map(_column_text, self.columns), _SHOWN)
-            inputs = f"{len(self.columns)} input{'s' * (len(self.columns) != 1)}: {names}"
-        classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
-        return f"{inputs}; {self.num_classes} classes: {classes}"
+    def facts(self) -> DataFacts:
+        """The form of the rows, without the rows."""
+        return DataFacts(
+            self.name,
+            self.input_shape,
+            self.num_classes,
+            str(self.x.dtype).removeprefix("torch."),
+            self.text,
+            self.scale,
+            self.mean,
+            self.std,
+            self.classes,
+            self.columns,
+            {n: (float(v.min()), float(v.max())) for n, v in self.annotations.items()},
+        )
 
     def only(self, rows: Tensor | slice) -> Dataset:
         """Return the same data with only these training rows: row numbers (rows,), or a slice."""
         clients = None if self.clients is None else self.clients[rows]
         beside = {name: values[rows] for name, values in self.annotations.items()}
         return replace(self, x=self.x[rows], y=self.y[rows], clients=clients, annotations=beside)
-
-
-def _column_text(column: Column) -> str:
-    name = printable(column.name[:_WIDEST])
-    return f"{name} ({len(column.categories)} categories)" if column.categories else name
 
 
 def check(data: Dataset) -> Dataset:

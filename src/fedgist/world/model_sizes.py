@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedgist.core.objective import Objective
-from fedgist.data.dataset import Dataset
+from fedgist.data.facts import DataFacts
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sizes:
     classes: tuple[str, ...] = field(default=(), repr=False)
 
     @staticmethod
-    def of(data: Dataset, objective: Objective) -> Sizes:
+    def of(data: DataFacts, objective: Objective) -> Sizes:
         """Return the sizes that models need for this data and this objective."""
-        shape, projects = tuple(data.input_shape), objective.views > 1
+        shape, projects = data.input_shape, objective.views > 1
         return Sizes(shape, objective.outputs, data.text, projects, data.names)

@@ -11,7 +11,7 @@ from fedgist.core.metrics import OBJECTIVES
 from fedgist.core.objective import Objective
 from fedgist.core.own_metric import OwnMetric
 from fedgist.data.client_rows import Rows
-from fedgist.data.dataset import Dataset
+from fedgist.data.facts import DataFacts
 from fedgist.errors import RecipeError, listed, shown
 from fedgist.recipe.resolve import Setup
 from fedgist.world.server_context import Online
@@ -21,7 +21,7 @@ TEXT, CLASSES = "next_word", "classes"  # objectives
 LEAST_ROWS = 2  # of a client that learns from views
 
 
-def objective_of(setup: Setup, data: Dataset) -> Objective:
+def objective_of(setup: Setup, data: DataFacts) -> Objective:
     """Return the objective of a run."""
     section = setup.objective
     if data.text != (section.name == TEXT):
@@ -42,7 +42,7 @@ def objective_of(setup: Setup, data: Dataset) -> Objective:
     return objective
 
 
-def _options(setup: Setup, data: Dataset) -> dict[str, object]:
+def _options(setup: Setup, data: DataFacts) -> dict[str, object]:
     """Return the options of the objective, with a positive class by its number."""
     options = dict(setup.objective.options)
     for option, metrics in READ_BY.items():
@@ -56,7 +56,7 @@ def _options(setup: Setup, data: Dataset) -> dict[str, object]:
     return options
 
 
-def _class_number(positive: object, data: Dataset) -> int:
+def _class_number(positive: object, data: DataFacts) -> int:
     names = data.names
     if str(positive) in names:
         return names.index(str(positive))
@@ -114,20 +114,20 @@ def check_method_reads(method: Method, objective: Objective, data: str) -> None:
         )
 
 
-def clients_with_too_few_rows(train: Rows, objective: Objective) -> set[int]:
-    """Return the positions of clients with fewer than two rows, if the objective compares rows."""
+def clients_with_too_few_rows(train: Rows, objective: Objective) -> frozenset[int]:
+    """Return the clients with fewer than two rows, if the objective compares rows."""
     counts = train.counts.tolist() if objective.views > 1 else []
-    return {i for i, count in enumerate(counts) if count < LEAST_ROWS}
+    return frozenset(i for i, count in enumerate(counts) if count < LEAST_ROWS)
 
 
-def drop_small_clients(
-    online: Online, train: Rows, objective: Objective
-) -> tuple[Online, list[str]]:
-    """Leave out clients with fewer than two rows, if the objective compares rows.
+def without_clients(online: Online, left_out: frozenset[int]) -> Online:
+    """Return the clients online in a round without those that never take part."""
+    if not left_out:
+        return online
+    return lambda number: [c for c in online(number) if c.id not in left_out]
 
-    ``train`` holds the training rows of each client, in the order of the clients. Also return one
-    note for each client left out.
-    """
-    few = clients_with_too_few_rows(train, objective)
-    notes = [f"client {i} has fewer than {LEAST_ROWS} rows: it is left out" for i in sorted(few)]
-    return (lambda number: [c for c in online(number) if c.id not in few]) if few else online, notes
+
+def notes_on(left_out: frozenset[int]) -> list[str]:
+    """Return a note on each client that never takes part, because it has too few rows."""
+    few = f"has fewer than {LEAST_ROWS} rows: it is left out"
+    return [f"client {client} {few}" for client in sorted(left_out)]

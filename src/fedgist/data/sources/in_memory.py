@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Column, Dataset, check
+from fedgist.data.dataset import Dataset, check
 from fedgist.data.sources.labelled_rows import (
     Values,
     codes,
@@ -29,6 +29,7 @@ from fedgist.data.sources.python_objects import (
 )
 from fedgist.data.sources.tabular import encode, with_columns
 from fedgist.data.sources.unlabelled import fitted_rows
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, did_you_mean
 
 _NAMES = ("x", "y", "x_test", "y_test")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Column
 from fedgist.data.sources.labelled_rows import Values, as_texts, whole_numbers
 from fedgist.data.sources.table_file import TableFrame
 from fedgist.data.sources.tabular import column_of
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, first_line
 
 _NUMBERS, _TEXTS = "biuf", "UOT"  # NumPy's kinds of types

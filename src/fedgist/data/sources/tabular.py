@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Column, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.file_sizes import check_memory
 from fedgist.data.sources.labelled_rows import (
     LabelledRows,
@@ -35,6 +35,7 @@ from fedgist.data.sources.table_file import (
     reals,
     texts,
 )
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, listed
 
 _NUMBER = "number"  # a recipe's word for a numeric column

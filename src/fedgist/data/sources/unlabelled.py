@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedgist.data.dataset import Column, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
@@ -16,6 +16,7 @@ from fedgist.data.sources.labelled_rows import Values, fill_in
 from fedgist.data.sources.locations import existing, expanded_path
 from fedgist.data.sources.table_file import TABLES, TableFrame, load_table
 from fedgist.data.sources.tabular import encode
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError
 
 _ARRAYS = (".npz", ".npy")

@@ -8,10 +8,11 @@ from pathlib import Path  # needed at run time: fedgist.data.sources.loading rea
 import numpy as np
 import torch
 
-from fedgist.data.dataset import Column, Dataset
+from fedgist.data.dataset import Dataset
 from fedgist.data.sources.arff_file import read_arff
 from fedgist.data.sources.labelled_rows import LabelledRows, dataset, last_of_each
 from fedgist.data.sources.locations import absent, data_root
+from fedgist.data.table_columns import Column
 from fedgist.errors import DataError, listed
 
 NAME = "wisdm"

@@ -1,0 +1,63 @@
+"""Facts about data that a server knows without its rows: shapes, types, classes and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedgist.data.table_columns import Column
+from fedgist.errors import listed, printable
+
+_SHOWN, _WIDEST = 10, 40  # names in a summary, and characters of each
+ELEMENTS = ("float32", "uint8", "int32")  # numbers, images of bytes, words of texts
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The form of all rows of a task, which server and sites must agree on.
+
+    ``element`` is the type of one number of an example. ``scale``, ``mean``, ``std``, ``columns``
+    and ``classes`` are those of :class:`~fedgist.data.dataset.Dataset`. ``annotations`` holds the
+    smallest and largest value of each annotation.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    element: str = "float32"
+    text: bool = False
+    scale: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    classes: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    annotations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each class, or its number if classes have no names."""
+        return self.classes or tuple(str(label) for label in range(self.num_classes))
+
+    @property
+    def summary(self) -> str:
+        """The inputs and the classes in one line, for people.
+
+        >>> columns = (Column("age"), Column("sex", ("f", "m")))
+        >>> DataFacts("t", (3,), 2, columns=columns, classes=("ill", "well")).summary
+        '2 inputs: age, sex (2 categories); 2 classes: ill, well'
+        >>> DataFacts("arrays", (3,), 2).summary
+        'inputs of shape [3]; 2 classes: 0, 1'
+        """
+        if self.text:
+            return f"texts of {self.input_shape[0]} tokens; {len(self.names):,} words"
+        inputs = f"inputs of shape {list(self.input_shape)}"
+        if self.columns:
+            names = listed(map(_column_text, self.columns), _SHOWN)
+            inputs = f"{len(self.columns)} input{'s' * (len(self.columns) != 1)}: {names}"
+        classes = listed((printable(name[:_WIDEST]) for name in self.names), _SHOWN)
+        return f"{inputs}; {self.num_classes} classes: {classes}"
+
+
+def _column_text(column: Column) -> str:
+    name = printable(column.name[:_WIDEST])
+    return f"{name} ({len(column.categories)} categories)" if column.categories else name

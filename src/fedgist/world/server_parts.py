@@ -1,0 +1,175 @@
+"""A server's context, made from a recipe and the facts about the data, without any row of a client.
+
+A simulation knows these facts from its data, a real federation from its recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedgist.core import random
+from fedgist.core.batch import RowSet
+from fedgist.core.counts import MOST_ROWS
+from fedgist.core.method import ClientInfo, Settings, Task
+from fedgist.core.net import Architecture, Net
+from fedgist.core.objective import Objective
+from fedgist.core.training import Pool
+from fedgist.data.examples import Examples
+from fedgist.data.facts import DataFacts
+from fedgist.recipe.overrides import ClientGroup
+from fedgist.recipe.resolve import Setup
+from fedgist.recipe.training_section import training_of
+from fedgist.world.availability import availability
+from fedgist.world.client_settings import client_settings
+from fedgist.world.graph import neighbors_of
+from fedgist.world.model_sizes import Sizes
+from fedgist.world.models import (
+    architectures_by_client,
+    architectures_of,
+    fitted,
+    groups_of_recipe,
+    members_of,
+    members_of_pools,
+    task_pools,
+)
+from fedgist.world.objective_choice import notes_on, without_clients
+from fedgist.world.privacy_budget import private_task
+from fedgist.world.public_data import digest_of
+from fedgist.world.server_context import ServerContext
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models of a task: the groups of clients, and each group's architecture and start."""
+
+    groups: Mapping[str, ClientGroup]
+    architectures: Mapping[str, Architecture]
+    starts: Mapping[str, Net]
+
+    @staticmethod
+    def of(setup: Setup, sizes: Sizes, names: Sequence[str]) -> Models:
+        """Return the models of a recipe, or the user's own; ``names`` are the clients' names."""
+        if setup.given.groups:
+            groups = fitted(setup.given.groups, sizes, setup.feature_width)
+        else:
+            groups = groups_of_recipe(setup.models, setup.pools, sizes, names)
+        return Models(groups, *architectures_of(groups, sizes, setup.seed, setup.device))
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the user on pretrained weights."""
+        return [group.note for group in self.groups.values() if group.note]
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The clients of a run: their models, pools and names.
+
+    ``count`` is the number of clients before a method merges them. ``row_counts`` holds the number
+    of training rows of each client, or a bound on it. ``left_out`` are clients that never take
+    part.
+    """
+
+    clients: tuple[ClientInfo, ...]
+    count: int
+    names: tuple[str, ...] = ()
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    row_counts: Sequence[int] = ()
+    left_out: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class PublicRows:
+    """The public rows as models see them; ``client`` is the client to which they belong."""
+
+    rows: Examples
+    labelled: bool = False
+    client: int | None = None
+
+
+def clients_of(
+    setup: Setup, groups: Mapping[str, ClientGroup], count: int, names: Sequence[str]
+) -> tuple[tuple[ClientInfo, ...], Mapping[str, Pool]]:
+    """Return the clients with their architectures, and the pools' sizes."""
+    if setup.method.merges_clients:
+        return (ClientInfo(0, (next(iter(groups)),)),), {}
+    root = random.key(setup.seed)
+    if not setup.pools:
+        models = members_of(groups, count, random.fold(root, "architectures"))
+        return tuple(ClientInfo(i, (model,)) for i, model in enumerate(models)), {}
+    members = members_of_pools(setup.pools, count, random.fold(root, "pools"), names)
+    models_of_each = enumerate(architectures_by_client(members, count))
+    return tuple(ClientInfo(i, models) for i, models in models_of_each), task_pools(setup, members)
+
+
+def task_of(
+    setup: Setup,
+    facts: DataFacts,
+    objective: Objective,
+    models: Models,
+    members: Members,
+    test_sets: Mapping[str, RowSet],
+    public: PublicRows | None,
+) -> Task:
+    """Return the task that server and clients share."""
+    task = Task(
+        facts.input_shape,
+        facts.num_classes,
+        len(members.clients),
+        models.architectures,
+        models.starts,
+        replace(training_of(setup.train), pools=members.pools),
+        objective,
+        test_sets,
+        main=next(iter(models.architectures)),
+        min_replies=setup.privacy.min_replies,
+        max_norm=setup.clients.max_norm or math.inf,
+        max_rows=setup.clients.max_rows or MOST_ROWS,
+        annotations=facts.annotations,
+    )
+    if public is None:
+        return task
+    return replace(
+        task,
+        public=public.rows,
+        public_labels=public.labelled,
+        public_client=public.client,
+        public_digest=digest_of(public.rows),
+    )
+
+
+def server_of(
+    setup: Setup,
+    facts: DataFacts,
+    task: Task,
+    models: Models,
+    members: Members,
+    *,
+    holds_out: bool,
+    say: Callable[[str], None],
+) -> ServerContext:
+    """Return the server's context of a task, with its privacy and its clients' availability.
+
+    ``say`` is called with notes on long calculations.
+    """
+    clients, root = members.clients, random.key(setup.seed)
+    setup.method.check(task)
+    task, spending = private_task(setup, task, clients, members.row_counts, say)
+    online = availability(setup.clients.availability, clients, random.fold(root, "online"))
+    online = without_clients(online, members.left_out)
+    neighbors = neighbors_of(setup.clients.graph, setup.method, task, random.fold(root, "graph"))
+    notes = (*models.notes, *notes_on(members.left_out), *(spending.notes() if spending else ()))
+    about_data = facts.name, facts.summary, members.names, holds_out
+    return ServerContext(
+        *(setup, members.count, setup.method, task, clients, online, *about_data),
+        *(notes, spending, neighbors, setup.engine.plans),
+    )
+
+
+def settings_of(setup: Setup, task: Task, members: Members) -> dict[int, Settings]:
+    """Return the settings of the clients that do not have the defaults, by client number."""
+    key = random.fold(random.key(setup.seed), "client settings")
+    tables, count = setup.clients.settings, len(members.clients)
+    return client_settings(tables, setup.method, task, count, key, members.names)
