@@ -9,6 +9,7 @@
     |   +-- MethodError              a method breaks its interface, or does not fit the task
     |   +-- MessageError             bytes are no message, or not the expected one
     |   +-- CheckpointError          a checkpoint cannot be read
+    |   +-- SiteError                a site's file or stored state cannot be used
     |   +-- ReportError              a folder holds no run that can be shown
     |   |   +-- SealError            no run matches its seal
     |   +-- OutputError              a path cannot be written to
@@ -61,6 +62,10 @@ class MessageError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint cannot be read."""
+
+
+class SiteError(InputError):
+    """A site's file or its stored state cannot be used."""
 
 
 class ReportError(InputError):

@@ -15,6 +15,7 @@ from fedgist.data import Augmentation
 from fedgist.data.augment import augmented
 from fedgist.data.client_rows import ABSENT, Rows
 from fedgist.data.dataset import Dataset
+from fedgist.data.facts import DataFacts
 from fedgist.data.normalization import client_moments
 from fedgist.data.partition import Partition
 from fedgist.errors import DataError
@@ -144,7 +145,7 @@ def examples(
     Only the training examples are augmented and have several views.
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
-    factor, offset = _factor_and_offset(data, mean, std, device)
+    factor, offset = _factor_and_offset(data.facts, mean, std, device)
     beside = {name: values.to(device) for name, values in data.annotations.items()}
     return (
         Examples(
@@ -161,12 +162,25 @@ def examples(
     )
 
 
+def examples_of(
+    facts: DataFacts,
+    x: Tensor,
+    y: Tensor,
+    augment: tuple[Augmentation, ...] = (),
+    device: str = "cpu",
+) -> Examples:
+    """Return rows ``x`` ``(rows, *input)``, ``y`` (rows,) of this form as examples, on a device."""
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (facts.mean, facts.std))
+    factor, offset = _factor_and_offset(facts, mean, std, device)
+    return Examples(x.to(device), y.to(device), factor, offset, augment, facts.scale)
+
+
 def by_client(
     data: Dataset, parts: Partition, on_train: Examples, on_test: Examples
 ) -> tuple[Examples, Examples]:
     """Return the same examples, each row normalized by its own client's training rows."""
     mean, std = client_moments(data, parts.train)
-    factor, offset = _factor_and_offset(data, mean, std, str(on_train.x.device))
+    factor, offset = _factor_and_offset(data.facts, mean, std, str(on_train.x.device))
     train = _owners([parts.train, parts.validation], len(data.y), "training")
     test = _owners([parts.test], len(data.y_test), "test")
     device = on_train.x.device
@@ -177,11 +191,11 @@ def by_client(
 
 
 def _factor_and_offset(
-    data: Dataset, mean: Tensor, std: Tensor, device: str
+    facts: DataFacts, mean: Tensor, std: Tensor, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return the factor and offset of normalization, from moments (..., channels)."""
-    shape = (*mean.shape, *(1 for _ in data.input_shape[1:]))
-    factor = (1.0 / (data.scale * std)).view(shape).to(device, torch.float32)
+    shape = (*mean.shape, *(1 for _ in facts.input_shape[1:]))
+    factor = (1.0 / (facts.scale * std)).view(shape).to(device, torch.float32)
     offset = (-mean / std).view(shape).to(device, torch.float32)
     return factor, offset
 

@@ -34,11 +34,10 @@ def with_moments(
     if not mean and not std:
         return data
     used = _numbers(data)
-    for key, values in (("mean", mean), ("std", std)):
-        if len(values) not in {1, sum(used)}:
-            needed = f"{data.name} needs {sum(used)}, or 1 for all"
-            raise DataError(f"data.{key} has {len(values)} numbers; {needed}")
-    stated = _spread(mean, used, 0.0), _spread(std, used, 1.0)
+    stated = (
+        spread_over_columns("mean", mean, used, data.name),
+        spread_over_columns("std", std, used, data.name),
+    )
     return replace(data, mean=stated[0], std=stated[1], measured=data.measured - {"moments"})
 
 
@@ -64,6 +63,20 @@ def _numbers(data: Dataset) -> tuple[bool, ...]:
     """Return for each channel or column whether it is normalized."""
     numeric = tuple(column.categories is None for column in data.columns for _ in column.inputs)
     return numeric or (True,) * data.input_shape[0]
+
+
+def spread_over_columns(
+    key: Literal["mean", "std"], values: Sequence[float], used: Sequence[bool], name: str
+) -> tuple[float, ...]:
+    """Return the recipe's ``data.mean`` or ``data.std`` by channel or column.
+
+    ``used`` says which are normalized. ``name`` is the name of the data.
+    """
+    if len(values) not in {1, sum(used)}:
+        raise DataError(
+            f"data.{key} has {len(values)} numbers; {name} needs {sum(used)}, or 1 for all"
+        )
+    return _spread(values, used, 0.0 if key == "mean" else 1.0)
 
 
 def _spread(values: Sequence[float], used: Sequence[bool], else_: float) -> tuple[float, ...]:

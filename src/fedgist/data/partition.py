@@ -76,13 +76,18 @@ def partition(
 
 
 def hold_out(
-    train: Sequence[Tensor], share: float, key: Tensor, *, independent: bool = False
+    train: Sequence[Tensor],
+    share: float,
+    key: Tensor,
+    *,
+    independent: bool = False,
+    first: int = 0,
 ) -> tuple[Rows, Rows]:
     """Return each client's training rows and validation rows.
 
-    ``train`` holds the row numbers of each client, (rows,). The validation rows are a share of the
-    client's rows, rounded down. With ``independent`` every row is drawn independently: one row more
-    or less does not change the draw of any other row.
+    ``train`` holds the row numbers of each client, (rows,), from client number ``first`` on. The
+    validation rows are a share of the client's rows, rounded down. With ``independent`` every row
+    is drawn independently: one row more or less does not change the draw of any other row.
     """
     if share == 0.0:  # with many clients the general case would take seconds
         return Rows.of(train), Rows.of([rows[:0] for rows in train])
@@ -93,7 +98,7 @@ def hold_out(
     else:
         pairs = [
             _held_out(rows, share, random.fold(key, "validation", client))
-            for client, rows in enumerate(train)
+            for client, rows in enumerate(train, first)
         ]
     return Rows.of([kept for kept, _ in pairs]), Rows.of([held for _, held in pairs])
 

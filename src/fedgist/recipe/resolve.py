@@ -13,6 +13,7 @@ from fedgist.core.own_metric import OwnMetric, own_metric
 from fedgist.engines.device_choice import usable_device
 from fedgist.errors import InputError, RecipeError
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.federation_section import FactsSection, FederationSection
 from fedgist.recipe.method_loading import build_method
 from fedgist.recipe.model_factories import (
     ModelTable,
@@ -58,6 +59,8 @@ class Setup:
     privacy: PrivacySection
     evaluate: EvaluateSection
     engine: EngineSection
+    facts: FactsSection | None
+    federation: FederationSection
     method_name: str
     method: Method
     metrics: tuple[str | OwnMetric, ...]
@@ -68,6 +71,11 @@ class Setup:
     num_clients: int | None
     given: Overrides = field(repr=False)
     text: Recipe = field(repr=False)
+
+    @property
+    def private_width(self) -> int | None:
+        """The feature width of the private models of a federation's sites, if they have any."""
+        return None if self.facts is None else self.facts.feature_width
 
     def recorded(self, num_clients: int, plans: Mapping[str, Plan], server_threads: int) -> Recipe:
         """Return the recipe as a run records it, with the values chosen for the run."""
@@ -108,6 +116,8 @@ def resolve(recipe: Recipe, given: Overrides | None = None) -> Setup:
         privacy=recipe.privacy,
         evaluate=recipe.evaluate,
         engine=recipe.engine,
+        facts=recipe.facts,
+        federation=recipe.federation or FederationSection(),
         method_name=recipe.method.name,
         method=method,
         metrics=metrics,
@@ -152,4 +162,7 @@ def _num_clients(recipe: Recipe, given: Overrides) -> int | None:
     if given.clients is not None:
         return len(given.clients)
     stated = "num_clients" in recipe.clients.model_fields_set
-    return None if recipe.partition.name == "natural" and not stated else recipe.clients.num_clients
+    determined = (
+        recipe.partition.name == "natural" or recipe.facts is not None
+    )  # by the data or sites
+    return None if determined and not stated else recipe.clients.num_clients

@@ -31,6 +31,7 @@ from fedgist.methods import DEFAULT_METHOD, METHODS, base_name
 from fedgist.models import MODELS
 from fedgist.options import with_fields
 from fedgist.recipe.data_section import Data
+from fedgist.recipe.federation_section import FactsSection, FederationSection
 from fedgist.recipe.graph_section import GraphSection
 from fedgist.recipe.privacy_section import Amount, PrivacySection
 from fedgist.recipe.section import (
@@ -350,6 +351,8 @@ class Recipe(_Section):
     privacy: PrivacySection = PrivacySection()
     evaluate: EvaluateSection = EvaluateSection()
     engine: Annotated[EngineSection, _role("work")] = EngineSection()
+    facts: Annotated[FactsSection | None, _role("work")] = None
+    federation: Annotated[FederationSection | None, _role("work")] = None
     paper: Annotated[PaperSection, _role("printed")] = PaperSection()
     tune: Annotated[TuneSection, _role("work")] = TuneSection()
 

@@ -80,8 +80,15 @@ def read_settings(path: Path, client: int, method: Method, task: Task) -> Settin
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise RecipeError(f"{path}: {first_line(error)}") from error
-    settings = _made(values, method, str(path))
-    _check(client, settings, method, task, str(path))
+    return settings_in(values, client, method, task, str(path))
+
+
+def settings_in(
+    values: Mapping[str, object], client: int, method: Method, task: Task, source: str
+) -> Settings:
+    """Return the settings in a table of values; ``source`` names the table in errors."""
+    settings = _made(values, method, source)
+    _check(client, settings, method, task, source)
     return settings
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedgist.core import random
 from fedgist.data.dataset import Dataset
 from fedgist.data.examples import Examples
+from fedgist.data.facts import DataFacts
 from fedgist.data.partition import Partition
 from fedgist.data.sources.in_memory import examples_like
 from fedgist.data.sources.loading import load_data
@@ -64,7 +65,10 @@ def set_aside(setup: Setup, data: Dataset) -> tuple[Dataset, Public | None]:
         return data, None
     _check_moments(setup)
     if section.name is not None:
-        public = _of_source(setup, section, data)
+        # texts are read as the clients' are
+        vocabulary = data.vocabulary
+        words = Reading(data.input_shape[0], known=vocabulary) if vocabulary else None
+        public = public_source(setup, section, data.facts, data.fill, words)
         if section.unused_rows is None:
             return data, public
         rest, _ = _taken_out(setup, data, section.unused_rows, PUBLIC_ROWS)
@@ -169,14 +173,23 @@ def _unlabelled(x: Tensor) -> Public:
     return Public(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64))
 
 
-def _of_source(setup: Setup, section: PublicSection, data: Dataset) -> Public:
+def public_source(
+    setup: Setup,
+    section: PublicSection,
+    facts: DataFacts,
+    fill: Tensor | None = None,
+    words: Reading | None = None,
+) -> Public:
+    """Return public rows of the source that the recipe names, in the form of the clients' rows.
+
+    ``fill`` ``(*input)`` replaces missing numbers. ``words`` are the settings for texts.
+    """
     assert section.name is not None  # the caller's
-    # texts are read as the clients' are
-    words = Reading(data.input_shape[0], known=data.vocabulary) if data.vocabulary else None
     other = load_data(
         section.name, root=setup.given.root, seed=setup.seed, words=words, **section.options
     )
-    other = replace(other, x=fitted_rows(other.x, f"data.public: {section.name}", data))
+    x = fitted_rows(other.x, f"data.public: {section.name}", facts, fill)
+    other = replace(other, x=x)
     if section.rows is None:
         return _seen(other)
     if section.rows > len(other.x):

@@ -168,8 +168,8 @@ def server_of(
     )
 
 
-def settings_of(setup: Setup, task: Task, members: Members) -> dict[int, Settings]:
+def settings_of(setup: Setup, task: Task, names: Sequence[str]) -> dict[int, Settings]:
     """Return the settings of the clients that do not have the defaults, by client number."""
     key = random.fold(random.key(setup.seed), "client settings")
-    tables, count = setup.clients.settings, len(members.clients)
-    return client_settings(tables, setup.method, task, count, key, members.names)
+    tables = setup.clients.settings
+    return client_settings(tables, setup.method, task, task.num_clients, key, names)

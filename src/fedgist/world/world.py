@@ -19,6 +19,7 @@ from fedgist.engines.population import Population
 from fedgist.errors import RecipeError, first_line
 from fedgist.recipe.resolve import Setup
 from fedgist.world.data import divide, read_data
+from fedgist.world.declared import check_facts, declared_facts
 from fedgist.world.model_sizes import Sizes
 from fedgist.world.objective_choice import (
     check_method_reads,
@@ -61,6 +62,8 @@ class World:
 def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> World:
     """Make the world of a resolved recipe; ``say`` is called with notes on long calculations."""
     data, public, central = _data(setup)
+    if setup.facts is not None:
+        check_facts(declared_facts(setup), data)
     objective = objective_of(setup, data.facts)
     parts = divide(setup, data)
     public = public or rows_of_client(setup, data, parts)
@@ -75,7 +78,7 @@ def make_world(setup: Setup, say: Callable[[str], None] = lambda _: None) -> Wor
         holds_out = len(parts.validation.rows) > 0
         side = server_of(setup, data.facts, task, models, members, holds_out=holds_out, say=say)
         check_rows(setup.privacy, data, train, parts.validation)
-        settings = settings_of(setup, side.task, members)
+        settings = settings_of(setup, side.task, parts.names)
     except (ValueError, RuntimeError) as error:
         raise RecipeError(first_line(error)) from error
     clients = members.clients

@@ -129,10 +129,10 @@ def examples_like(data: Dataset, x: object, subject: str) -> Tensor:
             f"{subject}: texts cannot be given so; name a file of them (data.name = 'text_file')"
         )
     if not is_frame(x):
-        return fitted_rows(example_values(x, subject), subject, data)
+        return fitted_rows(example_values(x, subject), subject, data.facts, data.fill)
     table = table_of(x, subject)
     columns = data.columns or tuple(Column(name) for name in table.frame.columns)
-    return fitted_rows(encode(table, columns), subject, data)
+    return fitted_rows(encode(table, columns), subject, data.facts, data.fill)
 
 
 def labels_like(data: Dataset, y: object, subject: str) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedgist.data.dataset import Dataset
+from fedgist.data.facts import DataFacts
 from fedgist.data.sources.array_file import CHANNELS, features, no_array, read_arrays
 from fedgist.data.sources.file_sizes import readable
 from fedgist.data.sources.image_folder import ENDINGS, images_below, read_images
@@ -34,7 +35,7 @@ def read_examples(path: str | Path, data: Dataset) -> Tensor:
     place = existing(place, folder=place.is_dir())
     name = place.name or str(place)
     with readable(name):
-        return fitted_rows(_read(place, name, data), name, data)
+        return fitted_rows(_read(place, name, data), name, data.facts, data.fill)
 
 
 def _read(place: Path, name: str, data: Dataset) -> Tensor:
@@ -73,7 +74,7 @@ def _numbers(file: Path, data: Dataset) -> Tensor:
     table = load_table(file)
     columns = [Column(name) for name in table.frame.columns]
     if len(data.input_shape) != 1 or len(columns) != data.input_shape[0]:
-        raise _wrong_shape(file.name, [len(columns)], data)
+        raise _wrong_shape(file.name, [len(columns)], data.facts)
     return encode(table, columns)
 
 
@@ -94,18 +95,19 @@ def _images(place: Path, name: str, data: Dataset) -> Tensor:
     return (x * (data.scale / _WHITE)).round().to(torch.uint8)
 
 
-def fitted_rows(x: Tensor, name: str, data: Dataset) -> Tensor:
-    """Return ``x`` ``(rows, *input)`` in the type of ``data.x``; raise DataError for unfit values.
+def fitted_rows(x: Tensor, name: str, facts: DataFacts, fill: Tensor | None = None) -> Tensor:
+    """Return ``x`` ``(rows, *input)`` in the form of the data; raise DataError for unfit values.
 
-    Images with one channel may lack the channel dimension: (rows, height, width).
+    ``fill`` ``(*input)`` replaces missing numbers, if these are allowed. Images with one channel
+    may lack the channel dimension: (rows, height, width).
     """
-    x = fill_in(x, data.fill) if x.shape[1:] == data.input_shape else x
+    x = fill_in(x, fill) if x.shape[1:] == facts.input_shape else x
     if not len(x):
         raise DataError(f"{name} holds no examples")
-    if _without_one_channel(x.shape[1:]) != _without_one_channel(data.input_shape):
-        raise _wrong_shape(name, list(x.shape[1:]), data)
-    if data.x.dtype == torch.uint8:
-        most = data.scale if data.scale > 1 else _WHITE  # a data set of raw bytes
+    if _without_one_channel(x.shape[1:]) != _without_one_channel(facts.input_shape):
+        raise _wrong_shape(name, list(x.shape[1:]), facts)
+    if facts.element == "uint8":
+        most = facts.scale if facts.scale > 1 else _WHITE  # a data set of raw bytes
         bad = (x < 0) | (x > most) | (x != x.to(torch.uint8))
         needed = f"whole numbers 0..{most:g}"
     else:
@@ -116,14 +118,15 @@ def fitted_rows(x: Tensor, name: str, data: Dataset) -> Tensor:
         raise DataError(
             f"{name}: row {row} (counted from 0) holds {value:g}; this run takes {needed}"
         )
-    return x.reshape(len(x), *data.input_shape).to(data.x.dtype)
+    element: torch.dtype = getattr(torch, facts.element)
+    return x.reshape(len(x), *facts.input_shape).to(element)
 
 
 def _without_one_channel(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[1:] if len(shape) == _IMAGE and shape[0] == 1 else shape)
 
 
-def _wrong_shape(name: str, shape: list[int], data: Dataset) -> DataError:
+def _wrong_shape(name: str, shape: list[int], facts: DataFacts) -> DataError:
     return DataError(
-        f"{name}: examples have shape {shape}; this run takes {list(data.input_shape)}"
+        f"{name}: examples have shape {shape}; this run takes {list(facts.input_shape)}"
     )

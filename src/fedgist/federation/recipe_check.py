@@ -1,0 +1,114 @@
+"""Checks of a federation's recipe: every key that a server without rows cannot honour is refused.
+
+Server and sites call the same checks, because a site does not rely on its server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedgist.errors import RecipeError, shown
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup
+
+OWN_ROWS = "the server of a federation has no rows"
+AT_SITES = "each site names its own data in its site.toml"
+
+
+def check_stated(recipe: Recipe) -> None:
+    """Raise RecipeError if a recipe states a key that only a simulation reads."""
+    data, partition = recipe.data, recipe.partition
+    stated = {
+        "data.name": ("name" in data.model_fields_set, AT_SITES),
+        "partition": (
+            bool(partition.model_fields_set or partition.options),
+            "the rows of a federation are where they are",
+        ),
+    }
+    stated |= {f"data.{key}": (True, AT_SITES) for key in data.options}
+    _refuse(stated)
+
+
+def check_setup(setup: Setup) -> None:
+    """Raise RecipeError if a federation cannot honour a setting."""
+    _refuse({**_of_data(setup), **_of_clients(setup), **_of_evaluation(setup)})
+    if setup.method.merges_clients:
+        raise RecipeError(
+            f"method {setup.method_name} merges all clients' rows, which sites keep to themselves"
+        )
+    _check_privacy(setup)
+
+
+def _refuse(problems: Mapping[str, tuple[bool, str]]) -> None:
+    for key, (applies, reason) in problems.items():
+        if applies:
+            raise RecipeError(f"{key} cannot be used in a federation: {reason}")
+
+
+def _of_data(setup: Setup) -> dict[str, tuple[bool, str]]:
+    data, public = setup.data, setup.data.public
+    problems = {
+        "data.train_rows": (data.train_rows is not None, "a site uses all rows that it names"),
+        f"data.held_out = {data.held_out}": (bool(data.held_out), OWN_ROWS),
+        "data.words": (data.words is not None, "texts are not supported yet"),
+    }
+    if public is not None:
+        rows = "public rows come from a named source: state data.public.name"
+        problems["data.public"] = (public.name is None, rows)
+        unused = "clients' rows are not the server's to leave out"
+        problems["data.public.unused_rows"] = (public.unused_rows is not None, unused)
+    return problems
+
+
+def _of_clients(setup: Setup) -> dict[str, tuple[bool, str]]:
+    clients = setup.clients
+    online = "the sites that are connected take part"
+    problems = {
+        f"clients.availability = {shown(clients.availability)}": (
+            clients.availability != 1.0,
+            online,
+        ),
+        f"clients.delay = {clients.delay:g}": (
+            clients.delay > 0,
+            "replies are as late as they are",
+        ),
+        f"engine.name = {setup.engine.name!r}": (
+            setup.engine.name != "local",
+            "the engine is the network; leave it out",
+        ),
+    }
+    if setup.facts is not None and setup.facts.feature_width is not None:
+        private = "facts.feature_width says that each site has a private model: leave it out"
+        problems["clients.architectures"] = (bool(clients.architectures), private)
+        problems["clients.pools"] = (bool(clients.pools), private)
+    return problems
+
+
+def _of_evaluation(setup: Setup) -> dict[str, tuple[bool, str]]:
+    section = setup.evaluate
+    return {
+        f"evaluate.on = {section.on!r}": (section.on != "client", f"{OWN_ROWS}: use 'client'"),
+        f"evaluate.probe = {section.probe!r}": (section.probe != "none", OWN_ROWS),
+        "evaluate.sets": (bool(section.sets), OWN_ROWS),
+        "evaluate.save_features": (bool(section.save_features), "features stay at the sites"),
+        f"evaluate.keep = {section.keep!r}": (
+            section.keep != "last",
+            "sites keep the models of their last round",
+        ),
+    }
+
+
+def _check_privacy(setup: Setup) -> None:
+    privacy = setup.privacy
+    if privacy.unit == "none":
+        return
+    if privacy.noise != "system":
+        raise RecipeError(
+            f"privacy.noise = {privacy.noise!r}: in a federation whoever knows the seed could "
+            "subtract the noise: use 'system'"
+        )
+    if setup.clients.max_rows is None:
+        raise RecipeError(
+            "privacy needs clients.max_rows in a federation: the largest number of rows of a site, "
+            "which the noise depends on, and which is public"
+        )

@@ -1,0 +1,153 @@
+"""``site.toml``: a site's own data, model and device, and its release policy."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from fedgist.data.sources import SOURCES
+from fedgist.errors import InputError, SiteError, first_line
+from fedgist.options import checked
+from fedgist.recipe.schema import ModelSection
+from fedgist.recipe.section import CLOSED, Device, OpenSection, PositiveInt, registered_name
+
+STATE = "state"  # the folder of a site's state, beside its file
+FILES = ("path", "test")  # options of sources that may be files beside site.toml
+
+
+class SiteData(OpenSection):
+    """The site's rows: a data source and its options, as in a recipe's ``[data]``."""
+
+    name: Annotated[str, registered_name(SOURCES, "data set")]
+    """The data source. Its own options (``path``, ``label``, ...) are written beside it."""
+
+
+class PolicySection(BaseModel):
+    """What may leave the site. Anything else is refused before any training."""
+
+    model_config = CLOSED
+
+    methods: tuple[str, ...] = ()
+    """Methods that may run here. The default is every method of fedgist."""
+    code: tuple[str, ...] = ()
+    """Other code that a recipe may name, as ``package.module:object``. It must be installed here.
+    """
+    recipe: str | None = None
+    """A recipe file that was approved. The server's recipe must have the same settings."""
+    most_rounds: PositiveInt | None = None
+    """Largest number of rounds of a run."""
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """Privacy budget of these data over all runs. A run without privacy is then refused."""
+    trust_server: bool = False
+    """Whether the server may add the noise (``privacy.where = "central"``) under this budget."""
+    least_rows: PositiveInt = 1
+    """Smallest number of training rows of a class. Rows of rarer classes are not used at all."""
+    never_released: tuple[str, ...] = ()
+    """Names of classes of which nothing may leave. Their rows are not used at all."""
+    largest_upload: PositiveInt | None = None
+    """Largest reply in bytes."""
+    scores_leave: bool | None = None
+    """Whether training losses and scores leave the site.
+
+    The default is true, but false if ``policy.epsilon`` is set.
+    """
+
+    @property
+    def shares_scores(self) -> bool:
+        """Whether losses and scores leave the site."""
+        return self.epsilon is None if self.scores_leave is None else self.scores_leave
+
+
+class SiteTable(BaseModel):
+    """The content of a ``site.toml``."""
+
+    model_config = CLOSED
+
+    data: SiteData
+    model: ModelSection | None = None
+    """The site's private model, if the recipe states ``facts.feature_width``."""
+    public: dict[str, object] = {}
+    """Options of the source of public rows at this site, such as ``path``."""
+    settings: dict[str, object] = {}
+    """The site's own settings of the method, if the method has such settings."""
+    policy: PolicySection = PolicySection()
+    device: Device = "cpu"
+    """The device to train on: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``."""
+    state: str = STATE
+    """Folder of the site's state and audit log. A relative path starts at this file."""
+    data_root: str | None = None
+    """Folder of downloaded data sets. The default is that of ``fedgist run``."""
+    code_folder: str | None = None
+    """Folder in which the site's own code is looked for first."""
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A ``site.toml`` that was read. Relative paths in it start at its folder."""
+
+    file: Path
+    table: SiteTable
+
+    @property
+    def policy(self) -> PolicySection:
+        """The site's release policy."""
+        return self.table.policy
+
+    @property
+    def state_folder(self) -> Path:
+        """The folder of the site's state."""
+        return self.file.parent / Path(self.table.state).expanduser()
+
+    @property
+    def data_root(self) -> Path | None:
+        """The folder of downloaded data sets; None for the default."""
+        return self._path(self.table.data_root)
+
+    @property
+    def code_folder(self) -> Path | None:
+        """The folder of the site's own code, if there is any."""
+        return self._path(self.table.code_folder)
+
+    @property
+    def data_options(self) -> dict[str, object]:
+        """The options of the data source; files beside ``site.toml`` are named in full."""
+        return {key: self._in_full(key, value) for key, value in self.table.data.options.items()}
+
+    @property
+    def public_options(self) -> dict[str, object]:
+        """The options of the public source; files beside ``site.toml`` are named in full."""
+        return {key: self._in_full(key, value) for key, value in self.table.public.items()}
+
+    def _path(self, name: str | None) -> Path | None:
+        return None if name is None else self.file.parent / Path(name).expanduser()
+
+    def _in_full(self, key: str, value: object) -> object:
+        if key in FILES and isinstance(value, str) and (self.file.parent / value).exists():
+            return str(self.file.parent / value)
+        return value
+
+
+def read_site_file(path: Path) -> SiteFile:
+    """Read a ``site.toml``.
+
+    Raises
+    ------
+    SiteError
+        If it cannot be read: one line that names the file, the key, the value and the choices.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: SiteTable = checked(SiteTable, raw)
+    except FileNotFoundError as error:
+        raise SiteError(
+            f"there is no {path}: it names the site's data (docs/federation.md has examples)"
+        ) from error
+    except InputError as error:
+        raise SiteError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SiteError(f"{path}: {first_line(error)}") from error
+    return SiteFile(path.resolve(), table)

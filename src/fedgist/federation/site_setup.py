@@ -1,0 +1,243 @@
+"""A site's part of a run, made of the server's recipe and the site's own rows and model.
+
+What matters for privacy is worked out here again, and nothing is taken on the server's word: the
+noise, the number of releases, and the rows that may be used at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedgist.core import random
+from fedgist.core.method import Context, Order, Task
+from fedgist.core.tree import Tree
+from fedgist.data.client_rows import Rows
+from fedgist.data.dataset import Dataset
+from fedgist.data.examples import examples
+from fedgist.data.normalization import own_moments
+from fedgist.data.partition import hold_out
+from fedgist.engines.client_host import ClientHost
+from fedgist.engines.client_requests import SentCohort
+from fedgist.engines.loopback_engine import task_of_site
+from fedgist.engines.message_form import asks_clients
+from fedgist.engines.population import HostSettings, Population
+from fedgist.errors import SiteError
+from fedgist.federation.server_setup import PRIVATE, message_forms, server_context
+from fedgist.federation.site_file import SiteFile
+from fedgist.recipe.data_section import Data
+from fedgist.recipe.model_factories import whole_model
+from fedgist.recipe.overrides import Overrides
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.resolve import Setup, resolve
+from fedgist.recipe.section_options import with_checked_options
+from fedgist.training.stacking_plan import Plan
+from fedgist.world.client_settings import settings_in
+from fedgist.world.data import read_data
+from fedgist.world.declared import check_facts, declared_facts
+from fedgist.world.model_sizes import Sizes
+from fedgist.world.models import architectures_of, groups_of_recipe
+from fedgist.world.objective_choice import LEAST_ROWS
+from fedgist.world.privacy_budget import check_rows
+from fedgist.world.server_context import ServerContext
+from fedgist.world.server_parts import Models, settings_of
+
+TABLE = "table"  # the data source whose columns the recipe declares
+
+
+@dataclass(frozen=True, eq=False)
+class SitePart:
+    """A site's part of a run: its task, its rows as a population of one client, and its settings.
+
+    ``side`` is the server's context as this site reads the recipe. ``left_out`` are sentences about
+    rows that the site's policy does not allow to be used.
+    """
+
+    side: ServerContext
+    task: Task
+    population: Population
+    settings: HostSettings
+    data: Dataset
+    left_out: tuple[str, ...] = ()
+
+
+def site_part(
+    recipe: Recipe,
+    names: Sequence[str],
+    number: int,
+    site: SiteFile,
+    secret: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> SitePart:
+    """Return the part of site ``number`` in a server's recipe.
+
+    ``names`` are the names of all sites. ``secret`` seeds the start of a private model. ``say`` is
+    called with notes on long calculations.
+
+    Raises
+    ------
+    InputError
+        If the site's data or model do not fit the recipe, with both values.
+    """
+    setup = _setup(recipe, site)
+    side = server_context(setup, names, say)
+    data, left_out = allowed_rows(_data(setup, site), site)
+    check_facts(declared_facts(setup), data)
+    client = side.clients[number]
+    population = _population(setup, side, data, number)
+    check_rows(setup.privacy, data, population.train, population.validation)
+    task = task_of_site(_with_private_model(setup, side.task, site, secret), client.architectures)
+    own = settings_of(setup, task, names)
+    if site.table.settings:
+        source = f"{site.file}: settings"
+        own = {number: settings_in(site.table.settings, number, side.method, task, source)}
+    settings = HostSettings(
+        seed=setup.seed,
+        own_start=setup.clients.init == "own",
+        device=setup.device,
+        share_measurements=setup.privacy.share_measurements and site.policy.shares_scores,
+        trained_every=setup.evaluate.trained_every,
+        own=own,
+    )
+    return SitePart(side, task, population, settings, data, left_out)
+
+
+def try_training(part: SitePart) -> None:
+    """Train on one batch and throw the result away, so that the first round is not the first try.
+
+    Raises
+    ------
+    SiteError
+        If the model cannot be trained on this site's rows and device.
+    """
+    side, client = part.side, part.population.clients[0]
+    size = max(LEAST_ROWS, part.side.setup.train.batch_size)
+    few = replace(part.population, train=Rows.of([part.population.train[0][:size]]))
+    plans = dict.fromkeys(part.task.architectures, Plan(1, stack=False))
+    try:
+        host = ClientHost(side.method, part.task, few, part.settings, plans)
+        for architecture in client.architectures:
+            order = Order(client.id, architecture)
+            for ctx, down in _downloads(part, host.key, order):
+                sent = SentCohort(ctx.round, ctx.stage, (client.id,), architecture, True, down)
+                host.train(sent)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise SiteError(f"a training step on this site's rows failed: {error}") from error
+
+
+def _downloads(part: SitePart, key: Tensor, order: Order) -> list[tuple[Context, Tree]]:
+    """Return the first download of a fresh server in the first round with clients."""
+    method, task = part.side.method, part.task
+    server = method.init_server(Context(key, task, 0, "init"))
+    for number in (0, 1):
+        for stage in method.stages(Context(key, task, number, "")):
+            ctx = Context(key, task, number, stage)
+            if asks_clients(method, ctx, order):
+                return [(ctx, method.download(server, order, ctx))]
+    return []
+
+
+def allowed_rows(data: Dataset, site: SiteFile) -> tuple[Dataset, tuple[str, ...]]:
+    """Return the data without rows of classes that the site's policy holds back.
+
+    These rows are used for nothing, so nothing about them can be in any message or score.
+    """
+    policy = site.policy
+    counts = data.y.bincount(minlength=data.num_classes)
+    if strange := [name for name in policy.never_released if name not in data.names]:
+        raise SiteError(f"{site.file}: policy.never_released names no class: {strange[0]!r}")
+    never = torch.tensor([name in policy.never_released for name in data.names])
+    few = (counts < policy.least_rows) & (counts > 0) & ~never
+    held_back = never | (counts < policy.least_rows)
+    sentences = [
+        f"class {name}: its rows are not used, {reason}"
+        for mask, reason in (
+            (never & (counts > 0), "because policy.never_released names it"),
+            (few, f"because it has fewer than policy.least_rows = {policy.least_rows} rows"),
+        )
+        for name, applies in zip(data.names, mask.tolist(), strict=True)
+        if applies
+    ]
+    if not sentences:
+        return data, ()
+    kept, kept_test = (~held_back[y] for y in (data.y, data.y_test))
+    if not bool(kept.any()):
+        raise SiteError(f"{site.file}: policy leaves no training rows: {'; '.join(sentences)}")
+    some = data.only(kept.nonzero().squeeze(1))
+    return replace(some, x_test=data.x_test[kept_test], y_test=data.y_test[kept_test]), tuple(
+        sentences
+    )
+
+
+def _setup(recipe: Recipe, site: SiteFile) -> Setup:
+    """Return the server's recipe with this site's device, code and data folders."""
+    code = site.code_folder
+    changes: dict[str, object] = {
+        "engine.device": site.table.device,
+        "engine.code_folder": None if code is None else str(code),
+    }
+    if recipe.data.public is not None and site.table.public:
+        public = recipe.data.public.model_dump() | site.public_options
+        changes["data.public"] = public
+    return resolve(recipe.changed(changes), Overrides(root=site.data_root))
+
+
+def _data(setup: Setup, site: SiteFile) -> Dataset:
+    """Return the site's rows, encoded and normalized as the recipe declares."""
+    options, facts = dict(site.data_options), setup.facts
+    if site.table.data.name == TABLE and facts is not None and facts.columns:
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in facts.columns.items()}
+        options.setdefault("columns", plain)
+    shared = {key: getattr(setup.data, key) for key in Data.model_fields}
+    section = Data.model_validate({**shared, "name": site.table.data.name, **options})
+    checked = with_checked_options(setup.text.changed({"data": section})).data
+    return read_data(checked, setup.seed, root=site.data_root)
+
+
+def _population(setup: Setup, side: ServerContext, data: Dataset, number: int) -> Population:
+    """Return the site's rows as a population of one client."""
+    if side.task.objective.views > 1 and len(data.y) < LEAST_ROWS:
+        raise SiteError(f"{data.name} has fewer than {LEAST_ROWS} rows, too few to compare")
+    key, share = random.key(setup.seed, "partition"), setup.data.validation
+    independent = setup.privacy.unit == "record"
+    rows = [torch.arange(len(data.y))]
+    train, validation = hold_out(rows, share, key, independent=independent, first=number)
+    if setup.data.normalize == "client":
+        mean, std = own_moments(data, train[0])
+        data = replace(data, mean=mean, std=std)
+    views = side.task.objective.views
+    on_train, on_test = examples(data, setup.data.augment, setup.device, views)
+    test = Rows.of([torch.arange(len(data.y_test))])
+    return Population((side.clients[number],), on_train, on_test, train, validation, test)
+
+
+def _with_private_model(setup: Setup, task: Task, site: SiteFile, secret: int) -> Task:
+    """Return the task with the site's own model in the place of its outline, if there is one."""
+    section, width = site.table.model, setup.private_width
+    if width is None:
+        if section is not None:
+            raise SiteError(
+                f"{site.file}: [model] is given, and the recipe names the sites' models; leave it "
+                "out"
+            )
+        return task
+    if section is None:
+        raise SiteError(
+            f"{site.file}: [model] is missing: the recipe leaves the model to each site, with "
+            f"features of width {width}"
+        )
+    objective = task.objective
+    sizes = Sizes.of(declared_facts(setup), objective)
+    model = whole_model(section.model_copy(update={"project": width}))
+    groups = groups_of_recipe({PRIVATE: model}, {}, sizes)
+    own = Models(groups, *architectures_of(groups, sizes, secret, setup.device))
+    private = replace(task, architectures=own.architectures, starts=own.starts)
+    if message_forms(setup, private) != message_forms(setup, task):
+        raise SiteError(
+            f"{site.file}: model {section.name}: its head does not fit those of the others: a "
+            f"linear layer with a bias, from {width} features to {sizes.outputs} outputs"
+        )
+    return private
