@@ -9,6 +9,7 @@
     |   +-- MethodError              a method breaks its interface, or does not fit the task
     |   +-- MessageError             bytes are no message, or not the expected one
     |   +-- CheckpointError          a checkpoint cannot be read
+    |   +-- KitError                 a kit, certificate, key or roster of a federation
     |   +-- ReportError              a folder holds no run that can be shown
     |   |   +-- SealError            no run matches its seal
     |   +-- OutputError              a path cannot be written to
@@ -60,6 +61,10 @@ class MessageError(InputError):
 
 class CheckpointError(InputError):
     """A checkpoint cannot be read."""
+
+
+class KitError(InputError):
+    """A kit, certificate, key or roster of a federation cannot be used."""
 
 
 class ReportError(InputError):
