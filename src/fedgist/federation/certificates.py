@@ -204,8 +204,9 @@ def check_server(cert_pem: bytes, root_pem: bytes, host: str, now: datetime | No
     if identity.role != SERVER:
         raise KitError(f"the certificate is of {described(identity)}, not of a server")
     certificate = _certificate(cert_pem)
-    with _reading("the certificate"):
+    with _reading(f"the host {shown(host)}"):
         subject = _general_name(host)
+    with _reading("the certificate"):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         if subject not in names:
             raise KitError(

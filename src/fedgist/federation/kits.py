@@ -39,7 +39,7 @@ from fedgist.runs import atomic_files
 
 KIT, ROOT, KEY, CERTIFICATE = "kit.toml", "root.pem", "key.pem", "certificate.pem"
 REQUEST = "request.csr"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 FOLDER_MODE = 0o700
 LARGEST = 1 << 20  # bytes of a file in a kit; real files have some hundred
 LONGEST_NAME, LONGEST_HOST, HIGHEST_PORT = 40, 253, 2**16 - 1

@@ -77,7 +77,9 @@ Days = Annotated[int, Field(ge=1, le=3650)]
 
 def _not_reserved(name: str) -> str:
     if name in {SERVER, ALL}:
-        raise ValueError(f"must be another name: {SERVER!r} and {ALL!r} have a meaning of their own")
+        raise ValueError(
+            f"must be another name: {SERVER!r} and {ALL!r} have a meaning of their own"
+        )
     return name
 
 
@@ -238,11 +240,8 @@ def _certified(
     """Return a new certificate, and the authority with the roster that lists it."""
     settings = authority.settings
     host = split_address(settings.server)[0] if role == SERVER else ""
-    certificate = issue(
-        *(authority.root_key, authority.root, request_pem, role, name),
-        days=settings.days,
-        host=host,
-    )
+    signer = (authority.root_key, authority.root)
+    certificate = issue(*signer, request_pem, role, name, days=settings.days, host=host)
     serial, key = identity_of(certificate).serial, fingerprint(request_pem)
     roster = authority.roster.with_certificate(name, serial, key)
     return replace(authority, roster=roster), certificate
@@ -262,22 +261,28 @@ def _made(authority: Authority) -> list[str]:
     sites = f"{len(roster.numbers)} site{'s' if len(roster.numbers) > 1 else ''}"
     keys = "with keys and certificates" if central else "without keys: each site makes its own"
     return [
-        f"Federation {settings.name} is in {out}. Its certificates are valid for "
-        f"{settings.days} days, its root for ten years.",
-        f"{out / AUTHORITY} holds the root's key {ROOT_KEY}. Whoever has it can admit anybody. "
-        "Keep this folder on the authority's machine, and make a backup.",
+        (
+            f"Federation {settings.name} is in {out}. Its certificates are valid for "
+            f"{settings.days} days, its root for ten years."
+        ),
+        (
+            f"{out / AUTHORITY} holds the root's key {ROOT_KEY}. Whoever has it can admit anybody. "
+            "Keep this folder on the authority's machine, and make a backup."
+        ),
         f"{out / SERVER_KIT} is the kit of the server at {settings.server}.",
-        *(f"{authority.kit(ADMINISTRATOR, n)} is a kit of an administrator." for n in
-          roster.administrators),
+        *(
+            f"{authority.kit(ADMINISTRATOR, n)} is a kit of an administrator."
+            for n in roster.administrators
+        ),
         f"{out / FOLDERS[SITE]} holds the kits of {sites}, {keys}.",
         "Next: give each kit's folder to its owner, in a way that others cannot read or change.",
-        *([] if central else [_ask_for_requests(out)]),
-    ]  # fmt: skip
+        *([] if central else [_ask_for_requests("each site", out)]),
+    ]
 
 
-def _ask_for_requests(out: Path) -> str:
+def _ask_for_requests(sites: str, out: Path) -> str:
     return (
-        f"Next: each site runs fedgist provision --request KIT on its machine and sends {REQUEST} "
+        f"Next: {sites} runs fedgist provision --request KIT on its machine and sends {REQUEST} "
         f"to the authority, who runs: {_command('--sign', REQUEST, '--out', str(out))}"
     )
 
@@ -308,16 +313,19 @@ def request(folder: Path) -> list[str]:
         else f"Kept the private key {path}.",
         f"Wrote {folder / REQUEST}, the request of site {about.name}.",
         f"SHA-256 fingerprint of its key: {fingerprint(made)}",
-        f"Next: send {REQUEST} to the authority of federation {about.federation}, who runs: "
-        f"{_command('--sign', REQUEST, '--out', 'KITS')}. Tell the authority the fingerprint by "
-        f"phone. Then put the {CERTIFICATE} that comes back into {folder}.",
+        (
+            f"Next: send {REQUEST} to the authority of federation {about.federation}, who runs: "
+            f"{_command('--sign', REQUEST, '--out', 'KITS')}. Tell the authority the fingerprint "
+            f"by phone. Then put the {CERTIFICATE} that comes back into {folder}."
+        ),
     ]
 
 
 def sign_requests(paths: Sequence[Path], out: Path) -> list[str]:
     """Sign requests of sites, which are files or kits that hold a request."""
     sentences: list[str] = []
-    with _opened(out) as authority:
+    with _opened(out) as opened:
+        authority = opened
         files = [path / REQUEST if path.is_dir() else path for path in paths]
         requests = [_checked_request(authority, path) for path in files]
         for name, request_pem in requests:
@@ -326,8 +334,10 @@ def sign_requests(paths: Sequence[Path], out: Path) -> list[str]:
             sentences += [
                 f"Signed the request of site {name}: {path} is {_validity(path)}.",
                 f"SHA-256 fingerprint of its key: {fingerprint(request_pem)}",
-                f"Next: compare the fingerprint with the site's, by phone. Then send {path} to "
-                f"{name}, who puts it into its kit.",
+                (
+                    f"Next: compare the fingerprint with the site's, by phone; if they differ, "
+                    f"revoke the serial. Then send {path} to {name}, who puts it into its kit."
+                ),
             ]
     return sentences
 
@@ -361,9 +371,7 @@ def _refuse_revoked_key(authority: Authority, name: str, request_pem: bytes) -> 
         )
 
 
-def _certify_site(
-    authority: Authority, name: str, request_pem: bytes
-) -> tuple[Authority, Path]:
+def _certify_site(authority: Authority, name: str, request_pem: bytes) -> tuple[Authority, Path]:
     """Write a certificate for the key of a site's request."""
     authority, certificate = _certified(authority, SITE, name, request_pem)
     folder, about = authority.kit(SITE, name), _about(authority, SITE, name)
@@ -375,18 +383,16 @@ def _certify_site(
 def add_site(name: str, out: Path) -> list[str]:
     """Add a site, which gets the next number and a kit."""
     checked(NewName, name, "--add-site")
-    with _opened(out) as authority:
-        authority = _make_site(authority, name)
+    with _opened(out) as opened:
+        authority = _make_site(opened, name)
     folder, number = authority.kit(SITE, name), authority.roster.numbers[name]
     central = authority.settings.keys == "central"
-    keys = f"{CERTIFICATE} in it is {_validity(folder / CERTIFICATE)}" if central else "has no key"
+    keys = f"its certificate is {_validity(folder / CERTIFICATE)}" if central else "it has no key"
     return [
-        f"Added site {name} with the number {number}. Its kit is {folder}; {keys}."
-        if central
-        else f"Added site {name} with the number {number}. Its kit is {folder}, without a key.",
+        f"Added site {name} with the number {number}. Its kit is {folder}; {keys}.",
         _copy_roster(authority, "and admits the site"),
         f"Next: give {folder} to {name}, in a way that others cannot read or change.",
-        *([] if central else [_ask_for_requests(out)]),
+        *([] if central else [_ask_for_requests(name, out)]),
     ]
 
 
@@ -397,7 +403,8 @@ def renew(names: Sequence[str], out: Path, address: str | None = None) -> list[s
         if SERVER not in names and ALL not in names:
             raise KitError("--address needs --renew server: its certificate names the address")
     sentences: list[str] = []
-    with _opened(out) as authority:
+    with _opened(out) as opened:
+        authority = opened
         plan, left_out = _planned(authority, names)
         if address is not None:
             authority = _with_address(authority, address)
@@ -423,9 +430,10 @@ def _planned(
     left_out = []
     for name in everybody if ALL in names else dict.fromkeys(names):
         role = authority.role_of(name)
+        if ALL in names and roster.is_revoked(name):
+            left_out.append(f"Not renewed: {name} is revoked; to admit it again, name it.")
+            continue
         try:
-            if ALL in names and roster.is_revoked(name):
-                raise KitError(f"{name} is revoked; to admit it again, renew it by its name")
             plan.append((role, name, _stored_request(authority, role, name)))
         except KitError as error:
             if ALL not in names:
@@ -497,8 +505,9 @@ def revoke(name_or_serial: str, out: Path) -> list[str]:
         f"{', '.join(map(serial_text, serials))}."
         if new
         else f"Nothing changed: {name_or_serial} was revoked before.",
-        f"{name} has {len(left)} certificate{'' if len(left) == 1 else 's'} that "
-        f"{'is' if len(left) == 1 else 'are'} not revoked.",
+        f"{name} still has {len(left)} valid certificate{'' if len(left) == 1 else 's'}."
+        if left
+        else f"{name} has no valid certificate any more.",
         _copy_roster(authority, f"and refuses what was revoked of {name}"),
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal
@@ -39,10 +39,10 @@ class Roster:
     """
 
     federation: str
-    numbers: Mapping[str, int] = MappingProxyType({})
+    numbers: Mapping[str, int] = field(default_factory=dict)
     administrators: tuple[str, ...] = ()
-    serials: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    keys: Mapping[int, str] = MappingProxyType({})
+    serials: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    keys: Mapping[int, str] = field(default_factory=dict)
     revoked: frozenset[int] = frozenset()
 
     def why_refused(self, identity: Identity) -> str | None:
