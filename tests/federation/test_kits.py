@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -58,15 +57,15 @@ def test_a_kit_is_read(kits: Path, place: str) -> None:
     assert {field.name for field in dataclasses.fields(kit) if not field.repr} == {"key"}
 
 
-def without(name: str) -> Callable[[Path, Path], None]:
+def without(name: str) -> Callable[[Path, Path], object]:
     return lambda kit, other: (kit / name).unlink()
 
 
-def of_the_other(name: str) -> Callable[[Path, Path], None]:
+def of_the_other(name: str) -> Callable[[Path, Path], object]:
     return lambda kit, other: (kit / name).write_bytes((other / name).read_bytes())
 
 
-def damaged(name: str) -> Callable[[Path, Path], None]:
+def damaged(name: str) -> Callable[[Path, Path], object]:
     return lambda kit, other: (kit / name).write_bytes((kit / name).read_bytes()[:60])
 
 
@@ -111,7 +110,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("place", "change", "says"), PROBLEMS, ids=[p[2][:40] for p in PROBLEMS])
 def test_a_problem_is_one_line_with_the_file_and_the_remedy(
-    kits: Path, place: str, change: Callable[[Path, Path], None], says: str
+    kits: Path, place: str, change: Callable[[Path, Path], object], says: str
 ) -> None:
     change(kits / place, kits / OTHER)
     with pytest.raises(KitError) as error:
@@ -203,7 +202,7 @@ def test_a_roster_is_written_and_read_again(tmp_path: Path) -> None:
         "certificates": {"berlin": [{"serial": "7", "key": "aa"}, {"serial": "abc", "key": "aa"}]},
         "revoked": ["abc"],
     }
-    assert os.listdir(tmp_path) == ["roster.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["roster.json"]
 
 
 def test_who_is_refused() -> None:

@@ -77,9 +77,7 @@ Days = Annotated[int, Field(ge=1, le=3650)]
 
 def _not_reserved(name: str) -> str:
     if name in {SERVER, ALL}:
-        raise ValueError(
-            f"must be another name: {SERVER!r} and {ALL!r} have a meaning of their own"
-        )
+        raise ValueError(f"must not be {SERVER!r} or {ALL!r}, which have a meaning of their own")
     return name
 
 
