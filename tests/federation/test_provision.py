@@ -348,6 +348,7 @@ def test_options_that_do_not_fit_are_refused(cli: Cli, kits: Path) -> None:
         (["--renew", "all", "--out", "nowhere"], "nowhere holds no authority of a federation"),
         (["nowhere.toml", "--out", "other"], "nowhere.toml is missing"),
         (["federation.toml", "--out", "federation.toml"], "is a file, not a folder"),
+        (["federation.toml", "--out", "federation.toml/kits"], "cannot be made: Not a directory"),
     ):
         assert text in cli(*words, code=2).stderr
     assert content(kits) == before

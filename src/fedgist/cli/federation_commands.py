@@ -21,7 +21,7 @@ NEXT = "Next: "
 
 FederationFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[FEDERATION.TOML]", help="Make the kits of this new federation."),
+    typer.Argument(metavar="FEDERATION.TOML", help="Make the kits of this new federation."),
 ]
 Out = Annotated[
     Path | None,

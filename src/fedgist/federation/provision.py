@@ -24,7 +24,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, Field
 
-from fedgist.errors import InputError, KitError, listed, one_of, shown
+from fedgist.errors import InputError, KitError, OutputError, listed, one_of, shown
 from fedgist.federation.certificates import (
     ADMINISTRATOR,
     SERVER,
@@ -43,6 +43,7 @@ from fedgist.federation.certificates import (
 )
 from fedgist.federation.kits import (
     CERTIFICATE,
+    FOLDER_MODE,
     FORMAT,
     KEY,
     KIT,
@@ -153,14 +154,13 @@ def provision(path: Path, out: Path) -> list[str]:
     federation = read_federation(path)
     _refuse_existing(out)
     part = out.resolve().with_name(f".{out.resolve().name}.{os.getpid()}")
-    part.parent.mkdir(parents=True, exist_ok=True)
     try:
+        part.mkdir(FOLDER_MODE, parents=True)
         authority = _make_all(part, federation)
-        try:
-            part.replace(out.resolve())
-        except OSError as error:
-            _refuse_existing(out)  # another process made it meanwhile
-            raise KitError(f"{out} cannot be made: {error.strerror}") from error
+        part.replace(out.resolve())
+    except OSError as error:
+        _refuse_existing(out)  # another process made it meanwhile
+        raise OutputError(f"{out} cannot be made: {error.strerror}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return _made(replace(authority, out=out))
@@ -192,7 +192,6 @@ def _refuse_existing(out: Path) -> None:
 
 
 def _make_all(out: Path, federation: Federation) -> Authority:
-    out.mkdir(0o700)
     root_key, root = make_root(federation.name)
     settings = Settings(**federation.model_dump(include=set(Settings.model_fields)))
     roster = Roster(federation.name, administrators=federation.administrators)
