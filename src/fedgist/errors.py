@@ -10,6 +10,7 @@
     |   +-- MessageError             bytes are no message, or not the expected one
     |   +-- CheckpointError          a checkpoint cannot be read
     |   +-- SiteError                a site's file or stored state cannot be used
+    |   +-- KitError                 a kit, certificate, key or roster of a federation
     |   +-- ReportError              a folder holds no run that can be shown
     |   |   +-- SealError            no run matches its seal
     |   +-- OutputError              a path cannot be written to
@@ -66,6 +67,10 @@ class CheckpointError(InputError):
 
 class SiteError(InputError):
     """A site's file or its stored state cannot be used."""
+
+
+class KitError(InputError):
+    """A kit, certificate, key or roster of a federation cannot be used."""
 
 
 class ReportError(InputError):

@@ -10,7 +10,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedgist.cli import model_commands, result_commands, run_commands, study_commands
+from fedgist.cli import (
+    federation_commands,
+    model_commands,
+    result_commands,
+    run_commands,
+    study_commands,
+)
 from fedgist.cli.recipe_files import shipped
 from fedgist.cli.shared_options import START, app, same_command
 from fedgist.data import PARTITIONS
@@ -33,7 +39,15 @@ from fedgist.recipe.own_code import Before, before_each_import
 from fedgist.report.terminal import console, paragraph, use_plain_signs, words
 
 # each module of commands registers them with ``app`` when it is imported
-__all__ = ["app", "main", "model_commands", "result_commands", "run_commands", "study_commands"]
+__all__ = [
+    "app",
+    "federation_commands",
+    "main",
+    "model_commands",
+    "result_commands",
+    "run_commands",
+    "study_commands",
+]
 
 NO_CODE = "--no-code"
 LESS_MEMORY = "; a run needs less with a lower engine.cohort_size, engine.workers or batch size"

@@ -14,11 +14,13 @@ from fedgist.report.tracking.tracker_names import FORMS
 
 # the commands in the order of first use, in the panels of --help
 START, LOOK, USE, SEARCH = "Start", "Look at runs", "Use what was trained", "Many runs"
+FEDERATE = "A federation over a network"
 COMMAND_ORDER = (
     *("list", "partition", "run", "forget"),
     *("watch", "show", "compare", "report"),
     *("predict", "evaluate", "probe", "export"),
     *("sweep", "tune", "reproduce"),
+    "provision",
 )
 
 

@@ -42,12 +42,13 @@ class Enclosed(_Strict):
 class Header(_Strict):
     """The header of an envelope.
 
-    ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``reply`` for a
-    client's messages, and ``refusal`` for a client's reason against an answer. ``attempt`` counts
+    ``purpose`` is ``train`` or ``score`` for a server's request to a client, ``finish`` for its
+    last download, ``reply`` for a client's messages, and ``refusal`` for a client's reason against
+    an answer. ``attempt`` counts
     the requests for this stage: a server repeats those without a reply if too few clients answered.
     """
 
-    purpose: Literal["train", "score", "reply", "refusal"]
+    purpose: Literal["train", "score", "finish", "reply", "refusal"]
     run: Text
     round: Number
     stage: Text
@@ -111,11 +112,18 @@ def digest(blob: bytes | memoryview) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def header_part(envelope: bytes | memoryview) -> memoryview:
+    """Return the beginning of an envelope up to its messages, whose digests it holds."""
+    _, rest = _header(envelope)
+    view = memoryview(envelope)
+    return view[: len(view) - len(rest)]
+
+
 def _checksum(head: bytes) -> bytes:
     return hashlib.sha256(head).digest()
 
 
-def _header(envelope: bytes) -> tuple[Header, memoryview]:
+def _header(envelope: bytes | memoryview) -> tuple[Header, memoryview]:
     view = memoryview(envelope)
     start = len(MAGIC) + 4 + CHECKSUM
     if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < start:

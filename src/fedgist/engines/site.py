@@ -261,13 +261,14 @@ class Site:
         try:
             reply = self._do(request, down)
             self.consent.before_sending(request, reply)
+            self.done[key] = Answered(digest, state.client, reply)
+            self._forget(request.round - self.rounds_kept)
+            if self.keep:
+                self.keep(self.state())  # a restart has every reply that a server may have
         except Exception:
+            self.done.pop(key, None)
             self.host.restore(state.client)  # a part of the training may be in it
             raise
-        self.done[key] = Answered(digest, state.client, reply)
-        self._forget(request.round - self.rounds_kept)
-        if self.keep:
-            self.keep(self.state())  # a restart has every reply that a server may have
         return reply
 
     def _check_release(self, key: StageKey, digest: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedgist.errors import DiskFullError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OWNER_ONLY = 0o600  # mode of a private file
 
 
 @contextlib.contextmanager
@@ -24,10 +25,11 @@ def room_for(path: Path) -> Iterator[None]:
         raise DiskFullError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def write(path: Path, content: bytes | str) -> None:
+def write(path: Path, content: bytes | str, *, private: bool = False) -> None:
     """Write to a temporary file in the folder of ``path``, flush it to the disk, and rename it.
 
-    A device or a pipe is written to directly, and a link is followed.
+    A device or a pipe is written to directly, and a link is followed. Only the owner can read a
+    ``private`` file, from its first byte on.
     """
     blob = content.encode() if isinstance(content, str) else content
     if path.is_dir():
@@ -36,15 +38,17 @@ def write(path: Path, content: bytes | str) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(blob)
         else:
-            _replace(path, blob)
+            _replace(path, blob, private=private)
 
 
-def _replace(path: Path, blob: bytes) -> None:
+def _replace(path: Path, blob: bytes, *, private: bool) -> None:
     target = path.resolve() if path.is_symlink() else path
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            if private:
+                part.touch(OWNER_ONLY, exist_ok=False)
             file = part.open("wb")
         except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
             raise OutputError(f"{path} cannot be written: {error.strerror}") from error
