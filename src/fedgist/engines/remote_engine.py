@@ -148,6 +148,20 @@ class RemoteEngine:
                 continue  # an unreadable score counts as missing
         return Scores({model: collect(list(rows.values())) for model, rows in tables.items()})
 
+    def finish(self, ctx: Context, orders: Sequence[Order], downs: Sequence[Tree]) -> set[int]:
+        """Send each client its last download; return the clients that have it."""
+        envelopes = self._envelopes("finish", ctx, orders, downs, None)
+        received = set()
+        for client, blob in self._exchange(ctx, envelopes):
+            try:
+                header, _ = self._opened(blob)
+                self._check(client, header, purpose="reply")
+            except MessageError:
+                continue
+            if header.stage == ctx.stage:
+                received.add(client)
+        return received
+
     def close(self) -> None:
         """Close the wire."""
         self.wire.close()

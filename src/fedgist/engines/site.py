@@ -38,6 +38,7 @@ from fedgist.training.stacking_plan import Plan
 
 StageKey = tuple[int, int, str]  # round, index of the stage in the round, architecture
 SLACK = 1 << 20  # bytes of an envelope in addition to the expected payload
+REQUESTS = ("train", "score", "finish")
 LOG = logging.getLogger(__name__)
 
 
@@ -127,6 +128,7 @@ class Site:
         self.released: dict[StageKey, str] = {}  # digests of the downloads behind releases
         self.forms: dict[tuple[bool, str, str], Form] = {}
         self.asks: dict[tuple[bool, str], bool] = {}  # whether a stage involves clients
+        self.finished: dict[str, tuple[int, Tree]] = {}  # round and last download by architecture
         nets = task.starts.values()
         largest = max(payload_bytes(net.state()) for net in nets)
         self.largest = 4 * largest + SLACK  # bytes of the largest envelope that is opened
@@ -149,6 +151,8 @@ class Site:
             request, messages = unseal(envelope, self._limit(len(envelope)))
             header = request.model_copy(update={"purpose": "refusal", "messages": {}})
             down = self._download(request, messages)
+            if request.purpose == "finish":
+                return self._finish(request, down)
             if request.purpose == "score":
                 return self._score(request, down)
             return self._train(request, down)
@@ -206,7 +210,7 @@ class Site:
         problems = [
             (request.run != self.run, f"this site is in run {self.run!r}, not {request.run!r}"),
             (request.client != self.client.id, f"this site has no client {request.client}"),
-            (request.purpose not in {"train", "score"}, f"a {request.purpose} cannot be answered"),
+            (request.purpose not in REQUESTS, f"a {request.purpose} cannot be answered"),
             (
                 request.architecture not in models,
                 f"this site has no model {request.architecture!r}",
@@ -232,7 +236,7 @@ class Site:
     def _stages(self, request: Header) -> tuple[str, ...]:
         """Return the stages of a round in which a server may involve a client."""
         ctx = self._context(request)
-        if request.purpose == "score":
+        if request.purpose != "train":
             return (EVALUATE,)
         involving = []
         for stage in self.method.stages(ctx):
@@ -319,6 +323,11 @@ class Site:
         if self.settings.share_measurements:
             messages["loss"] = TrainingLoss(trained.losses[0].clone())
         return seal(request.model_copy(update={"purpose": "reply"}), messages)
+
+    def _finish(self, request: Header, down: Tree) -> bytes:
+        """Keep the last download, with which the site's model is complete."""
+        self.finished[request.architecture] = (request.round, down)
+        return seal(request.model_copy(update={"purpose": "reply"}), {})
 
     def _score(self, request: Header, down: Tree) -> bytes:
         if not self.settings.share_measurements:

@@ -94,12 +94,29 @@ def read_recorded(path: Path) -> Recipe:
     RecipeError
         If the file cannot be read, or the recipe is not valid.
     """
-    raw = _read_toml(path)
     try:
-        # a run's recipe has no [model] where clients.architectures or pools say it
-        recipe: Recipe = checked(Recipe, {"model": None, **raw})
+        return _recorded(_read_toml(path))
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
+
+
+def recorded(text: str) -> Recipe:
+    """Return a recorded recipe from its text, without loading its method or its models.
+
+    Raises
+    ------
+    RecipeError
+        If the recipe is not valid.
+    """
+    try:
+        return _recorded(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RecipeError(f"the recipe is not TOML: {first_line(error)}") from error
+
+
+def _recorded(raw: Mapping[str, object]) -> Recipe:
+    # a run's recipe has no [model] where clients.architectures or pools say it
+    recipe: Recipe = checked(Recipe, {"model": None, **raw})
     return recipe
 
 

@@ -1,0 +1,138 @@
+"""A site's release policy: which runs it takes part in, and which replies may leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedgist.engines.envelope import Header
+from fedgist.errors import MessageError, SiteError, listed, shown
+from fedgist.federation.recipe_check import check_setup
+from fedgist.federation.site_file import SiteFile
+from fedgist.federation.site_ledger import Ledger, Spent
+from fedgist.methods import METHODS, base_name
+from fedgist.recipe.reading import Recipe, flat, own_places, read
+from fedgist.recipe.resolve import Setup
+from fedgist.world.privacy_budget import PrivacyBudget
+
+AT_HOME = ("model.weights",)  # files of the site's own machine, which a server may not name
+#: Sections in which a site and an approved recipe may differ: how the work is done, and where.
+WORK = ("engine", "federation", "paper", "tune")
+
+
+def check_names(recipe: Recipe, site: SiteFile) -> None:
+    """Raise SiteError if a recipe names a method, code or files that the site does not allow.
+
+    This comes before anything that the recipe names is imported or read.
+    """
+    policy, file = site.policy, site.file
+    allowed = policy.methods or tuple(METHODS)
+    method = base_name(recipe.method.name)
+    if method not in allowed and recipe.method.name not in allowed and method not in policy.code:
+        raise SiteError(f"{file}: policy.methods accepts {listed(allowed)}, not {shown(method)}")
+    if strange := [place for place in own_places(recipe) if place not in policy.code]:
+        raise SiteError(
+            f"the recipe names code of its own, {shown(strange[0])}, which policy.code in {file} "
+            "does not list"
+        )
+    clients = recipe.clients
+    tables = [*clients.architectures.values(), *clients.pools.values()]
+    weights = any(isinstance(table, dict) and table.get("weights") for table in tables)
+    if weights or (recipe.model is not None and recipe.model.weights is not None):
+        raise SiteError("model.weights names a file, which a server may not do at a site")
+    if clients.graph.path is not None:
+        raise SiteError("clients.graph.path names a file, which a server may not do at a site")
+    public = recipe.data.public
+    if public is not None and "path" in public.options and "path" not in site.table.public:
+        raise SiteError(
+            "data.public.path names a file, which a server may not do at a site: name the site's "
+            f"own copy in [public] of {file}"
+        )
+
+
+def check_approved(recipe: Recipe, site: SiteFile) -> None:
+    """Raise SiteError, with both values, if a recipe differs from the one that was approved."""
+    if site.policy.recipe is None:
+        return
+    approved = read(site.file.parent / site.policy.recipe)
+    ours, theirs = (_settings(each) for each in (approved, recipe))
+    for key in dict.fromkeys([*ours, *theirs]):
+        if ours.get(key) != theirs.get(key):
+            raise SiteError(
+                f"the server's recipe has {key} = {shown(theirs.get(key))}, and the approved "
+                f"{site.policy.recipe} has {shown(ours.get(key))}"
+            )
+
+
+def _settings(recipe: Recipe) -> dict[str, object]:
+    """Return the settings that must be the same: all but how the work is done, and where."""
+    table = recipe.model_dump(mode="json", exclude=set(WORK))
+    settings = flat(table)
+    settings.pop("clients.num_clients", None)  # the server counts its sites
+    return settings
+
+
+def check_run(setup: Setup, site: SiteFile) -> None:
+    """Raise SiteError if the site's policy does not allow a run."""
+    check_setup(setup)
+    policy, rounds, privacy = site.policy, setup.train.num_rounds, setup.privacy
+    if policy.most_rounds is not None and rounds > policy.most_rounds:
+        raise SiteError(
+            f"{site.file}: policy.most_rounds = {policy.most_rounds}; the run has {rounds} rounds"
+        )
+    if policy.epsilon is None:
+        return
+    budget = f"{site.file}: policy.epsilon = {policy.epsilon:g}"
+    if privacy.unit == "none":
+        raise SiteError(f"{budget}, and the run has no differential privacy (privacy.unit)")
+    if privacy.where == "central" and not policy.trust_server:
+        raise SiteError(
+            f"{budget}, and the server would add the noise (privacy.where = 'central'): "
+            "policy.trust_server = true accepts that"
+        )
+
+
+@dataclass(frozen=True)
+class ReleasePolicy:
+    """The decision on each release in one run, with the charge to the site's ledger.
+
+    ``data`` and ``digest`` are the name and the digest of the site's rows. ``budget`` is the run's
+    privacy budget as the site itself works it out; None without privacy.
+    """
+
+    site: SiteFile
+    run: str
+    data: str
+    digest: str
+    budget: PrivacyBudget | None
+
+    def before_training(self, request: Header) -> None:
+        """Charge the ledger for a round, or refuse it."""
+        limit = self.site.policy.epsilon
+        if limit is None or self.budget is None:
+            return
+        epsilon = self.budget.epsilon(request.round)
+        spent = Spent(epsilon=epsilon, delta=self.budget.delta, round=request.round)
+        Ledger(self.site.state_folder).charge(self.data, self.digest, self.run, spent, limit)
+
+    def before_sending(self, request: Header, reply: bytes) -> None:
+        """Refuse a reply that is larger than the policy allows."""
+        most = self.site.policy.largest_upload
+        if most is not None and len(reply) > most:
+            raise MessageError(
+                f"the reply of round {request.round} has {len(reply)} bytes; this site sends at "
+                f"most {most}"
+            )
+
+
+def described(site: SiteFile, sentences: Sequence[str] = ()) -> list[str]:
+    """Return the policy in words."""
+    policy = site.policy
+    methods = listed(policy.methods) if policy.methods else "every method of fedgist"
+    words = [f"methods: {methods}"]
+    words += [f"code of others: {listed(policy.code)}"] if policy.code else []
+    words += [f"at most {policy.most_rounds} rounds"] if policy.most_rounds else []
+    words += [f"epsilon in all: {policy.epsilon:g}"] if policy.epsilon is not None else []
+    words += [f"replies of at most {policy.largest_upload} bytes"] if policy.largest_upload else []
+    words += ["losses and scores leave" if policy.shares_scores else "losses and scores stay here"]
+    return [*words, *sentences]
