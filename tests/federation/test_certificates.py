@@ -271,16 +271,31 @@ def der(pem: bytes) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem.decode())
 
 
+def signed_part(pem: bytes) -> bytes:
+    return x509.load_pem_x509_certificate(pem).tbs_certificate_bytes
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")  # cryptography's, of a negative one
 @given(st.integers(0, len(der(BERLIN.cert)) - 1), st.integers(1, 255))
-def test_no_changed_byte_of_a_certificate_is_accepted(place: int, change: int) -> None:
+def test_no_changed_byte_of_what_is_signed_is_accepted(place: int, change: int) -> None:
     content = bytearray(der(BERLIN.cert))
     content[place] ^= change
     changed = ssl.DER_cert_to_PEM_cert(bytes(content)).encode()
-    with pytest.raises(KitError):
+    with contextlib.suppress(KitError):
         certificates.check_client(changed, ROOT.cert)
+        # one signature has several encodings: the count of unused bits may differ
+        assert signed_part(changed) == signed_part(BERLIN.cert)
     for door in DOORS:
         with contextlib.suppress(KitError):
             door(changed)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_a_serial_that_is_not_positive_is_refused() -> None:
+    content = bytearray(der(BERLIN.cert))
+    content[15] |= 0x80  # the serial's first byte; positive serials begin with a zero bit
+    with pytest.raises(KitError, match=r"serial number is not positive|is damaged"):
+        certificates.identity_of(ssl.DER_cert_to_PEM_cert(bytes(content)).encode())
 
 
 def test_errors_are_one_line_and_hold_no_key() -> None:

@@ -408,11 +408,19 @@ def test_two_commands_do_not_change_a_federation_at_once(
     provision.add_site("paris", kits)
 
 
-@pytest.mark.parametrize("moment", range(4))
+MOMENTS = [*(("central", "ulm", n) for n in range(5)), *(("kits", "berlin", n) for n in range(4))]
+
+
+@pytest.mark.parametrize(("federation", "site", "moment"), MOMENTS)
 def test_a_failure_between_two_files_leaves_a_federation_that_goes_on(
-    central: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    federation: str,
+    site: str,
+    moment: int,
 ) -> None:
     # the disk fails at each file of a renewal: no certificate may exist that the roster lacks
+    kits: Path = request.getfixturevalue(federation)
     writes, real = [], atomic_files.write
 
     def failing(path: Path, text: bytes | str, *, private: bool = False) -> None:
@@ -424,12 +432,11 @@ def test_a_failure_between_two_files_leaves_a_federation_that_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "write", failing)
         with pytest.raises(OSError, match="the disk failed"):
-            provision.renew(["ulm"], central)
-    assert writes[0].name == "roster.json"
-    listed = read_roster(central / "server/roster.json").serials["ulm"]
-    assert serial(central / "sites/ulm") in listed
-    provision.renew(["ulm"], central)
-    assert read_kit(central / "sites/ulm").name == "ulm"
+            provision.renew([site], kits)
+    assert [path.name for path in writes].index("roster.json") == 0
+    assert serial(kits / "sites" / site) in read_roster(kits / "server/roster.json").serials[site]
+    provision.renew([site], kits)
+    assert read_kit(kits / "sites" / site).name == site
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

@@ -344,6 +344,8 @@ def _certificate(pem: bytes, kind: str = "certificate") -> x509.Certificate:
         certificates = x509.load_pem_x509_certificates(pem)
     if len(certificates) != 1:
         raise KitError(f"the {kind}'s file holds {len(certificates)} certificates instead of one")
+    if certificates[0].serial_number <= 0:
+        raise KitError(f"the {kind}'s serial number is not positive")
     return certificates[0]
 
 
