@@ -112,6 +112,11 @@ def digest(blob: bytes | memoryview) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def header_of(envelope: bytes) -> Header:
+    """Return the header of an envelope, without its messages."""
+    return _header(envelope)[0]
+
+
 def header_part(envelope: bytes | memoryview) -> memoryview:
     """Return the beginning of an envelope up to its messages, whose digests it holds."""
     _, rest = _header(envelope)

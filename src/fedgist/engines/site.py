@@ -182,6 +182,10 @@ class Site:
         self.host.restore(arrays)
         self.done, self.forgotten = {}, (-1, 0, "")
 
+    def largest_request(self) -> int:
+        """Return the size in bytes of the largest envelope that this site opens."""
+        return self._limit(self.largest + 1)
+
     def _limit(self, size: int) -> int:
         """Return the size in bytes of the largest envelope to open, given one of ``size`` bytes."""
         if size > self.largest:  # larger than a few models: derive the largest download

@@ -6,18 +6,18 @@ those of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Protocol
 
 import grpc
 
-from fedgist.errors import FederationError, KitError, MessageError, printable
+from fedgist.errors import FederationError, FedgistError, KitError, MessageError, printable
 from fedgist.federation.certificates import check_server, is_signed, sign
 from fedgist.federation.frames import (
     BEGIN,
@@ -33,8 +33,9 @@ from fedgist.federation.frames import (
     read_note,
     signed_bytes,
 )
-from fedgist.federation.grpc_options import OPTIONS, PROTOCOL, STREAM, method_name
+from fedgist.federation.grpc_options import OPTIONS, STREAM, method_name
 from fedgist.federation.kits import Kit, split_address
+from fedgist.federation.run_plan import Greeting, Versions
 
 FIRST_WAIT_S, LONGEST_WAIT_S, FACTOR = 0.5, 10.0, 1.6  # between two attempts to connect
 COMMAND_S = 10.0
@@ -139,14 +140,15 @@ class _Session:
 
     def talk(self, channel: grpc.Channel) -> str | None:
         """Talk until the stream ends; return the server's last words if the run has ended."""
-        self.outgoing.put(note({"process": self.process, **versions()}))
+        greeting = Greeting(process=self.process, versions=Versions.own())
+        self.outgoing.put(note(greeting.model_dump()))
         frames: Iterator[bytes] = channel.stream_stream(method_name(STREAM))(
             iter(self.outgoing.get, None), wait_for_ready=False
         )
         try:
             plan = read_note(next(frames))
             server = self._certificate(plan)
-            self.outgoing.put(note(self.agent.prepare(plan)))
+            self.outgoing.put(self._hello(plan, frames))
             for frame in frames:
                 if frame[:1] == BEGIN:
                     self._answer(frame, frames, server)
@@ -160,6 +162,17 @@ class _Session:
         finally:
             self.outgoing.put(None)
         return None
+
+    def _hello(self, plan: Note, frames: Iterator[bytes]) -> bytes:
+        """Return the site's hello; if it cannot prepare, tell the server so, and raise."""
+        try:
+            return note(self.agent.prepare(plan))
+        except FedgistError as error:
+            kept = {key: plan.get(key) for key in ("run", "digest", "number")}
+            self.outgoing.put(note({**kept, "refused": type(error).__name__}))
+            with contextlib.suppress(grpc.RpcError):
+                next(frames, None)  # the server ends the stream when it has read this
+            raise
 
     def _certificate(self, plan: Note) -> bytes:
         """Return the server's certificate, with which it signs, after its check by the root."""
@@ -186,8 +199,3 @@ class _Session:
         self.outgoing.put(Begin(begin.ident, len(reply), signature).frame())
         for piece in pieces((reply,)):
             self.outgoing.put(piece)
-
-
-def versions() -> Mapping[str, str]:
-    """Return the versions of fedgist and of this protocol."""
-    return {"version": version("fedgist"), "protocol": PROTOCOL}

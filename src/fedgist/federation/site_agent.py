@@ -1,31 +1,166 @@
-"""A site without its network: it prepares for a run, answers envelopes, and writes its audit log."""
+"""A site without its network: it prepares for a run, answers envelopes, and keeps an audit log."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
-from fedgist.engines.envelope import Header, header_of
+from fedgist.engines.envelope import header_of
 from fedgist.engines.process_control import as_workers_do
-from fedgist.engines.site import Site, StageKey
-from fedgist.errors import FederationError, FedgistError, MessageError, SiteError
+from fedgist.engines.site import Site, SiteState, StageKey
+from fedgist.errors import FedgistError, MessageError, SiteError
 from fedgist.federation import audit_log
-from fedgist.federation.certificates import SITE
 from fedgist.federation.frames import LARGEST_NOTE, Note
-from fedgist.federation.kits import Kit
+from fedgist.federation.run_plan import Hello, Plan, digest_of_recipe, outlines, parsed_note
 from fedgist.federation.site_file import SiteFile
 from fedgist.federation.site_ledger import Ledger
 from fedgist.federation.site_policy import ReleasePolicy, check_approved, check_names, check_run
 from fedgist.federation.site_setup import SitePart, site_part, try_training
 from fedgist.federation.site_store import SiteStore
 from fedgist.recipe.overrides import Overrides
-from fedgist.recipe.own_code import modules_from
 from fedgist.recipe.reading import Recipe, recorded
 from fedgist.recipe.resolve import resolve
 from fedgist.runs import atomic_files as files
-from fedgist.runs.digests import of_arrays, of_text
+from fedgist.runs.digests import of_arrays
 
-SECRET = "secret.txt"  # a seed that the server does not know
+RUNS, SECRET = "runs", "secret"  # in the folder of a site's state
 ROUNDS_KEPT = 2  # whose stages can be asked again
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A site that is prepared for a run, and what it said of itself."""
+
+    site: Site
+    part: SitePart
+    recipe: Recipe
+    hello: Hello
+
+
+class SiteAgent:
+    """What a site does in a federation, whichever network carries its envelopes."""
+
+    def __init__(self, site: SiteFile, say: Callable[[str], None] = lambda _: None) -> None:
+        """Take part with the data, model and policy of a ``site.toml``; ``say`` shows notes."""
+        self.file, self.folder, self.say = site, site.state_folder, say
+        self.prepared: Prepared | None = None
+
+    def prepare(self, content: Note) -> Note:
+        """Prepare for a run; return what the server must know of this site.
+
+        A site that is prepared for the same run already only says hello again.
+        """
+        plan = parsed_note(Plan, content)
+        before = self.prepared
+        if before is None or (before.hello.run, before.hello.digest) != (plan.run, plan.digest):
+            try:
+                before = self._prepared(plan)
+            except FedgistError as error:
+                audit_log.write(self.folder, f"run {plan.run}: does not take part: {error}")
+                raise
+        last = max(before.site.done, default=None)
+        hello = before.hello.model_copy(update={"last": last})
+        self.prepared = Prepared(before.site, before.part, before.recipe, hello)
+        return hello.model_dump(mode="json")
+
+    def largest(self) -> int:
+        """Return the size in bytes of the largest envelope that this site opens."""
+        return LARGEST_NOTE if self.prepared is None else self.prepared.site.largest_request()
+
+    def answer(self, envelope: bytes) -> bytes:
+        """Answer an envelope, and write down in words what the answer tells."""
+        if self.prepared is None:
+            raise MessageError("a request came before the plan")
+        with as_workers_do():
+            reply = self.prepared.site.handle(envelope)
+        request = header_of(envelope)
+        text = audit_log.sentence(request, reply)
+        audit_log.write(self.folder, f"run {self.prepared.hello.run}: {text}")
+        self.say(text)
+        return reply
+
+    def saw(self, text: str) -> None:
+        """Show the state of the connection."""
+        self.say(text)
+
+    def _prepared(self, plan: Plan) -> Prepared:
+        """Read the recipe, the rows, the model and the stored state of a run."""
+        recipe = recorded(plan.recipe)
+        if (digest := digest_of_recipe(recipe)) != plan.digest:
+            raise SiteError(f"the recipe's digest is {digest}; the server's is {plan.digest}")
+        check_names(recipe, self.file)
+        check_approved(recipe, self.file)
+        code = self.file.code_folder
+        changes = {"engine.device": self.file.table.device}
+        changes |= {} if code is None else {"engine.code_folder": str(code)}
+        check_run(resolve(recipe.changed(changes), Overrides(root=self.file.data_root)), self.file)
+        part = site_part(recipe, plan.names, plan.number, self.file, self._secret(), self.say)
+        with as_workers_do():
+            try_training(part)
+        store = SiteStore(self.folder / RUNS / plan.run, plan.run, plan.number)
+        state = store.load()
+        anew = self._begins_anew(plan, state)
+        site = self._site(plan, part, store)
+        if state is not None:
+            site.restore(state)
+        hello = Hello(
+            run=plan.run,
+            digest=digest,
+            number=plan.number,
+            outlines=outlines(part.task),
+            public_digest=part.task.public_digest,
+            began_anew=anew,
+        )
+        for sentence in part.left_out:
+            self.say(sentence)
+        audit_log.write(self.folder, f"run {plan.run}: takes part as number {plan.number}")
+        return Prepared(site, part, recipe, hello)
+
+    def _begins_anew(self, plan: Plan, state: SiteState | None) -> bool:
+        """Return whether the site begins anew although it answered before; refuse if it may not."""
+        newest: StageKey | None = None if state is None else max(state.answered, default=None)
+        if plan.last is None or (newest is not None and newest >= plan.last):
+            return False
+        lost = f"this site answered round {plan.last[0]}, and its state in {self.folder} is "
+        lost += "missing" if newest is None else f"of round {newest[0]}"
+        if plan.state_lost == "refuse":
+            raise SiteError(f"{lost}: put it back from a copy (federation.state_lost = 'refuse')")
+        audit_log.write(self.folder, f"run {plan.run}: {lost}: it begins anew")
+        self.say(f"{lost}: it begins anew")
+        return True
+
+    def _site(self, plan: Plan, part: SitePart, store: SiteStore) -> Site:
+        data, digest = part.data, self._digest(part)
+        name = self.file.table.name
+        account = Ledger(self.folder).account(name, digest)
+        if account.digest != digest and self.file.policy.epsilon is not None:
+            self.say(
+                f"the rows of {name!r} ({data.name}) are others than when their privacy budget was "
+                "opened: the same budget goes on (fedgist site --new-data opens a new one)"
+            )
+        policy = ReleasePolicy(self.file, plan.run, name, digest, part.side.spending)
+        return Site(
+            part.side.method,
+            part.task,
+            part.population,
+            part.settings,
+            run=plan.run,
+            rounds_kept=ROUNDS_KEPT,
+            keep=store.keep,
+            consent=policy,
+        )
+
+    def _digest(self, part: SitePart) -> str:
+        data = part.data
+        return of_arrays({"x": data.x, "y": data.y, "x_test": data.x_test, "y_test": data.y_test})
+
+    def _secret(self) -> int:
+        """Return a seed that the server does not know; it is made once."""
+        path = self.folder / SECRET
+        if not path.exists():
+            files.write(path, f"{secrets.randbits(62)}\n", private=True)
+        try:
+            return int(path.read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise SiteError(f"{path} cannot be read: put it back from a copy") from error

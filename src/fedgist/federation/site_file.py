@@ -67,6 +67,8 @@ class SiteTable(BaseModel):
 
     model_config = CLOSED
 
+    name: str = "data"
+    """Name of these data, under which their privacy budget is kept."""
     data: SiteData
     model: ModelSection | None = None
     """The site's private model, if the recipe states ``facts.feature_width``."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,6 +87,7 @@ def run_server(
     state: Tree = None,
     probe: Callable[[Federation], tuple[Line, list[Line]]] | None = None,
     save_features: Callable[[Federation, int | None], None] = lambda _, __: None,
+    stop: threading.Event | None = None,
 ) -> tuple[Federation, Record, dict[str, Any]]:
     """Do the remaining rounds; return the federation, its record, and the run's result.
 
@@ -97,6 +99,8 @@ def run_server(
         Trains probes on the features of models, if the recipe asks for it.
     save_features
         Called after each round with its number, and with None before the result is written.
+    stop
+        Set at the first Ctrl-C or SIGTERM. Others may set it, too, to stop the run.
     """
     began = time.perf_counter()
     inputs = of_server(side) if place.inputs is None else place.inputs
@@ -116,7 +120,8 @@ def run_server(
             observer.began(side, str(place.folder or ""), federation.round)
             notes = [*place.notes, *start_notes(side), *_correction_notes(side, binding)]
             _show_notes(observer, notes)
-            _do_rounds(federation, record, observer, binding, save_features)
+            switch = stop or threading.Event()
+            _do_rounds(federation, record, observer, binding, save_features, switch)
             if federation.best is not None:
                 federation.restore(federation.best)
             save_features(federation, None)
@@ -231,10 +236,16 @@ def _do_rounds(
     observer: Observer,
     binding: Binding,
     save_features: Callable[[Federation, int | None], None],
+    stop: threading.Event,
 ) -> None:
     """Do the rounds; raise Stopped after a signal, or an exception that the observer raised."""
-    with stoppable(lambda: observer.note(STOPPING)) as stop:
-        rounds = _Rounds(federation, record, observer, binding, save_features, stop)
+
+    def signaled() -> None:
+        stop.set()
+        observer.note(STOPPING)
+
+    with stoppable(signaled):
+        rounds = _Rounds(federation, record, observer, binding, save_features, stop.is_set)
         whole = rounds.do_all()
     if rounds.problems:
         raise rounds.problems[0]

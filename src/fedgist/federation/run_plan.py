@@ -1,0 +1,153 @@
+"""The two notes that are exchanged before a site is ready: the server's plan, the site's hello."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedgist.core.method import Task
+from fedgist.engines.site import StageKey
+from fedgist.errors import FederationError, MessageError
+from fedgist.federation.frames import Note
+from fedgist.federation.grpc_options import PROTOCOL
+from fedgist.recipe.reading import Recipe
+from fedgist.recipe.schema import EngineSection
+from fedgist.runs.digests import of_text
+
+Hex = Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")]
+Text = Annotated[str, Field(max_length=200)]
+N = TypeVar("N", bound=BaseModel)
+
+
+class _Note(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Versions(_Note):
+    """The versions that a server and its sites must have in common."""
+
+    fedgist: Text
+    protocol: Text
+
+    @staticmethod
+    def own() -> Versions:
+        """Return the versions of this process."""
+        return Versions(fedgist=version("fedgist"), protocol=PROTOCOL)
+
+
+class Greeting(_Note):
+    """The first words of a site: which process it is, and its versions."""
+
+    process: Text
+    versions: Versions
+
+
+class Plan(_Note):
+    """What a server tells a site before anything else.
+
+    ``recipe`` is TOML without how the work is done, and ``digest`` its digest. ``number`` is the
+    site's, and ``names`` are those of all sites. ``certificate`` is the server's, with which it
+    signs. ``last`` is the last stage that this site answered, if it answered any.
+    """
+
+    run: Hex
+    recipe: str
+    digest: Hex
+    number: Annotated[int, Field(ge=0)]
+    names: tuple[Text, ...]
+    certificate: str
+    last: StageKey | None
+    state_lost: Literal["refuse", "begin"]
+
+
+class Outlined(_Note):
+    """What a server must know of an architecture: the form of its inputs, features and outputs."""
+
+    input_shape: tuple[int, ...]
+    feature_width: int
+    num_classes: int
+
+
+class Hello(_Note):
+    """What a site says when it is ready: it has its rows and its model, and tried one step.
+
+    ``last`` is the last stage that it remembers. ``refused`` is the type of the error because of
+    which it does not take part; its text stays at the site.
+    """
+
+    run: Hex
+    digest: Hex
+    number: int
+    outlines: dict[Text, Outlined] = {}
+    public_digest: int = 0
+    last: StageKey | None = None
+    began_anew: bool = False
+    refused: Text = ""
+
+
+def parsed_note(kind: type[N], content: Note) -> N:
+    """Return a note of this kind; raise MessageError if it is another."""
+    try:
+        return kind.model_validate(dict(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the whole"
+        raise MessageError(f"{kind.__name__}: {field}: {first['msg']}") from error
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return a recipe for sites: without the server's own engine and folders."""
+    return recipe.changed({"engine": EngineSection()}).to_toml()
+
+
+def digest_of_recipe(recipe: Recipe) -> str:
+    """Return the digest of a recipe as this machine reads it."""
+    return of_text(recipe_text(recipe))
+
+
+def outlines(task: Task) -> dict[str, Outlined]:
+    """Return the outlines of a task's architectures."""
+    return {
+        name: Outlined(
+            input_shape=arch.input_shape,
+            feature_width=arch.feature_width,
+            num_classes=arch.num_classes,
+        )
+        for name, arch in task.architectures.items()
+    }
+
+
+def check_versions(own: Versions, other: Versions) -> None:
+    """Raise FederationError, with both values, unless the versions are the same."""
+    for name in type(own).model_fields:
+        ours, theirs = getattr(own, name), getattr(other, name)
+        if ours != theirs:
+            raise FederationError(f"the server has {name} {ours}, and the site has {theirs}")
+
+
+def check_hello(plan: Plan, hello: Hello, outlined: Mapping[str, Outlined], public: int) -> None:
+    """Raise FederationError, with both values, if a site prepared for something else."""
+    if hello.refused:
+        raise FederationError(f"the site does not take part: {hello.refused} (its log says why)")
+    pairs: dict[str, tuple[object, object]] = {
+        "run": (plan.run, hello.run),
+        "recipe digest": (plan.digest, hello.digest),
+        "number": (plan.number, hello.number),
+        "digest of the public rows": (public, hello.public_digest),
+    }
+    for name, outline in hello.outlines.items():
+        pairs[f"architecture {name!r}"] = (outlined.get(name), outline)
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise FederationError(f"{name}: the server has {ours}, and the site has {theirs}")
+    if plan.last is not None and (hello.last is None or hello.last < plan.last):
+        begins = hello.began_anew and plan.state_lost == "begin"
+        if not begins:
+            raise FederationError(
+                f"the site lost its state: it answered round {plan.last[0]}, and remembers "
+                f"{'nothing' if hello.last is None else f'round {hello.last[0]}'} "
+                "(federation.state_lost)"
+            )

@@ -1,0 +1,146 @@
+"""What a federation's server must know after a restart, and what it shows of its sites."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ValidationError
+
+from fedgist.engines.site import StageKey
+from fedgist.errors import CheckpointError, first_line
+from fedgist.federation.run_plan import Hex
+from fedgist.recipe.section import CLOSED
+from fedgist.runs import atomic_files as files
+from fedgist.runs.run_directory import FEDERATION_STATE
+
+STATUS = "federation.json"
+PARTICIPANTS = "participants.csv"
+
+
+class RunState(BaseModel):
+    """The identity of a run, its sites, the round that was begun, and each site's last answer.
+
+    ``begun`` is a round and the sites that were ready for it: if the server is killed, the round is
+    done again with the same sites.
+    """
+
+    model_config = CLOSED
+
+    format: Literal[1] = 1
+    run: Hex
+    names: tuple[str, ...]
+    begun: tuple[int, tuple[int, ...]] | None = None
+    last: dict[int, StageKey] = {}
+
+
+@dataclass
+class RunStateFile:
+    """The state of a run in its folder, written whole whenever it changes."""
+
+    folder: Path
+    state: RunState
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @staticmethod
+    def open(folder: Path, names: Sequence[str]) -> RunStateFile:
+        """Return the state of the run in a folder, or that of a new run with these sites."""
+        path = folder / FEDERATION_STATE
+        try:
+            return RunStateFile(folder, RunState.model_validate_json(path.read_bytes()))
+        except FileNotFoundError:
+            new = RunStateFile(folder, RunState(run=secrets.token_hex(8), names=tuple(names)))
+            new.write()
+            return new
+        except (OSError, ValidationError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({first_line(error)}): put it back from a copy"
+            ) from error
+
+    def begin(self, number: int, sites: Collection[int]) -> None:
+        """Write down the sites of a round before it begins."""
+        self._change(begun=(number, tuple(sorted(sites))))
+
+    def answered(self, sites: Collection[int], key: tuple[int, int]) -> None:
+        """Write down that sites answered a stage, given by round and place in the round."""
+        later = {site: (*key, "") for site in sites if self.state.last.get(site, NEVER) < (*key, "")}
+        if later:
+            self._change(last={**self.state.last, **later})
+
+    def write(self) -> None:
+        """Write the state."""
+        text = json.dumps(self.state.model_dump(mode="json"), indent=2)
+        files.write(self.folder / FEDERATION_STATE, text + "\n")
+
+    def _change(self, **values: object) -> None:
+        with self.lock:
+            self.state = self.state.model_copy(update=values)
+            self.write()
+
+
+NEVER: StageKey = (-1, 0, "")
+
+
+@dataclass
+class SiteStatus:
+    """What the server shows of one site."""
+
+    name: str
+    number: int
+    state: str = "absent"
+    since: float = field(default_factory=time.time)
+    last_round: int | None = None
+    version: str = ""
+    refusals: int = 0
+    note: str = ""
+
+
+@dataclass
+class StatusBoard:
+    """The state of all sites, for people: in memory, and in a file that is replaced."""
+
+    folder: Path
+    run: str
+    federation: str
+    address: str
+    sites: dict[int, SiteStatus] = field(default_factory=dict)
+    round: int = 0
+    attempt: int = 1
+    waiting_for: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def saw(self, number: int, state: str, text: str = "") -> None:
+        """Take note of a site's state."""
+        with self.lock:
+            site = self.sites[number]
+            if site.state != state:
+                site.state, site.since = state, time.time()
+            site.note = text or site.note * (state in {"refused", "revoked"})
+            site.refusals += state == "refused"
+        self.write()
+
+    def plain(self) -> dict[str, object]:
+        """Return the state in JSON's types."""
+        with self.lock:
+            sites = [asdict(site) for _, site in sorted(self.sites.items())]
+            return {
+                "format": 1,
+                "run": self.run,
+                "federation": self.federation,
+                "address": self.address,
+                "round": self.round,
+                "attempt": self.attempt,
+                "waiting_for": self.waiting_for,
+                "written": time.time(),
+                "sites": sites,
+            }
+
+    def write(self) -> None:
+        """Write the state into the run directory."""
+        files.write(self.folder / STATUS, json.dumps(self.plain()) + "\n")
