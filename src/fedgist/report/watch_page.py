@@ -43,6 +43,7 @@ MOST_POINTS = 160  # of a curve; more are too close together to be seen
 WIDTH, HEIGHT, EDGE = 320, 80, 4  # of a curve, in its own units
 OLD_S = 60.0  # the server of a federation rewrites its file more often than this
 WAITING, SILENT = "waiting", "silent"
+OVER = (watch.STOPPED, watch.FINISHED)
 TROUBLES = ("refused", "absent", "late")  # keys of a round's line, each with a list of clients
 WIRE_UP, WIRE_DOWN = "comm/wire_up_bytes", "comm/wire_down_bytes"
 NONE = "-"
@@ -115,10 +116,21 @@ class WatchState:
     @property
     def summary(self) -> str:
         """The number of runs in each state, and what federations wait for."""
-        counts = Counter(view.kind for view in self.runs)
-        states = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         waits = [view.federation.waiting_for for view in self.runs if view.federation]
-        return "; ".join(filter(None, (states or "no run", *waits)))
+        return "; ".join(filter(None, (self._counts, *waits)))
+
+    @property
+    def title(self) -> str:
+        """A title that fits a browser's tab."""
+        if len(self.runs) == 1 and self.runs[0].planned:
+            (run,) = self.runs
+            return f"{run.done}/{run.planned} {run.state}"
+        return self._counts
+
+    @property
+    def _counts(self) -> str:
+        counts = Counter(view.kind for view in self.runs)
+        return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no run"
 
 
 def read_state(
@@ -139,8 +151,9 @@ def read_state(
             problems.append(f"{folder} cannot be read: {first_line(error)}")
     usable = [run for run in runs.values() if run.usable]
     problems += [*run_reader.problems_of(runs.values()), *run_reader.not_sealed(usable)]
-    views = (*(view_of(run, at) for run in watch.in_order(usable)), *waiting)
-    return WatchState(views, tuple(problems), left_out=len(usable) < len(runs))
+    views = [*(view_of(run, at) for run in watch.in_order(usable)), *waiting]
+    views.sort(key=lambda view: (view.kind in OVER, view.federation is None))
+    return WatchState(tuple(views), tuple(problems), left_out=len(usable) < len(runs))
 
 
 def _key(folder: Path) -> str:
@@ -159,10 +172,9 @@ def _without_run(folder: Path, error: ReportError, now: float) -> RunView:
 def view_of(run: FinishedRun, now: float) -> RunView:
     """Return a run as texts."""
     state = watch.state(run, now)
-    kind = state if state in {watch.RUNNING, watch.STOPPED, watch.FINISHED} else SILENT
+    kind = state if state in {watch.RUNNING, *OVER} else SILENT
     events = _events(run.rounds[-RECENT:])
     federation = read_federation(run.folder)
-    writes = kind in {watch.RUNNING, SILENT}
     return RunView(
         key=_key(run.folder),
         name=str(run.folder),
@@ -176,7 +188,9 @@ def view_of(run: FinishedRun, now: float) -> RunView:
         curve=_curve(run),
         events=events[:MOST_EVENTS],
         more_events=max(0, len(events) - MOST_EVENTS),
-        federation=None if federation is None else federation_view(federation, now, writes=writes),
+        federation=None
+        if federation is None
+        else federation_view(federation, now, over=kind in OVER),
     )
 
 
@@ -184,19 +198,23 @@ def _facts(run: FinishedRun, kind: str) -> Facts:
     seconds = watch.left(run) if kind == watch.RUNNING else None
     last: Line = run.rounds[-1] if run.rounds else {}
     epsilon = run.last(EPSILON)
-    on_wire = [run.total(name) for name in (WIRE_UP, WIRE_DOWN)]
     answered, orders = last.get("clients/replied"), last.get("clients/asked")
     facts = {
         watch.title_of(run): watch.score(run),
-        "time left": NONE if seconds is None else duration(seconds),
+        "time left": "" if seconds is None else duration(seconds),
         "sent up": bytes_text(run.total(UP_BYTES)),
         "sent down": bytes_text(run.total(DOWN_BYTES)),
-        "on the wire, up + down": " + ".join(map(bytes_text, on_wire)) if any(on_wire) else "",
+        "up on the wire": _bytes(run.total(WIRE_UP)),
+        "down on the wire": _bytes(run.total(WIRE_DOWN)),
         "epsilon spent": "" if epsilon is None else epsilon_text(epsilon) + _of_budget(run),
         "replies, last round": "" if orders is None else f"{answered or 0:g} of {orders:g}",
         "last round took": duration(last.get("time/round_s") or 0.0) if last else "",
     }
     return tuple((name, text) for name, text in facts.items() if text)
+
+
+def _bytes(count: int) -> str:
+    return bytes_text(count) if count else ""
 
 
 def _of_budget(run: FinishedRun) -> str:
@@ -278,17 +296,17 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def federation_view(
-    federation: FederationState, now: float, *, writes: bool = True
+    federation: FederationState, now: float, *, over: bool = False
 ) -> FederationView:
-    """Return a federation as texts; ``writes`` is whether its server should still be writing."""
+    """Return a federation as texts; ``over`` is whether its run has ended."""
     age = None if federation.written is None else max(0.0, now - federation.written)
-    old = writes and age is not None and age > OLD_S
+    old = not over and age is not None and age > OLD_S
     facts = {
         "address": federation.address,
         "round": _number(federation.round),
         "attempt": _number(federation.attempt) if federation.attempt != 1 else NONE,
         "run": federation.run,
-        "as of": NONE if age is None else f"{_age(age)} ago",
+        "written": NONE if age is None else f"{_age(age)} ago",
     }
     counts = Counter(site.state or "unknown" for site in federation.sites)
     return FederationView(
@@ -350,7 +368,7 @@ def page(state: WatchState, every: float) -> str:
         css=_style(),
         js=part("watch.js"),
         fragment=fragment(state),
-        summary=state.summary,
+        state=state,
         every=every,
         whole_seconds=max(1, math.ceil(every)),
         version=metadata.version("fedgist"),

@@ -44,8 +44,10 @@ Read = Callable[[], WatchState]
 class Latest:
     """The state of the runs, read at most once in ``seconds`` however many pages are open."""
 
-    def __init__(self, read: Read, seconds: float) -> None:
-        self._read, self._seconds = read, seconds
+    def __init__(
+        self, read: Read, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read, self._seconds, self._clock = read, seconds, clock
         self._lock = threading.Lock()
         self._state: WatchState | None = None
         self._until = 0.0
@@ -53,9 +55,9 @@ class Latest:
     def __call__(self) -> WatchState:
         """Return the state, not older than ``seconds``."""
         with self._lock:
-            if self._state is None or time.monotonic() >= self._until:
+            if self._state is None or self._clock() >= self._until:
                 self._state = self._read()
-                self._until = time.monotonic() + self._seconds
+                self._until = self._clock() + self._seconds
             return self._state
 
 

@@ -28,11 +28,9 @@ function show(text) {
   } else {
     main.replaceChildren(...fresh.childNodes);
   }
-  const line = document.getElementById("now").dataset.summary;
-  if (summary.textContent !== line) { // screen readers announce each change
-    summary.textContent = line;
-    document.title = `${line} - fedgist watch`;
-  }
+  const now = document.getElementById("now").dataset;
+  document.title = `${now.title} - fedgist watch`;
+  if (summary.textContent !== now.summary) summary.textContent = now.summary; // screen readers announce it
 }
 
 function reached(yes) {
