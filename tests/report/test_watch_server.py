@@ -273,6 +273,15 @@ def test_many_pages_read_the_files_once() -> None:
     assert reads == [0.0, 1.0, 2.5]
 
 
+def test_a_run_that_is_deleted_meanwhile_ends_no_server() -> None:
+    def read() -> WatchState:
+        raise FileNotFoundError("rounds.jsonl")
+
+    site = Site("token", 8765, read, 1.0)
+    answer = site.answer("GET", ["127.0.0.1:8765"], "/token/")
+    assert (answer.status, answer.content) == (503, "the runs cannot be read now\n")
+
+
 def test_only_this_machine_can_connect(site: Site) -> None:
     with socket.socket() as connection:  # another address of this machine, of the same interface
         assert connection.connect_ex(("127.0.0.2", site.port)) != 0

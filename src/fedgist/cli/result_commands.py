@@ -363,13 +363,15 @@ def _serve(folders: Sequence[Path], every: float, port: int, *, trust: bool) -> 
     """Serve the page until Ctrl-C."""
     read = functools.partial(watch_page.read_state, folders, trust=trust)
     state = read()
-    with watch_server.opened(read, every, port) as (server, site):
+    with (
+        watch_server.opened(read, every, port) as (server, site),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         for view in state.runs:
             if view.kind == watch_page.WAITING:
                 say(view.line)
         say(f"watch the runs at {site.address}")
         say("the page opens on this machine only; Ctrl-C ends the page, and no run")
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
     if read().left_out:
         raise typer.Exit(1)

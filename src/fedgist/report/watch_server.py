@@ -95,7 +95,10 @@ class Site:
             return Answer(HTTPStatus.NOT_FOUND, "there is nothing here\n")
         if method not in METHODS:
             return Answer(NOT_ALLOWED, "only GET and HEAD are allowed\n")
-        state = self.read()
+        try:
+            state = self.read()
+        except OSError:  # a run was moved or deleted meanwhile; the next refresh reads the rest
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "the runs cannot be read now\n")
         text = fragment(state) if rest == STATE else page(state, self.every)
         return Answer(HTTPStatus.OK, text, "text/html")
 
