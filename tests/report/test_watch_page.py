@@ -95,6 +95,16 @@ def test_a_curve_rises_where_the_metric_rises(tmp_path: Path) -> None:
     assert curve.end == "M316.0 40.0h0"
 
 
+def test_held_out_rows_are_shown_in_place_of_test_rows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", [0.5, 0.6], columns={"eval/validation/accuracy_mean": 0.25})
+    run = view(folder)
+    assert dict(run.facts)["accuracy"] == "25.00 % (validation)"
+    assert run.metric == "accuracy (validation)"
+    assert run.curve is not None
+    assert run.curve.high == "25.00 %"
+    assert "60.00" not in fragment(read_state([folder]))
+
+
 def test_a_long_curve_has_few_points_and_the_last_of_them(tmp_path: Path) -> None:
     curve = view(write_run(tmp_path / "a", [r / 1000 for r in range(1000)])).curve
     assert curve is not None

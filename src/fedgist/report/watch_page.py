@@ -184,7 +184,7 @@ def view_of(run: FinishedRun, now: float) -> RunView:
         done=run.done,
         planned=run.planned,
         facts=_facts(run, kind),
-        metric=watch.title_of(run),
+        metric=_metric(run),
         curve=_curve(run),
         events=events[:MOST_EVENTS],
         more_events=max(0, len(events) - MOST_EVENTS),
@@ -222,6 +222,12 @@ def _of_budget(run: FinishedRun) -> str:
     budget = privacy.get("epsilon") if isinstance(privacy, dict) else None
     given = isinstance(budget, int | float) and not isinstance(budget, bool)
     return f" of {budget:g}" if given else ""
+
+
+def _metric(run: FinishedRun) -> str:
+    """Return the name of the metric that is shown, and of its rows if they are no test rows."""
+    rows = "" if watch.shown_column(run) == run.main else " (validation)"
+    return watch.title_of(run) + rows
 
 
 def _curve(run: FinishedRun) -> Curve | None:
