@@ -8,6 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.recipe.reading import make
+from fedgist.report.federation_state import FEDERATION
+
+# what the server of a federation writes into the folder of its run
+FEDERATION_STATE: dict[str, Any] = {
+    "format": 1,
+    "run": "a3f1",
+    "federation": "sepsis",
+    "address": "fed.example.org:8443",
+    "round": 13,
+    "attempt": 2,
+    "waiting_for": "2 of 3 sites are ready; ulm is missing",
+    "written": 1764062000.5,
+    "sites": [
+        {
+            "name": "berlin",
+            "number": 0,
+            "state": "ready",
+            "since": 1764061990.5,
+            "last_round": 12,
+            "version": "0.1.0",
+            "sent_bytes": 123_000,
+            "received_bytes": 456,
+            "refusals": 1,
+            "note": "policy: at night",
+        },
+        {"name": "ulm", "state": "absent"},
+    ],
+}
 
 
 def write_run(
@@ -66,3 +94,18 @@ def write_run(
             json.dumps({"status": "finished", "time/total_s": 12.0})
         )
     return folder
+
+
+def write_federation(folder: Path, state: object) -> Path:
+    """Write the state of a federation into a run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FEDERATION).write_text(json.dumps(state))
+    return folder
+
+
+def change_line(folder: Path, number: int, **columns: object) -> None:
+    """Change columns of a round's line."""
+    path = folder / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[number - 1] |= columns
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 import time
@@ -16,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 
 from fedgist.cli.shared_options import LOOK, Folders, TrackOption, Trust, app, figure_option
-from fedgist.errors import ReportError, one_of
+from fedgist.errors import InputError, ReportError, one_of
 from fedgist.report import (
     client_tables,
     comparison,
@@ -29,6 +30,8 @@ from fedgist.report import (
     run_tables,
     varied,
     watch,
+    watch_page,
+    watch_server,
 )
 from fedgist.report.comparison import Study
 from fedgist.report.formatting import Sheet
@@ -273,20 +276,50 @@ def report(
 @app.command("watch", rich_help_panel=LOOK)
 def watch_(
     folders: Folders,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, help="Seconds between two updates. Default: 1 in the terminal, 2 on the page."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     track: TrackOption = None,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="Show the runs on a web page that refreshes itself, for this machine only.",
+        ),
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1024, max=65535, help="Port of the page. Default: a free port."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Watch runs until all are finished or stopped, and send their rounds to trackers.
 
     Only files are read: the runs may be in another terminal, on another machine with a shared disk,
-    or finished.
+    or finished. With --serve, the folders may also be empty until a run begins.
 
     Examples
     --------
     fedgist watch runs --track tensorboard
+    fedgist watch runs/demo-fedlog --serve
     """
+    if serve:
+        _refuse_with_serve(once, track)
+        _serve(folders, every or 2.0, port or 0, trust=trust)
+    elif port is not None:
+        raise InputError("--port needs --serve")
+    else:
+        _watch(folders, every or 1.0, track, once=once, trust=trust)
+
+
+def _watch(
+    folders: Sequence[Path], every: float, track: list[str] | None, *, once: bool, trust: bool
+) -> None:
+    """Show the runs in the terminal until all are finished or stopped."""
     senders = [Sender(tracker) for tracker in trackers(track).values()]
     screen = console()
     view = Live(console=screen, auto_refresh=False) if screen.is_terminal else None
@@ -317,3 +350,28 @@ def watch_(
         for sender in senders:
             sender.close()
     _end(all_runs)
+
+
+def _refuse_with_serve(once: bool, track: list[str] | None) -> None:
+    if once:
+        raise InputError("--once has no effect with --serve: leave one of the two out")
+    if track:
+        raise InputError("--track does not work with --serve: use a second fedgist watch for it")
+
+
+def _serve(folders: Sequence[Path], every: float, port: int, *, trust: bool) -> None:
+    """Serve the page until Ctrl-C."""
+    read = functools.partial(watch_page.read_state, folders, trust=trust)
+    state = read()
+    with (
+        watch_server.opened(read, every, port) as (server, site),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        for view in state.runs:
+            if view.kind == watch_page.WAITING:
+                say(view.line)
+        say(f"watch the runs at {site.address}")
+        say("the page opens on this machine only; Ctrl-C ends the page, and no run")
+        server.serve_forever()
+    if read().left_out:
+        raise typer.Exit(1)

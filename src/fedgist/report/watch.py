@@ -66,14 +66,15 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
 
 def overview(runs: Sequence[FinishedRun]) -> Sheet:
     """Return a table with one row per run: rounds, score, bytes sent, time left."""
-    titles = {_title(run) for run in runs}
-    score = titles.pop() if len(titles) == 1 else "score"
+    titles = {title_of(run) for run in runs}
+    title = titles.pop() if len(titles) == 1 else "score"
     return Sheet(
-        "", ("run", score, "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
+        "", ("run", title, "", "round", "", "sent", "left"), tuple(_state(run) for run in runs)
     )
 
 
-def _title(run: FinishedRun) -> str:
+def title_of(run: FinishedRun) -> str:
+    """Return the name of the run's main metric."""
     return measured(run.main, run.metrics).title.lower()
 
 
@@ -82,8 +83,8 @@ def _state(run: FinishedRun) -> tuple[str, ...]:
     time_left = status if status != RUNNING else "-" if seconds is None else duration(seconds)
     return (
         f"{run.called} {run.seed}  {run.folder}",
-        _score(run),
-        sparkline(run.column(_column(run))[1]),
+        score(run),
+        sparkline(run.column(shown_column(run))[1]),
         f"{run.done}/{run.planned}",
         bar(run.done / max(1, run.planned)),
         bytes_text(run.total(UP_BYTES) + run.total(DOWN_BYTES)),
@@ -104,7 +105,7 @@ def bar(share: float, width: int = 12) -> str:
 def lines(runs: Sequence[FinishedRun]) -> list[str]:
     """Return one line of plain text per run, for a pipe."""
     return [
-        f"{run.folder} round {run.done}/{run.planned} {_title(run)} {_score(run)} {_progress(run)}"
+        f"{run.folder} round {run.done}/{run.planned} {title_of(run)} {score(run)} {_progress(run)}"
         + (f" {run.mark}" if run.mark else "")
         for run in runs
     ]
@@ -116,7 +117,7 @@ def _progress(run: FinishedRun) -> str:
     return status if status != RUNNING or seconds is None else f"{status}, {duration(seconds)} left"
 
 
-def _column(run: FinishedRun) -> str:
+def shown_column(run: FinishedRun) -> str:
     """Return the column to show: the score on validation rows if any are held out.
 
     People who watch a run make decisions, and test rows must not be used for decisions.
@@ -125,8 +126,9 @@ def _column(run: FinishedRun) -> str:
     return run.main if run.last(column) is None else column
 
 
-def _score(run: FinishedRun) -> str:
-    column = _column(run)
+def score(run: FinishedRun) -> str:
+    """Return the last score in the column to show; a score on validation rows says so."""
+    column = shown_column(run)
     text = score_text(run.last(column), measured(column, run.metrics))
     return text if column == run.main else f"{text} (validation)"
 

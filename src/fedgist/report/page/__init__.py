@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from importlib import metadata, resources
-
-import jinja2
-import markupsafe
+from importlib import metadata
 
 from fedgist.errors import printable
 from fedgist.report import client_tables
 from fedgist.report.comparison import Study
 from fedgist.report.drawing import ON_PAGE, Picture
 from fedgist.report.formatting import duration
+from fedgist.report.html_templates import part, template
 from fedgist.report.row_styles import RowStyle, styles_of
 from fedgist.report.tables import sheets
 from fedgist.runs.finished.finished_run import FinishedRun
@@ -28,15 +26,12 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
     differing = [(printable(key), words) for key, words in values.items() if len(set(words)) > 1]
     common = [(printable(key), words[0]) for key, words in values.items() if len(set(words)) == 1]
     seeds = len({run.seed for run in runs})
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
-    )
-    return environment.from_string(_part("report.html.j2")).render(
+    return template("report.html.j2").render(
         title=title,
         lead=f"{_count(len(study.rows), 'row')}, {_count(len(runs), 'run')}, "
         f"{_count(seeds, 'seed')}",
-        css=_part("report.css"),
-        js=_part("report.js"),
+        css=part("palette.css") + part("report.css"),
+        js=part("report.js"),
         styles=_samples(study),
         notes=study.notes,
         sheets=[*sheets(study), *client_tables.of_runs(runs)],
@@ -48,17 +43,6 @@ def render(study: Study, pictures: Sequence[Picture], title: str) -> str:
         **_runs(study),
         version=metadata.version("fedgist"),
     )
-
-
-def _part(name: str) -> str:
-    return (resources.files(__package__ or __name__) / name).read_text(encoding="utf-8")
-
-
-def _shown(value: object) -> object:
-    """Return a value for the page with unprintable characters escaped; markup is kept."""
-    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
-        return printable(value)
-    return value
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

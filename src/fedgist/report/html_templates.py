@@ -1,0 +1,31 @@
+"""Templates of the HTML pages, in which every text is escaped and unprintable characters show."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import jinja2
+import markupsafe
+
+from fedgist.errors import printable
+
+
+def part(name: str) -> str:
+    """Return a template, style sheet or script of the pages."""
+    folder = resources.files("fedgist.report") / "page"
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def template(name: str) -> jinja2.Template:
+    """Return a template; a value that it needs and does not get is an error."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
+    return environment.from_string(part(name))
+
+
+def _shown(value: object) -> object:
+    """Return a value for the page with unprintable characters escaped; markup is kept."""
+    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
+        return printable(value)
+    return value
